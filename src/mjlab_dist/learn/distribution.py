@@ -20,7 +20,7 @@ class BoundedGaussian(GaussianDistribution):
             output_dim: Number of actions.
             init_std: Initial standard deviation.
             min_std: Minimum standard deviation.
-            std_type: ``scalar``: the parameter is the standard deviation. ``log``: it is the logarithm of it.
+            std_type: ``scalar``: the parameter is the standard deviation. ``log``: the parameter is its logarithm.
         """
         super().__init__(output_dim, init_std=init_std, std_range=(min_std, MAX_STD), std_type=std_type)
 

@@ -107,7 +107,7 @@ class FiniteCheck:
         return (~torch.stack(largest).isfinite().all(dim=0)).sum()
 
     def dump(self, task: str, totals: EpisodeTotals) -> Dump:
-        """Return a dump of the envs that :meth:`count` has counted. Call this before the next rollout.
+        """Dump the envs in which :meth:`count` found a non-finite number. Call this before the next rollout.
 
         The method waits for the device.
 

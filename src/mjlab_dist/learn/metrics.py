@@ -235,8 +235,8 @@ class Metrics:
     def _sum(self, sample: Sample) -> tuple[dict[str, float], EpisodeTotals]:
         """Return the sums over ranks by name, and the sums of episodes also as tensors.
 
-        A quantity that is needed for each rank has one slot per rank. A rank writes 0 to the slots of the others, so
-        the sum contains the values of all ranks.
+        Per-rank quantities have one slot per rank. Each rank fills only its own slot and leaves 0 in the others, so the
+        sum contains all ranks' values.
         """
         slots, times = self._of_ranks(sample)
         # Tensors on the device

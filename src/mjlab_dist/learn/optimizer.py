@@ -71,7 +71,7 @@ def whole_state(optimizer: Adam, parameters: Sequence[torch.Tensor], sharding: S
 def load_whole_state(
     optimizer: Adam, whole: dict[str, Any], parameters: Sequence[torch.Tensor], sharding: Sharding
 ) -> None:
-    """Load what :func:`whole_state` returned; the arguments are the same."""
+    """Load ``whole``, a result of :func:`whole_state`, which explains the other arguments."""
     (own,) = optimizer.param_groups
     (group,) = whole["param_groups"]
     rate: torch.Tensor = own["lr"]

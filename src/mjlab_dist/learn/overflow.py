@@ -30,7 +30,7 @@ class Shortage(NamedTuple):
     """A buffer that was too small on some rank."""
 
     field: str
-    """Field of SimConfig with its size."""
+    """Name of the ``SimConfig`` field that sets its size."""
     what: str
     """Its contents, in words."""
     size: int

@@ -185,14 +185,14 @@ class PPO(rsl_rl.algorithms.PPO):
     def process_env_step(
         self, obs: TensorDict, rewards: torch.Tensor, dones: torch.Tensor, extras: dict[str, torch.Tensor]
     ) -> None:
-        """Record a step; the arguments are rsl_rl's."""
+        """Record a step. The arguments are those of rsl_rl's method."""
         if self._reward_scale is not None:
             self._raw_rewards[self.storage.step] = rewards.unsqueeze(1)
             self._reward_scale.observe(rewards, dones)
         super().process_env_step(obs, rewards, dones, extras)
 
     def compute_returns(self, obs: TensorDict) -> None:
-        """Compute returns and advantages; the arguments are rsl_rl's."""
+        """Compute returns and advantages. The arguments are those of rsl_rl's method."""
         if self._reward_scale is not None:
             self.replicas.sum([self._reward_scale.pending])
             # Scale only the raw rewards: stored rewards also contain values of timed-out episodes, which are scaled.
@@ -233,7 +233,7 @@ class PPO(rsl_rl.algorithms.PPO):
         return {**states, "optimizer_state_dict": optimizer, **scale}
 
     def load(self, loaded_dict: dict[str, Any], load_cfg: dict[str, bool] | None, strict: bool) -> bool:
-        """Load the result of :meth:`save` or of unmodified rsl_rl; arguments and result are rsl_rl's."""
+        """Load the result of :meth:`save` or of unmodified rsl_rl. Arguments and result are as in rsl_rl's method."""
         # Policy and value function
         chosen = load_cfg or dict.fromkeys(("actor", "critic", "optimizer", "iteration"), True)
         for name, model in self.models.items():

@@ -252,7 +252,7 @@ class Runner:
             self.alg.replicas.restore(learner)
         for group, saved in state_part(state, "obs/").items():
             obs[group] = saved.to(self.env.device)
-        restore_random_state(state_part(state, "random/"), self.env.device)  # last: the steps above may draw
+        restore_random_state(state_part(state, "random/"), self.env.device)  # last: calls above may use the generators
         return obs
 
     def _rank_state(self, obs: TensorDict, learner: RankState | None = None) -> RankState:

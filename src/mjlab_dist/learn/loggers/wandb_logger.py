@@ -37,7 +37,7 @@ CLOSE_FILES_S = 60.0
 """The same with ``--checkpoint.wandb``, because the last checkpoint must be uploaded."""
 
 CLOSE_START_S = 2.0
-"""Maximum seconds at the end of a run that Weights & Biases may still need to start."""
+"""Maximum seconds that a run waits at its end for Weights & Biases to start, if it has not started yet."""
 
 MAX_WAITING_ROWS = 10_000
 """Maximum number of waiting rows, of about 4 kB each. If there are more, the run continues without W&B."""
@@ -50,8 +50,9 @@ Message = dict[str, Any]
 
 
 class WandbLogger(Logger):
-    """Logger for Weights & Biases: online, or offline if its environment variables request it or it cannot start.
+    """Logger for Weights & Biases.
 
+    It is offline if W&B's environment variables request this, or if W&B cannot start online.
     Only :meth:`close` waits for Weights & Biases, at most :data:`CLOSE_S` or :data:`CLOSE_FILES_S`. If it fails,
     training continues without it, after one warning.
     """
