@@ -145,7 +145,7 @@ def rough() -> TrainConfig:
 
 
 def _terrain() -> TerrainConfig:
-    """Return terrain from nearly flat to just passable for legs of 0.4 m. Its shares follow the paper (section 3.3)."""
+    """Return terrain from nearly flat to just passable for legs of 0.4 m, with the paper's shares (section 3.3)."""
     return TerrainConfig(
         parts={
             "rough": TerrainPartConfig(kind="rough", share=0.2, height_m=(0.0, 0.06), width_m=(0.2, 0.2)),

@@ -13,8 +13,8 @@ from mjlab_dist.env.term import Command, Range, Term
 class Target(Command):
     """A ball that the fingertip must touch, at a place that the finger can reach.
 
-    The two tendons bend the middle and the distal joint together. A target is the position of the tip for random
-    angles: one for the proximal joint, and a random share of it for the other two.
+    The two tendons bend the middle and the distal joint together. A target is the position of the tip for random joint
+    angles: an angle of the proximal joint, a random share of it for the middle joint, and 0.8 of that for the distal.
 
     Attributes:
         value: Position of the ball in the x-z plane, in m; (num_envs, 2).
@@ -71,12 +71,12 @@ class DepthImage(Term):
 
 
 def tip_to_target(env: Env, command: str) -> torch.Tensor:
-    """Vector from the fingertip to its target in the x-z plane, in m; (num_envs, 2)."""
+    """Return the vector from the fingertip to its target in the x-z plane, in m; (num_envs, 2)."""
     return env.command(command) - env.sim.sensor("tip")[:, 0::2]
 
 
 def distance(env: Env, command: str) -> torch.Tensor:
-    """Distance of the fingertip from its target, in m; (num_envs,)."""
+    """Return the distance of the fingertip from its target, in m; (num_envs,)."""
     return tip_to_target(env, command).norm(dim=1)
 
 

@@ -13,7 +13,7 @@ FOLLOWED = (0.9, 1.5)
 
 
 def clearance(env: Env) -> torch.Tensor:
-    """Height of the lower end of the sole above the ground, in m, at least 0; (num_envs,)."""
+    """Return the height of the lower end of the sole above the ground, in m, at least 0; (num_envs,)."""
     heel, toe = (env.sim.sensor(name)[:, 2] for name in ("heel", "toe"))
     return torch.minimum(heel, toe).clamp_min(0.0)
 
@@ -91,7 +91,7 @@ def hop_excess(env: Env, command: str) -> torch.Tensor:
 
 
 def share_followed(env: Env, command: str) -> torch.Tensor:
-    """Share of the hops of this episode that followed their command, (num_envs,); 0 before the first."""
+    """Return the share of this episode's hops that followed their command, (num_envs,); 0 before the first hop."""
     hop = _hop(env, command)
     return hop.followed / hop.finished.clamp_min(1.0)
 

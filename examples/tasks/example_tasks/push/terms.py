@@ -22,17 +22,17 @@ def _pusher(env: Env) -> torch.Tensor:
 
 
 def box_to_goal(env: Env, command: str) -> torch.Tensor:
-    """Vector from the box to the goal, in m; (num_envs, 2)."""
+    """Return the vector from the box to the goal, in m; (num_envs, 2)."""
     return env.command(command)[:, :2] - _box(env)
 
 
 def pusher_to_box(env: Env) -> torch.Tensor:
-    """Vector from the pusher to the box, in m; (num_envs, 2)."""
+    """Return the vector from the pusher to the box, in m; (num_envs, 2)."""
     return _box(env) - _pusher(env)
 
 
 def box_angle(env: Env) -> torch.Tensor:
-    """Sine and cosine of four times the yaw of the box, which looks the same after a quarter turn; (num_envs, 2)."""
+    """Return sine and cosine of four times the box's yaw: a quarter turn does not change the box; (num_envs, 2)."""
     w, _, _, z = env.sim.qpos[:, env.joints[BOX].qpos][:, 3:].unbind(dim=1)
     yaw = 8.0 * torch.atan2(z, w)
     return torch.stack([yaw.sin(), yaw.cos()], dim=1)
@@ -56,7 +56,7 @@ def behind_box(env: Env, command: str, scale_m: float, distance_m: float = 0.09)
 
 
 def is_at_goal(env: Env, command: str, max_m: float) -> torch.Tensor:
-    """Whether the box is within max_m of the goal; (num_envs,) of bool."""
+    """Return whether the box is within max_m of the goal; (num_envs,) of bool."""
     return box_to_goal(env, command).norm(dim=1) <= max_m
 
 
