@@ -241,11 +241,11 @@ class Schedule(Curriculum):
         Args:
             env: The envs.
             parameter: What changes. ``rewards.<name>``: the weight of a reward term. ``commands.<name>.<number>``: the
-                range of a number that a command draws, counted from 0. ``<kind>.<name>.params.<parameter>``: a
+                range of a number that a command samples, counted from 0. ``<kind>.<name>.params.<parameter>``: a
                 parameter of a term, a number or a tuple of numbers; with ``.<number>`` at the end, an element of the
                 tuple. ``observations.<group>.<name>.<field>``: uniform_noise, gaussian_noise or scale.
                 ``randomizations.<name>.<field>``: low, high, mean or std.
-            points: Points (when, value), or (when, low, high) for a range, in the order of time.
+            points: Points (when, value), or (when, low, high) for a range, in increasing order of time.
             by: Unit of ``when``: iterations or control steps.
             interpolate: Whether values change gradually; else each value is kept until the next point.
 
@@ -260,7 +260,9 @@ class Schedule(Curriculum):
         times = [point[0] for point in points]
         if len(points) < 2 or any(len(point) != width for point in points) or times != sorted(set(times)):
             kind = ", ".join(("when", *self._names))
-            raise UserError(f"schedule: points {points}: needs two or more points ({kind}), in the order of time")
+            raise UserError(
+                f"schedule: points {points}: needs two or more points ({kind}), in increasing order of time"
+            )
         table = torch.tensor(points, dtype=torch.float64, device=env.device)
         self._times, self._values = table[:, 0].contiguous(), table[:, 1:] * self._scale
         self._counts_steps, self._interpolate = by == "step", interpolate
@@ -350,7 +352,7 @@ class _Measure:
         share = torch.where(known, (totals.episodes / MEAN_OVER_EPISODES).clamp(max=1.0), 0.0)
         self._mean.lerp_(torch.where(known, value, 0.0), share)
         self._known.lerp_(torch.ones_like(self._known), share)
-        # Remove the bias toward the initial value 0, as Adam does for its moments.
+        # Remove the bias toward the initial value 0, as Adam does for its running means.
         return torch.where(self._known > 0.5, self._mean / self._known, torch.nan)
 
     def state(self) -> dict[str, torch.Tensor]:

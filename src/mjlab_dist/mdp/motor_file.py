@@ -54,8 +54,8 @@ def read_layers(flag: str, file: str, num_inputs: int, activation: str) -> list[
     ):
         found = " ".join("x".join(map(str, tensor.shape)) for tensor in tensors) or "none"
         raise UserError(
-            f"{flag}: its tensors are {found}; linear layers with biases, {num_inputs} inputs (two per entry of "
-            "history) and 1 output are needed"
+            f"{flag}: its tensors are {found}; use linear layers with biases, with {num_inputs} inputs (two per entry "
+            "of history) and 1 output"
         )
     layers = list(zip(weights, biases, strict=True))
     # Compare the output of the layers with that of the network

@@ -29,7 +29,7 @@ _ACTIVATIONS: dict[str, int] = {
 
 
 class DcMotor(Action):
-    """Values are target positions of joints. A PD controller with the limits of a DC motor follows them.
+    """DC motor: a PD controller tracks the target joint positions, within the limits of the motor.
 
     torque = stiffness * (target - position) - damping * velocity, between effort_limit * (-1 - velocity /
     velocity_limit) and effort_limit * (1 - velocity / velocity_limit), and at most effort_limit. It is computed in
@@ -110,7 +110,7 @@ class DcMotor(Action):
 
 
 class LearnedMotor(Action):
-    """Values are target positions of joints. A neural network computes the torques, as in published actuator networks.
+    """Motor whose torques a neural network computes from target joint positions, as in published actuator networks.
 
     The network (one for all joints, evaluated per joint) maps a history of position errors (target - position) and
     velocities to a torque. It is a chain of linear layers with an activation between them. Its inputs are first the
@@ -147,7 +147,7 @@ class LearnedMotor(Action):
             env: The envs.
             block: The block; its actuators are torque motors of hinge or slide joints, or force motors of tendons.
             file: Path of the weights, or ``package.module:file``: a TorchScript module, an ONNX file, or a state dict
-                that ``torch.save`` wrote. Its tensors are weight and bias of each layer, from the first to the last.
+                that ``torch.save`` wrote. The file contains weight and bias of each layer, from first to last.
             activation: Activation between the layers.
             history: Ages of the inputs, in physics steps; 0 is the current one.
             velocities_first: Whether the velocities come before the errors.
@@ -171,7 +171,7 @@ class LearnedMotor(Action):
         # State: errors and velocities of the latest physics steps, newest first
         shape = (env.num_envs, 1 + max(history), len(self.names))
         self._errors, self._velocities = torch.zeros(2, *shape, device=env.device)
-        # Constants, and memory of the layers: one row per env and joint
+        # Constants, and buffers for the inputs and outputs of the layers: one row per env and joint
         self._rows = env.num_envs * len(self.names)
         with wp.ScopedDevice(env.device):
             ids = [wp.array(one, dtype=int) for one in columns]

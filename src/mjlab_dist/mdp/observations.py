@@ -49,7 +49,7 @@ class JointPositions(Term):
             env: The envs.
             joints: Regular expressions that match the joints' names.
             entity: Entity that the joints belong to; None for all.
-            bias: Range of an offset that is added to each position, in rad or m, drawn for every episode.
+            bias: Range of an offset that is added to each position, in rad or m, sampled for every episode.
         """
         self._columns = env.find_joints(joints, entity).qpos
         self._home = self._columns.of(env.reference.qpos)
@@ -136,7 +136,7 @@ class _FrameTerm(Term):
 
 
 class FramePositions(_FrameTerm):
-    """Positions of bodies, sites or geoms, in m; (num_envs, 3 * k)."""
+    """Positions of bodies, sites or geoms, in m; (num_envs, 3 * k) for k frames."""
 
     def __call__(self, env: Env) -> torch.Tensor:
         pos = self._frames.pos
@@ -144,7 +144,7 @@ class FramePositions(_FrameTerm):
 
 
 class FrameOrientations(_FrameTerm):
-    """Orientations of bodies, sites or geoms: the first two columns of their rotation matrices; (num_envs, 6 * k).
+    """Orientations of k bodies, sites or geoms: the first two columns of their rotation matrices; (num_envs, 6 * k).
 
     Unlike quaternions, these numbers have no jumps.
     """
@@ -154,21 +154,21 @@ class FrameOrientations(_FrameTerm):
 
 
 class FrameLinearVelocities(_FrameTerm):
-    """Linear velocities of bodies (at their origins), sites or geoms, in m/s; (num_envs, 3 * k)."""
+    """Linear velocities of bodies (at their origins), sites or geoms, in m/s; (num_envs, 3 * k) for k frames."""
 
     def __call__(self, env: Env) -> torch.Tensor:  # noqa: ARG002 (every observation takes the env)
         return self._frames.linear_velocity.flatten(1)
 
 
 class FrameAngularVelocities(_FrameTerm):
-    """Angular velocities of bodies, sites or geoms, in rad/s; (num_envs, 3 * k)."""
+    """Angular velocities of bodies, sites or geoms, in rad/s; (num_envs, 3 * k) for k frames."""
 
     def __call__(self, env: Env) -> torch.Tensor:  # noqa: ARG002 (every observation takes the env)
         return self._frames.angular_velocity.flatten(1)
 
 
 class FrameDistances(_FrameTerm):
-    """Distances of bodies, sites or geoms from the reference, in m; (num_envs, k)."""
+    """Distances of bodies, sites or geoms from the reference, in m; (num_envs, k) for k frames."""
 
     def __call__(self, env: Env) -> torch.Tensor:
         pos = self._frames.pos

@@ -41,7 +41,7 @@ TASKS = Path("tasks", "mjlab_dist_tasks")
 """Folder of the tasks in a checkout of this project."""
 
 MAX_RETRIES = 3
-"""Maximum number of times that a task is tried again with larger buffers."""
+"""Maximum number of times that a task is tested again with larger buffers."""
 
 HEADER = f'[project.entry-points."{registry.GROUP}"]'
 """Header of the section of a pyproject.toml that lists tasks."""
@@ -72,10 +72,10 @@ class NewTask:
 def create(
     task: str, mjcf: Path, directory: Path | None, *, goal: Goal | None = None, floating: bool = False, robot: str = ""
 ) -> NewTask:
-    """Create a task, and try it on the CPU.
+    """Create a task, and test it on the CPU.
 
     In a checkout of this project, the task is added to the tasks of the project. Elsewhere, or with ``directory``, the
-    task becomes a separate package. If the trial fails, the files of the task are kept, so that the user can edit them.
+    task becomes a separate package. If the test fails, the files of the task are kept, so that the user can edit them.
 
     Args:
         task: Name of the task: lowercase letters, digits and hyphens.
@@ -104,7 +104,7 @@ def create(
         files = find_files(_as_mjcf(flag, mjcf, Path(scratch), floating=floating))
         found = examine(files.to_copy[0], flag, goal, names=(robot, mjcf.stem, mjcf.absolute().parent.name))
 
-        # Files of the task, and the trial
+        # Files of the task, and its test
         with _made_at_once(folder) as made:
             package = made if checkout else made / module
             package.mkdir(exist_ok=True)
@@ -145,7 +145,7 @@ def _as_mjcf(flag: str, file: Path, scratch: Path, *, floating: bool) -> Path:
 def _write_and_try(
     names: Names, robot: Robot, package: Path, project: Path | None
 ) -> tuple[Robot, TrainConfig | None, str]:
-    """Write the files of a task and try the task. If its buffers are too small, try again with larger ones.
+    """Write the files of a task and test the task. If its buffers are too small, do both again with larger ones.
 
     Returns:
         The robot, with the sizes of the buffers; the config; and what is wrong with the task, or an empty string.

@@ -57,7 +57,7 @@ def driven_joints(model: mujoco.MjModel, root: list[int]) -> list[int]:
     """Return the hinge and slide joints that actuators move; without actuators, the joints that should get motors.
 
     A joint that an equality constraint couples to another joint is not driven, because it follows the other joint. If
-    motors are added, they do not drive the joints of the root, and of a cart with poles they drive only the cart.
+    motors are added, they do not drive the joints of the root; in a cart with poles, they drive only the cart.
 
     Args:
         model: The MuJoCo model.

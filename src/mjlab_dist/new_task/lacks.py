@@ -49,8 +49,8 @@ class Lacks:
     mocap_welds: tuple[int, ...] = ()
     """Indices of constraints that attach a robot without actuators to a mocap body. Motors replace the constraints."""
     touching: tuple[tuple[str, str], ...] = ()
-    """Names of each fixed body and a link on it that touch. Their contacts must be excluded: MuJoCo does so only for
-    links that both move."""
+    """Names of each fixed body and a link on it that touch. Their contacts must be excluded: MuJoCo itself excludes
+    contacts of a link with its parent only if both can move."""
     end_site: tuple[str, tuple[float, float, float]] | None = None
     """Body of the end effector, and the position of its site in the frame of the body, if the MJCF has no such site."""
     target: bool = False
@@ -58,7 +58,7 @@ class Lacks:
     ground: bool = False
     """Whether a robot that can fall has no ground, and would fall forever."""
     backdrop: bool = False
-    """Whether a robot that is fixed to the world has no floor, which videos should show."""
+    """Whether a robot that is fixed to the world has no floor. A floor is added, so that videos show one."""
     camera: str = ""
     """Name for a new camera, if the first camera of the MJCF does not show the robot, or there is none."""
     light: bool = False

@@ -30,7 +30,7 @@ UPRIGHT_MARGIN = 1.3
 """Stiffness of the joints of one or two legs, divided by the stiffness below which the robot falls over."""
 
 DAMPING_RATIO = {True: 0.5, False: 1.0}
-"""Damping ratio of a joint with its motor: True for robots that move, whose legs must be fast, False for fixed ones."""
+"""Damping ratio of joint and motor. True: for robots that move, whose legs must be fast. False: for fixed robots."""
 
 FIXED_SAG = (0.1, 0.01)
 """Deflection of a hinge (rad) and of a slide joint (m) under its load, for robots that are fixed to the world."""
@@ -210,7 +210,7 @@ def dof_inertias(model: mujoco.MjModel, start: mujoco.MjData) -> tuple[NDArray[n
 
 
 def _given_effort(model: mujoco.MjModel, joint: int) -> float:
-    """Return the effort limit of the MJCF, or 0 without one."""
+    """Return the effort limit in the MJCF, or 0 if there is none."""
     return float(np.abs(model.jnt_actfrcrange[joint]).min()) if model.jnt_actfrclimited[joint] else 0.0
 
 

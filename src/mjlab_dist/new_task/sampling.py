@@ -70,7 +70,7 @@ def calmed(model: mujoco.MjModel, start: mujoco.MjData, decimation: int, blocks:
 def _too_fast(
     model: mujoco.MjModel, start: mujoco.MjData, decimation: int, blocks: Mapping[str, Block], held: int
 ) -> int | None:
-    """Simulate a long episode of random actions in MuJoCo's C code, and return the fastest joint when it is unstable.
+    """Simulate a long episode of random actions in MuJoCo's C code. If it becomes unstable, return the fastest joint.
 
     Each action is held for a number of control steps. Return None if the physics stays stable.
     """

@@ -1,4 +1,4 @@
-"""Trial of a new task: import its config from the written files, build its envs, and step them."""
+"""Test a new task: import its config from the written files, build its envs, and step them."""
 
 from __future__ import annotations
 

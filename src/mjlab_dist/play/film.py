@@ -99,7 +99,7 @@ def _make_videos(run_dir: Path, report: Callable[..., None]) -> None:
 
 
 class _Camera:
-    """Plays checkpoints in one env. Only when the first one is played, packages are imported and the env is built."""
+    """Plays checkpoints in one env. At the first checkpoint, imports packages and builds the env."""
 
     def __init__(self, run_dir: Path, config: TrainConfig) -> None:
         self._run_dir = run_dir

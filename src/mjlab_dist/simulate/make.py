@@ -81,7 +81,7 @@ def _total(config: TrainConfig, num_ranks: int) -> int:
     if config.total_num_envs is not None:
         return config.total_num_envs
     if config.num_envs == "auto":
-        raise UserError("--num-envs auto: is for training only; pass a number of envs to make()")
+        raise UserError("--num-envs auto: works only for training; pass a number of envs to make()")
     return config.num_envs * num_ranks
 
 

@@ -76,7 +76,7 @@ def open_meeting(
         timeout_s: Seconds after which reading from a connection, or writing to it, raises BlockingIOError.
 
     Yields:
-        The addresses for the ranks, and a queue of their connections, in the order in which they are made.
+        The addresses for the ranks, and a queue to which each new connection is added.
     """
     arrived: queue.SimpleQueue[Transport] = queue.SimpleQueue()
     limit = struct.pack("ll", max(1, round(timeout_s)), 0)

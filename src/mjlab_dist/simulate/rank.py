@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from mjlab_dist.simulate.shard import Shard
 
 PROGRESS = "progress"
-"""Message that a rank sends between the steps of a rollout, so that a long one does not seem to hang."""
+"""Message that a rank sends between the steps of a rollout, so that a long rollout is not mistaken for a hang."""
 
 PROGRESS_S = 0.5
 """Minimum time between two progress messages, in seconds."""
@@ -158,7 +158,7 @@ class _Server:
     def _step(self) -> _Reply:
         self._actions.receive()
         self.num_steps += 1
-        # This copy may end later: the launcher does not change the actions before it has the results
+        # Do not wait for this copy: the launcher changes the actions only after it has received the results
         actions = self._actions.tensors["actions"].to(self._shard.device, non_blocking=True)
         return self._written(self._shard.step(actions))
 

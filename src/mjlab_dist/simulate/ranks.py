@@ -199,7 +199,10 @@ class Ranks:
         self._resources.close()
 
     def _join(self) -> None:
-        """Wait until the ranks have ended, unless this is called in their supervising thread (garbage collection)."""
+        """Wait until the ranks have ended.
+
+        In the thread that supervises the ranks, return at once: garbage collection may call this there.
+        """
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(PATIENCE_S)
 

@@ -25,7 +25,7 @@ def run_native(player: Player, show: Callable[[str], None]) -> None:
 
     Args:
         player: The player. It must not be started yet.
-        show: Called with a line when the window is open.
+        show: Prints a line of text; called once, when the window is open.
 
     Raises:
         UserError: If no window can be opened.

@@ -39,8 +39,8 @@ def view(
         train_config: The run's config.
         checkpoint: Checkpoint file of the policy.
         config: Viewer, address, number of envs and seed.
-        show: Called with the line to print when the viewer is ready.
-        warn: Called with a line if other machines can connect.
+        show: Prints a line of text; called once, when the viewer is ready.
+        warn: Prints a warning; called if other machines can connect.
 
     Raises:
         UserError: If the port is taken, or the checkpoint does not match the config.
@@ -70,8 +70,8 @@ def view_dump(
         train_config: The run's config.
         path: The dump that the run wrote.
         config: The address of the page.
-        show: Called with the line to print when the page is ready.
-        warn: Called with a line if other machines can connect.
+        show: Prints a line of text; called once, when the page is ready.
+        warn: Prints a warning; called if other machines can connect.
 
     Raises:
         UserError: If the port is taken, or the file is damaged or is from another model.
@@ -101,8 +101,8 @@ def watch(
         run_dir: The run directory. Nothing is written to it.
         train_config: The run's config.
         config: Address of the page, number of robots, and directory of the other runs.
-        show: Called with the line to print when the page can be opened.
-        warn: Called with a line if other machines can connect.
+        show: Prints a line of text; called once, when the page can be opened.
+        warn: Prints a warning; called if other machines can connect.
 
     Raises:
         UserError: If the port is taken, or the run's task cannot be built.
@@ -125,7 +125,7 @@ def serve(config: PlayConfig | WatchConfig, warn: Callable[[str], None]) -> Serv
 
     Args:
         config: Address and port.
-        warn: Called with a line if other machines can connect.
+        warn: Prints a warning; called if other machines can connect.
 
     Raises:
         UserError: If the port is taken, or the address is not of this machine.

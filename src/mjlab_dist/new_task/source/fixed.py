@@ -69,7 +69,7 @@ _NO_TERMINATIONS = [
 
 
 def _turning(robot: Robot) -> str:
-    """Return the argument that names the hinges without limits, whose distances wrap, if there are any."""
+    """Return the argument that names the hinges without limits, whose distances wrap around; empty without any."""
     return ", endless=_ANGLES" if set(robot.observed.angles) & set(robot.joints) else ""
 
 
