@@ -254,7 +254,7 @@ def bind(
     is_class = isinstance(found, type)
     args = [env, *more_args] if is_class else [env] * num_args
     try:
-        # bind_partial first, so that a misspelled parameter is reported as unknown and not as missing.
+        # Call bind_partial first, so that a misspelled parameter is reported as unknown and not as missing.
         inspect.signature(found).bind_partial(*args, **params)
         inspect.signature(found).bind(*args, **params)
     except TypeError as error:

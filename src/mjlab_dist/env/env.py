@@ -226,7 +226,7 @@ class Env(Finder, VecEnv):
             kind: Its class.
 
         Raises:
-            UserError: If there is no such sensor, or it has another class.
+            UserError: If there is no such sensor, or it has a different class.
         """
         found = look_up("sensor", name, self._sensors)
         if not isinstance(found, kind):
@@ -263,8 +263,8 @@ class Env(Finder, VecEnv):
 
         With ``nan_policy`` reset, envs with a non-finite value in the physics or a reward term are done too: they count
         as terminated, their reward is 0, and totals exclude their episode. A non-finite value in an observation is
-        replaced by 0, so that no policy reads it; the env is then done in the next step, in the same way. Observation
-        terms are evaluated once per step.
+        replaced by 0, so that no policy reads it. The env is then done in the next step, and counts as terminated.
+        Observation terms are evaluated once per step.
 
         Args:
             actions: The policy's output, (num_envs, num_actions).
@@ -370,7 +370,7 @@ class Env(Finder, VecEnv):
             state: The result of :meth:`state`, on any device.
 
         Raises:
-            UserError: If the state is from another task or number of envs; in that case nothing is changed.
+            UserError: If the state is from another task, or has a different number of envs. Nothing is changed then.
         """
         copy_state(state, self._held())
 

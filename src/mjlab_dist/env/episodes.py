@@ -143,7 +143,7 @@ class Episodes:
             results: Result of each termination term, (num_envs,) of bool.
 
         Raises:
-            UserError: In the first step, if a term returned another shape or type.
+            UserError: In the first step, if a term returned the wrong shape or type.
         """
         if self._end_by_terms is None:
             return
@@ -161,7 +161,7 @@ class Episodes:
             metrics: Value of each metric, (num_envs,) of any type but float64.
 
         Raises:
-            UserError: In the first step, if a term returned another shape or type.
+            UserError: In the first step, if a term returned the wrong shape or type.
         """
         if not self._is_checked:
             self._check([f"env.rewards.{name}" for name in self._rewards], rewards, is_convertible, "float32")

@@ -81,7 +81,7 @@ class Frames:
             reference: One frame, or one for each of these frames.
 
         Raises:
-            UserError: If the reference has another number of frames.
+            UserError: If the reference has the wrong number of frames.
         """
         count = len(reference.names)
         if count not in (1, len(self.names)):

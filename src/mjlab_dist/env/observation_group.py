@@ -45,7 +45,7 @@ class ObservationGroup:
                 for a number per column.
 
         Raises:
-            UserError: If a term returns another shape or type, or its noise has another number of columns.
+            UserError: If a term returns the wrong shape or type, or its noise has the wrong number of columns.
         """
         # Widths
         self._terms = list(terms)

@@ -71,7 +71,7 @@ class Parameters:
         return self._found[whole].numbers[int(index) :][:1]
 
     def within(self, where: str) -> dict[str, Any]:
-        """Return the values of the parameters of a term, by the rest of their paths.
+        """Return the values of the parameters of a term, by their paths relative to the term.
 
         Args:
             where: Path of the term or group, with a dot at the end.
@@ -82,7 +82,7 @@ class Parameters:
         return {path.removeprefix(where): one.value for path, one in self._found.items() if path.startswith(where)}
 
     def numbers(self, where: str) -> dict[str, torch.Tensor]:
-        """Return the numbers of the parameters of a term, (k,) each, by the rest of their paths.
+        """Return the numbers of the parameters of a term, (k,) each, by their paths relative to the term.
 
         Args:
             where: As in :meth:`within`.
