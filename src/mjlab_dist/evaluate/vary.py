@@ -50,7 +50,7 @@ def parse_axis(text: str) -> Axis:
         text: The argument, such as ``push=0:2:5`` or ``friction=0.3,0.6,1``.
 
     Raises:
-        UserError: If the text has another form, or a number is not finite.
+        UserError: If the text has the wrong form, or a number is not finite.
     """
     name, separator, numbers = text.partition("=")
     try:

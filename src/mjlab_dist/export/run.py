@@ -80,7 +80,7 @@ def export(train_config: TrainConfig, checkpoint: Path, config: ExportConfig, wa
     Raises:
         UserError: If the checkpoint does not match the config, the policy cannot be exported, or the files cannot be
             written.
-        CheckError: If a file gives other results than the policy. In this case, no file is written.
+        CheckError: If a file gives different results from the policy. In this case, no file is written.
     """
     # Directory first, so that an error occurs early
     directory = _default_directory(checkpoint) if config.output is None else Path(config.output)
@@ -109,7 +109,7 @@ def make(train_config: TrainConfig, checkpoint: Path, config: ExportConfig, warn
 
     Raises:
         UserError: If the checkpoint does not match the config, or the policy cannot be exported.
-        CheckError: If a file gives other results than the policy.
+        CheckError: If a file gives different results from the policy.
     """
     # Env and policy
     from mjlab_dist.play import load_env_and_policy, without_disturbances  # noqa: PLC0415 (imports torch)

@@ -368,7 +368,7 @@ def _unpack(data: bytes, device: str) -> dict[str, Any]:
 
 
 def _check_entries(content: dict[str, Any], needed: Mapping[str, type]) -> None:
-    """Raise if a checkpoint lacks an entry, or its value has another type."""
+    """Raise if a checkpoint lacks an entry, or its value has the wrong type."""
     for name, kind in needed.items():
         value: Any = content
         for part in name.split("."):

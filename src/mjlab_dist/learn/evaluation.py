@@ -56,7 +56,7 @@ class Evaluation(Hook):
         if interval is None or (iteration % interval and iteration != runner.max_iterations):
             return {}
         # Weights and results
-        state = runner.alg.sharding.whole_state(runner.alg.models["actor"])  # a collective if it is sharded
+        state = runner.alg.sharding.whole_state(runner.alg.models["actor"])  # a collective if the policy is sharded
         names = episode_columns(runner.env)
         sums = torch.zeros(len(self._firsts), len(names), dtype=torch.float64)
         # Batches of this rank

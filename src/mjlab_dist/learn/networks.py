@@ -76,7 +76,7 @@ def load_policy(env: Env, config: TrainConfig, path: Path) -> MLPModel:
         The policy without exploration: from observations to actions.
 
     Raises:
-        UserError: If the checkpoint is damaged, or its networks have other sizes than the config's.
+        UserError: If the checkpoint is damaged, or its networks differ in size from the config's.
     """
     content = checkpoint.load(path, env.device)
     return _loaded(config, path, content, env.get_observations(), env.num_actions)
@@ -94,7 +94,7 @@ def load_policy_without_env(config: TrainConfig, path: Path, device: str) -> MLP
         The policy without exploration: from observations to actions.
 
     Raises:
-        UserError: If the checkpoint is damaged, or its networks have other sizes than the config's.
+        UserError: If the checkpoint is damaged, or its networks differ in size from the config's.
     """
     content = checkpoint.load(path, device)
     num_observations, num_actions = _sizes(content.get("actor_state_dict"))
@@ -170,7 +170,7 @@ def _activate_in_place(network: nn.Module) -> None:
 
 
 def check_fit(models: Mapping[str, nn.Module], saved: Mapping[str, Any], flag: str) -> None:
-    """Raise if the networks of a checkpoint have other shapes.
+    """Raise if the networks of a checkpoint have the wrong shapes.
 
     Args:
         models: The networks by name.

@@ -1,4 +1,4 @@
-"""A trained policy as a function, for the programs of users."""
+"""A trained policy as a function, for user programs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Policy:
             device: ``cpu`` or ``cuda:<index>``.
 
         Raises:
-            UserError: If the checkpoint is damaged, or its networks have other sizes than the config's.
+            UserError: If the checkpoint is damaged, or its networks differ in size from the config's.
         """
         self.config = config
         self.checkpoint = checkpoint

@@ -166,7 +166,7 @@ class Runner:
                 iteration=done,
                 counters=content and content.get("counters"),
             )
-            # Number of iterations, from the steps that are left: iterations before a resume may have had other sizes.
+            # Iterations for the steps that are left: before a resume, iterations may have had more or fewer steps.
             if self._config.total_timesteps is not None:
                 left = self._config.total_timesteps - metrics.total_steps
                 self.max_iterations = done + max(0, left // metrics.num_samples)
@@ -353,7 +353,7 @@ class Runner:
         return self.current_learning_iteration // interval > self._last_check // interval
 
     def _compared_state(self) -> dict[str, Any]:
-        """Return the learner's state with its iteration and task, after checking that all ranks have the same."""
+        """Return the learner's state with its iteration and task, after checking that it is equal on all ranks."""
         state = self.alg.save()
         if self._rank.world_size > 1:
             check_equal(flatten(state), f"iteration {self.current_learning_iteration}")

@@ -219,7 +219,7 @@ class DrawStates(Term):
                 terrain, positions of free joints are relative to the env's origin.
 
         Raises:
-            UserError: If there is no such file, or its arrays have other shapes.
+            UserError: If there is no such file, or its arrays have the wrong shapes.
         """
         self._qpos, self._qvel = (torch.from_numpy(states).to(env.device) for states in _read_states(env, file))
         free = [joint.qpos.start for joint in env.joints.values() if joint.is_free] if env.terrain is not None else []

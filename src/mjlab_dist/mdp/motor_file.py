@@ -38,7 +38,7 @@ def read_layers(flag: str, file: str, num_inputs: int, activation: str) -> list[
             compute the same outputs as the TorchScript module or the ONNX file.
 
     Raises:
-        UserError: If there is no such file, or its network has another form.
+        UserError: If there is no such file, or its network has the wrong form.
     """
     # Layers
     path = find_file(flag, file)

@@ -36,7 +36,7 @@ def find_files(mjcf: Path) -> Files:
         mjcf: The MJCF.
 
     Raises:
-        UserError: If the MJCF or an included file is not XML, or has another root element.
+        UserError: If the MJCF or an included file is not XML, or has the wrong root element.
     """
     mjcf = _normal(mjcf)
     found = {mjcf: False}
@@ -133,7 +133,7 @@ def _settings(tree: ET.Element, attributes: tuple[str, ...]) -> Iterator[str]:
 
 
 class _Place(NamedTuple):
-    """The path of a file, and how an MJCF names it."""
+    """The path of a file, and the form in which an MJCF names the file."""
 
     path: Path
     is_absolute: bool

@@ -79,7 +79,7 @@ class Video:
         self._step += 1
 
     def _picture(self) -> np.ndarray:
-        """Return the pictures of all shown envs as one, (height, width, 3). Unused parts are black."""
+        """Return one picture of all shown envs, (height, width, 3). Unused parts are black."""
         import numpy as np  # noqa: PLC0415
 
         whole = np.zeros((*self._size, 3), dtype=np.uint8)

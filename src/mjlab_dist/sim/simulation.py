@@ -156,7 +156,7 @@ class Simulation:
 
     @property
     def version(self) -> tuple[int, ...] | None:
-        """Version of the state; None if ``qpos`` and ``qvel`` are inference tensors, whose writes torch does not count.
+        """Version of the state; None if ``qpos`` or ``qvel`` is an inference tensor: torch counts no writes to these.
 
         It changes when a program that may change the state runs, and when torch writes to ``qpos`` or ``qvel``.
         """

@@ -21,7 +21,7 @@ def checked_actions(what: str, actions: Any, shape: tuple[int, int], device: str
         device: The device.
 
     Raises:
-        UserError: If they have another shape, are not floating-point numbers, or are not finite.
+        UserError: If they have the wrong shape, are not floating-point numbers, or are not finite.
     """
     tensor = as_tensor(what, actions)
     if tuple(tensor.shape) != shape:

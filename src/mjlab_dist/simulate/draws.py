@@ -33,7 +33,7 @@ _MULTINOMIAL = frozenset({torch.multinomial, torch.Tensor.multinomial})
 """Functions that choose indices by weights."""
 
 _REJECTING = frozenset(getattr(torch, name) for name in ("poisson", "binomial", "_standard_gamma", "_sample_dirichlet"))
-"""Functions that draw until a number is accepted. The number of draws of an env therefore depends on its parameters."""
+"""Functions that use rejection sampling. The number of draws for an env depends on the parameters of its samples."""
 
 _DRAWS = _FACTORIES | _LIKE | _IN_PLACE | _MULTINOMIAL
 """Functions whose draws can be split."""
@@ -42,7 +42,7 @@ _DRAWS = _FACTORIES | _LIKE | _IN_PLACE | _MULTINOMIAL
 class Draws:
     """The random state of one rank's envs. Inside a ``with`` block, torch's default generators use it.
 
-    At the end of the block, the generators get back the state that they had before it.
+    At the end of the block, the generators get back the state that they had before the block.
     """
 
     def __init__(self, device: str, num_envs: int, first_env: int, total_num_envs: int) -> None:
@@ -108,8 +108,8 @@ class Draws:
 class _OwnRows(TorchFunctionMode):
     """Replaces each draw by a draw for all envs, and returns the rows of this rank's envs.
 
-    The first dimension of a draw whose size is this rank's number of envs is considered the dimension of the envs. A
-    draw without such a dimension is the same on all ranks.
+    The first dimension of a result whose size equals this rank's number of envs counts as the env dimension. A result
+    without such a dimension is the same on all ranks.
     """
 
     def __init__(self, num_envs: int, first_env: int, total_num_envs: int) -> None:
@@ -155,7 +155,7 @@ class _OwnRows(TorchFunctionMode):
             )
 
     def _create(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor:
-        """Call a factory. If its last argument is a sequence, this is the size; otherwise, all arguments are."""
+        """Call a factory. The size is the last argument if that is a sequence, otherwise the tuple of all arguments."""
         if "size" in kwargs:
             return self._own(func(*args, **{**kwargs, "size": self._whole_size(kwargs["size"])}), kwargs["size"])
         *numbers, last = args

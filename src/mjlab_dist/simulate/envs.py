@@ -161,7 +161,7 @@ class Envs:
             Observations (after resets), rewards, terminated, truncated, and a dict with more results.
 
         Raises:
-            UserError: If the actions have another shape or type, or are not finite; in that case nothing is simulated.
+            UserError: If the actions have the wrong shape or type, or are not finite. Nothing is simulated then.
             RankError: If a rank ended. The envs are then closed.
         """
         self.step_async(actions)
@@ -241,7 +241,7 @@ class Envs:
             The observations of that state.
 
         Raises:
-            UserError: If the state is from another task or number of envs.
+            UserError: If the state is from another task, or has a different number of envs.
         """
         tensors = {name: as_tensor(f"state {name}", value) for name, value in state.items()}
         with self._used("set_state"):

@@ -43,7 +43,7 @@ class Entry(NamedTuple):
         return math.prod(self.shape) * BYTES[self.dtype]
 
     def with_envs(self, num_envs: int) -> Entry:
-        """Return the same tensor with another number of envs.
+        """Return the same tensor with a different number of envs.
 
         Args:
             num_envs: Number of envs.

@@ -188,7 +188,7 @@ class Shard:
             state: Result of :meth:`state` for all envs, on any device.
 
         Raises:
-            UserError: If the state is from another task or number of envs.
+            UserError: If the state is from another task, or has a different number of envs.
         """
         if missing := sorted(self._begin.keys() - state.keys()):
             raise UserError(f"state: {missing[0]} is missing; load the state of the same task")

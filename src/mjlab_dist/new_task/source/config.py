@@ -148,7 +148,7 @@ def _constants(robot: Robot) -> dict[str, list[str]]:
 
 
 def _own_import_gap(names: Names) -> str:
-    """Return the blank line that import sorters put before a package's own imports; empty in a checkout."""
+    """Return the line break for the blank line before a package's own imports; an empty string in a checkout."""
     return "" if "." in names.module else "\n"
 
 
