@@ -167,7 +167,7 @@ def _rewards() -> dict[str, RewardConfig]:
         "joint_limits": reward(-5.0, rewards.JointLimits),
         "joint_acceleration": reward(-2.5e-7, rewards.JointAcceleration),
         "action_rate": reward(-0.01, rewards.action_rate),
-        # 1 per fall: divided by the length of a control step, 0.02 s
+        # A fall costs 1: the weight of 50 per second is multiplied by the length of a control step, 0.02 s
         "fall": reward(-50.0, rewards.terminated),
     }
 

@@ -210,7 +210,7 @@ def _rewards() -> dict[str, RewardConfig]:
         "posture": reward(-0.05, rewards.JointDeviation, joints=_JOINTS),
         "joint_limits": reward(-1.0, rewards.JointLimits, joints=_JOINTS),
         "leg_contacts": reward(-1.0, rewards.contacts, sensor="legs", min_n=0.1),
-        # Per landing, not per second
+        # This term is nonzero only in the steps in which a foot lands
         "feet_air_time": reward(0.5, rewards.feet_air_time, sensor="feet", command="velocity", min_s=0.1),
     }
 

@@ -81,5 +81,5 @@ def distance(env: Env, command: str) -> torch.Tensor:
 
 
 def at_target(env: Env, command: str, scale_m: float) -> torch.Tensor:
-    """Reward: 1 - tanh(distance / scale_m) of the fingertip and its target; (num_envs,)."""
+    """Reward: 1 - tanh(distance / scale_m), with the distance of the fingertip from its target; (num_envs,)."""
     return 1.0 - torch.tanh(distance(env, command) / scale_m)

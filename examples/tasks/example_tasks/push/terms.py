@@ -39,14 +39,15 @@ def box_angle(env: Env) -> torch.Tensor:
 
 
 def at_goal(env: Env, command: str, scale_m: float) -> torch.Tensor:
-    """Reward: 1 - tanh(distance / scale_m) of the box and the goal; (num_envs,)."""
+    """Reward: 1 - tanh(distance / scale_m), with the distance between the box and the goal; (num_envs,)."""
     return 1.0 - torch.tanh(box_to_goal(env, command).norm(dim=1) / scale_m)
 
 
 def behind_box(env: Env, command: str, scale_m: float, distance_m: float = 0.09) -> torch.Tensor:
-    """Reward: 1 - tanh(distance / scale_m) of the pusher and the point from which it pushes to the goal; (num_envs,).
+    """Reward: 1 - tanh(distance / scale_m), with the distance of the pusher from a point behind the box; (num_envs,).
 
-    That point is distance_m behind the center of the box. With the box within 0.03 m of the goal, the reward is 1.
+    From this point, the pusher can push the box to the goal. It is distance_m behind the center of the box. With the
+    box within 0.03 m of the goal, the reward is 1.
     """
     to_goal = box_to_goal(env, command)
     distance = to_goal.norm(dim=1, keepdim=True)
