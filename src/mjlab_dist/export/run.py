@@ -207,7 +207,7 @@ def largest_difference(
 
 
 def _inputs(env: Env, targets: torch.Tensor, dones: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return targets that are inputs of actuators, and those inputs in the env, for envs whose episode continues."""
+    """For envs whose episode continues, return the targets that are actuator inputs, and these inputs in the env."""
     import torch
 
     from mjlab_dist.export.network import control_limits  # noqa: PLC0415 (imports torch)

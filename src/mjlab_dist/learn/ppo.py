@@ -48,7 +48,7 @@ class PPO(rsl_rl.algorithms.PPO):
         models: The policy ``actor`` and the value function ``critic``.
         clock: Counts the time spent in collectives.
         rate: The learning rate, a scalar tensor.
-        replicas: Averages or compares this rank's copy of the learner and those of the other ranks.
+        replicas: Averages or compares the copies of the learner on all ranks.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Reading of the network files of learned motors."""
+"""Read the network files of learned motors."""
 
 from __future__ import annotations
 

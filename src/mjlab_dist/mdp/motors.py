@@ -31,10 +31,10 @@ _ACTIVATIONS: dict[str, int] = {
 class DcMotor(Action):
     """DC motor: a PD controller tracks the target joint positions, within the limits of the motor.
 
-    torque = stiffness * (target - position) - damping * velocity, between effort_limit * (-1 - velocity /
-    velocity_limit) and effort_limit * (1 - velocity / velocity_limit), and at most effort_limit. It is computed in
-    every physics step. Motors of ``sim.actuators`` follow the same law, and need fewer operations. Use this class only
-    if the targets are delayed by a number of physics steps.
+    The values of the block are the targets. torque = stiffness * (target - position) - damping * velocity, between
+    effort_limit * (-1 - velocity / velocity_limit) and effort_limit * (1 - velocity / velocity_limit), and at most
+    effort_limit. The torque is computed in every physics step. Motors of ``sim.actuators`` follow the same law, and
+    need fewer operations. Use this class only if the targets are delayed by a number of physics steps.
 
     The actuators must be torque or force motors: ``<motor>`` of the MJCF, or ``sim.actuators`` of kind effort. The
     limits apply to the torque that this class commands.
@@ -112,9 +112,10 @@ class DcMotor(Action):
 class LearnedMotor(Action):
     """Motor whose torques a neural network computes from target joint positions, as in published actuator networks.
 
-    The network (one for all joints, evaluated per joint) maps a history of position errors (target - position) and
-    velocities to a torque. It is a chain of linear layers with an activation between them. Its inputs are first the
-    errors, then the velocities, each in the order of ``history``. It is evaluated in every physics step.
+    The values of the block are the targets. The network (one for all joints, evaluated per joint) maps a history of
+    position errors (target - position) and velocities to a torque. It is a chain of linear layers with an activation
+    between them. Its inputs are first the errors, then the velocities, each in the order of ``history``. It is
+    evaluated in every physics step.
 
     The actuators must be torque or force motors: ``<motor>`` of the MJCF, or ``sim.actuators`` of kind effort. At the
     start of an episode, the history is 0.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 HINGE_REACH_RAD = 0.5
-"""Change of the target of a hinge's position motor by an action of 1."""
+"""Change in the target position of a hinge's motor for an action of 1."""
 
 STRONG = 30.0
 """Maximum torque or force for an action of 1, divided by the load of the joint. Some MJCFs have unrealistic limits."""

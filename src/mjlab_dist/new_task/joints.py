@@ -13,7 +13,7 @@ FINGER_M = 0.12
 """Maximum range of a finger that slides."""
 
 MAX_DAMPING = 1e6
-"""Damping in N s/m or N m s/rad above which a joint is fixed: 1000 N move it by 1 mm/s."""
+"""Damping in N s/m or N m s/rad above which a joint counts as fixed: 1000 N move it at 1 mm/s."""
 
 
 class Trees(NamedTuple):

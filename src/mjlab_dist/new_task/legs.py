@@ -18,7 +18,7 @@ SAME_HEIGHT = 0.15
 """Maximum height of a foot above the lowest one, as a share of the height of the base."""
 
 SOLE = 0.02
-"""Maximum height of a point of the sole above its lowest point, as a share of the height of the base."""
+"""Maximum height of a point of the sole above the sole's lowest point, as a share of the height of the base."""
 
 
 @dataclass(frozen=True, kw_only=True)

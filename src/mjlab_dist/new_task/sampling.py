@@ -40,7 +40,7 @@ NUM_SAMPLED = 20
 
 
 def calmed(model: mujoco.MjModel, start: mujoco.MjData, decimation: int, blocks: dict[str, Block]) -> dict[str, Block]:
-    """Return action blocks whose torques and forces are halved until random actions do not make the physics unstable.
+    """Return action blocks whose torques and forces are halved until the physics is stable with random actions.
 
     In each round, the torques of the block that drives the fastest joint are halved. If no block drives this joint, or
     if earlier halvings of the block did not help, the torques of the blocks with the fewest halvings are halved.

@@ -15,7 +15,7 @@ MESHES = "meshes"
 """Folder of the meshes, next to the MJCF."""
 
 READABLE = (".obj", ".stl", ".msh")
-"""Endings of mesh files that MuJoCo reads."""
+"""Suffixes of mesh files that MuJoCo reads."""
 
 ROOT = "root"
 """Name of the free joint that ``--floating`` adds."""

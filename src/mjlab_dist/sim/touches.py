@@ -95,7 +95,7 @@ def _is_another(point: wp.vec3, normal: wp.vec3, known: Touch, radius: float) ->
 
 @wp.func
 def _touch_between(ground: Ground, start: wp.vec3, end: wp.vec3, radius: float, margin: float) -> Touch:
-    """Return the contact of the middle of a capsule with an edge of the surface that is deeper than at its ends."""
+    """Return the contact of a capsule's middle with an edge of the surface, if it is deeper than those of the ends."""
     none = Touch()
     none.dist = _FAR
     # The deepest edge, and its position along the capsule

@@ -19,7 +19,7 @@ from mjlab_dist.simulate.draws import Draws
 from mjlab_dist.simulate.job import FINAL, LAST, Job, Sizes, Tensors, require_same
 
 POLICY_SEED = 7_919
-"""Difference between the seeds of a policy's draws and of the envs' draws."""
+"""Number added to the seed of the envs; the sum is the seed of a policy's draws."""
 
 SUMS = ("totals", "outcome_totals", "nan_resets")
 """Names of tensors in an env's state that are sums over the envs of a rank. Only training uses these sums."""

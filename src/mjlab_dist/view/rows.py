@@ -1,4 +1,4 @@
-"""Read files of metrics while another process writes them. Only new rows are read; of a long file, few are kept."""
+"""Read files of metrics while another process writes them. Only new rows are read. Few rows of a long file are kept."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ NUM_PORTS = 100
 """Number of ports that are tried; if all are taken, any free port is used."""
 
 LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "::1"})
-"""Names of this machine in URLs. Other names that resolve to 127.0.0.1 are refused: an attacker may have made them."""
+"""Names of this machine in URLs. Other names of 127.0.0.1 are refused: an attacker may have registered them."""
 
 
 class Server(viser.ViserServer):
