@@ -146,7 +146,7 @@ class Action(Term):
         Args:
             env: The envs.
             flag: The flag that holds the value, for messages.
-            value: The number; or a mapping, in which the first expression that matches an action's name counts.
+            value: The number; or a mapping, in which the first expression that matches an action's name applies.
 
         Raises:
             UserError: If an expression matches no action, or no expression matches an action.
@@ -193,7 +193,7 @@ def per_name(flag: str, value: float | Mapping[str, float], names: Sequence[str]
 
     Args:
         flag: The flag that holds the value, for messages.
-        value: The number; or a mapping, in which the first expression that matches a name counts.
+        value: The number; or a mapping, in which the first expression that matches a name applies.
         names: The names.
 
     Raises:

@@ -124,7 +124,7 @@ class Randomizations:
         return lambda _, mask: draw.apply(mask, self._before[draw.name])
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Return the values after startup of the fields that change later, by field, (num_envs, ...)."""
+        """Return the values at the end of startup of each field that changes later, (num_envs, ...), by its name."""
         return self._before
 
 

@@ -164,7 +164,7 @@ def find_unlike_ranks(size: int, device: str) -> list[int]:
 
 
 def _sample_results(size: int, device: str) -> torch.Tensor:
-    """Return results of the operations of an update on fixed numbers, (results,) in fp32."""
+    """Apply the operations of an update to fixed numbers, and return the results, (results,) in fp32."""
     # Numbers between -0.5 and 0.5, from integers, which all devices convert exactly
     integers = torch.arange(max(size, 64 * 64), device=device) * 2654435761 % 2**32
     numbers = (integers.double() / 2**32 - 0.5).float()

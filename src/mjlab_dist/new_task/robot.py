@@ -187,7 +187,7 @@ def _load(flag: str, mjcf: Path) -> _Loaded:
 
 
 def _with_names(names: Lacks, lacks: Lacks) -> Lacks:
-    """Return the missing parts ``lacks`` with the missing names in ``names``."""
+    """Return ``lacks`` with the joint, actuator and keyframe names of ``names``."""
     return replace(
         lacks,
         joint_names=names.joint_names,

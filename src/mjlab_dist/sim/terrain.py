@@ -84,7 +84,7 @@ class Terrain:
         """Return the height of the ground, exact on the two triangles into which MuJoCo splits a grid cell.
 
         Args:
-            xy: Points in m, (..., 2); for a point outside the ground, the nearest edge counts.
+            xy: Points in m, (..., 2); for a point outside the ground, the height is that of the nearest edge.
 
         Returns:
             Heights in m, (...).
