@@ -263,8 +263,8 @@ class Env(Finder, VecEnv):
 
         With ``nan_policy`` reset, envs with a non-finite value in the physics or a reward term are done too: they count
         as terminated, their reward is 0, and totals exclude their episode. A non-finite value in an observation is
-        replaced by 0, so that no policy reads it. The env is then done in the next step, and counts as terminated.
-        Observation terms are evaluated once per step.
+        replaced by 0, so that no policy reads it. In the next step, the env is done in the same way. Observation terms
+        are evaluated once per step.
 
         Args:
             actions: The policy's output, (num_envs, num_actions).
