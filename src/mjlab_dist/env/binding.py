@@ -293,7 +293,7 @@ def import_term(flag: str, func: str) -> Callable[..., Any]:
 
 
 class NamedTerm:
-    """A term whose errors name it.
+    """A term whose name is added to the errors that its code raises.
 
     Attributes:
         capturable: Whether the term can be part of a CUDA graph.
@@ -321,7 +321,7 @@ class NamedTerm:
 
 @contextlib.contextmanager
 def naming(where: str, func: str) -> Iterator[None]:
-    """Name a term, and the line of its package, in the errors that its code raises.
+    """Add the name of a term, and the line of its package, to the errors that its code raises.
 
     Args:
         where: Path of the term in the config, such as ``env.rewards.slip``.

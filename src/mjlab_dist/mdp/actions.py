@@ -65,7 +65,7 @@ class ToLimits(Action):
 
 
 class RelativeJointPosition(Action):
-    """Values are added to the current positions of the actuators' joints, in rad or m: targets of position motors."""
+    """Values are added to the joints' current positions, in rad or m. The sums are the targets of position motors."""
 
     def __init__(self, env: Env, block: ActionBlock) -> None:
         """Look up the joints.

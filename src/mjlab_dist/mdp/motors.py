@@ -84,7 +84,7 @@ class DcMotor(Action):
             raise UserError(f"{flag}.delay {delay[0]} {delay[1]}: must be 0 or more, and in order")
         joints = self.joints(env)
         _refuse_unless_torque(self, env)
-        # Targets of the latest physics steps minus the offset, newest first: cleared() sets them to the offset.
+        # Targets of the latest physics steps minus the offset, newest first. A reset clears them: 0 is the offset.
         self._targets = torch.zeros(env.num_envs, 1 + delay[1], len(self.names), device=env.device)
         self._lag = torch.full((env.num_envs,), delay[0], dtype=torch.int32, device=env.device)
         self._delay = delay

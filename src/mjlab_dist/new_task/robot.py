@@ -61,7 +61,7 @@ class Robot:
     pendulum_body: str
     """Name of the last link of the pendulum."""
     end: EndEffector | None
-    """The end effector, for the goal reach; it has a site."""
+    """The end effector, for the goal reach. It has a site."""
     joints: tuple[str, ...]
     """Names of the driven hinge and slide joints."""
     trees: Trees

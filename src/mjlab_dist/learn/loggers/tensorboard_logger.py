@@ -33,7 +33,7 @@ class TensorBoardLogger(Logger):
     def log(self, row: Mapping[str, float], step: int) -> None:
         for name, value in row.items():
             self._writer.add_scalar(name, value, step)
-        # So that the file of a killed run has all points up to its newest checkpoint. This takes 0.2 ms.
+        # Flush, so that the file of a killed run has all points up to its newest checkpoint. This takes 0.2 ms.
         self._writer.flush()
 
     def video(self, file: Path, iteration: int) -> None:  # noqa: ARG002 (TensorBoard shows no mp4 files)
