@@ -128,8 +128,7 @@ class Commands:
             first: Regular expression of the line whose time is measured.
             env: Additional environment variables.
             cwd: Working directory.
-            stops: Whether the command saves its work and ends after SIGTERM. It then receives SIGTERM before it is
-                killed.
+            stops: Whether the command saves its work after SIGTERM. It then receives SIGTERM before it is killed.
 
         Raises:
             PartError: If the command cannot be started, or no time is left.

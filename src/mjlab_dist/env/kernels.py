@@ -294,8 +294,7 @@ def end_step(
         finished: Output: 1 if an episode that counts ends, else 0.
         rewards: In and out: sums of the reward terms over the episode, (num_terms, num_envs).
         memory: In and out: state of the metrics between steps, (num_metrics, num_envs).
-        metrics: Output: metrics of the episode up to this step, (num_metrics, num_envs); 0 if the episode does not
-            count.
+        metrics: Output: metrics of the episode so far, (num_metrics, num_envs); 0 if the episode does not count.
         weights: Weight of each reward term, (num_terms,).
         reward: Output: weighted sum of the reward terms.
     """
