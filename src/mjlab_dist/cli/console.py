@@ -116,7 +116,7 @@ class TrainConsole:
             verbose: Whether to print the steps of the setup too.
         """
         self._task = task
-        self._max_iterations = 0  # a rank reports it before the first iteration
+        self._max_iterations = 0  # a rank reports this number before the first iteration
         self._console = console or make_console(soft_wrap=True)
         self._printer = EventPrinter(self._console, verbose=verbose)
         self._live: Live | None = None
@@ -172,7 +172,7 @@ class TrainConsole:
             self._print_run_dir()
 
     def finished(self, run_dir: Path, stopped: bool = False) -> None:
-        """Print how the run ended, its directory, and the command that plays it; print nothing without iterations.
+        """Print how the run ended, its directory, and the command that plays it; print nothing if no iteration ended.
 
         Args:
             run_dir: The run directory. If another launcher started the ranks, this directory was unknown before.
@@ -271,7 +271,7 @@ def _name(signum: int) -> str:
 
 
 def _columns(row: Row) -> list[tuple[str, Text, str, Text]]:
-    """Return table rows of two names with values each: a metric of the policy, and a metric of the update."""
+    """Return table rows, each with two names and their values: a metric of the policy and a metric of the update."""
     left = [("return", row["mean_return"]), ("episode length", row["mean_episode_length"])]
     left += [("step reward", row["mean_step_reward"])]
     not_of_policy = ("loss/", "curriculum/", "num_termination/")

@@ -1,4 +1,4 @@
-"""Reduce a config to the fields that flags change: tyro would need a tenth of a second for all fields of a task."""
+"""Reduce a config to the fields that flags change, because tyro takes 0.1 s to prepare all fields of a task."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from mjlab_dist.config.type_words import is_union
 ConfigT = TypeVar("ConfigT")
 
 Path = Sequence[str]
-"""Names that lead to a value of a config, with underscores."""
+"""Field names from the root of a config to a value, with underscores instead of hyphens."""
 
 
 def narrowed(config: ConfigT, argv: Iterable[str], metadata: object) -> tuple[Any, Any, Callable[[Any], ConfigT]]:
-    """Return a dataclass that has only the fields and entries of a config that flags name.
+    """Build a smaller dataclass that has only the fields and entries of a config that are named by flags.
 
     Args:
         config: A config dataclass.
@@ -24,15 +24,15 @@ def narrowed(config: ConfigT, argv: Iterable[str], metadata: object) -> tuple[An
         metadata: An annotation for the fields.
 
     Returns:
-        The dataclass, its instance with the values of the config, and a function that puts the values of another
-        instance into the config.
+        The dataclass; its instance with the values of the config; and a function that returns a copy of the config
+        with the values of another instance.
     """
     flags = (arg.partition("=")[0] for arg in argv if arg.startswith("--"))
     return _part(config, type(config), [_plain(flag.removeprefix("--")).split(".") for flag in flags], metadata)
 
 
 def _part(value: Any, hint: Any, paths: Sequence[Path], metadata: object) -> tuple[Any, Any, Callable[[Any], Any]]:
-    """Narrow a value of a type to the values at some paths; an empty path stands for the whole value."""
+    """Apply :func:`narrowed` to one value with its type hint. An empty path selects the whole value."""
     if all(paths) and isinstance(value, Mapping) and not is_union(hint):
         return hint, {name: value[name] for name in value if _below(name, paths)}, lambda new: {**value, **new}
     if not all(paths) or not dataclasses.is_dataclass(value) or isinstance(value, type):
@@ -55,7 +55,7 @@ def _part(value: Any, hint: Any, paths: Sequence[Path], metadata: object) -> tup
 
 
 def _below(name: str, paths: Sequence[Path]) -> list[Path]:
-    """Return the paths that start with a name, or with this name after ``no_``, without their first part."""
+    """Return the remainders of the paths that start with this name or with its ``no_`` form."""
     return [path[1:] for path in paths if path[0] in (_plain(name), f"no_{_plain(name)}")]
 
 

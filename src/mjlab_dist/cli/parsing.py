@@ -31,7 +31,7 @@ def parse(default: ConfigT, argv: Sequence[str], prog: str, own: Iterable[Flag] 
         default: A config dataclass with the values of flags that are not given.
         argv: Flags.
         prog: The command, for help.
-        own: Flags that the command reads itself; they are also suggested in place of mistyped flags.
+        own: Flags that the command parses itself. Error messages suggest them too if a flag is mistyped.
 
     Raises:
         UserError: If a flag is unknown, or its value has the wrong form.

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from mjlab_dist.scaling.run import Scaling
 
 ITERATIONS = 12
-"""Iterations if --max-iterations is not given. With --until-return, the task's own number is used instead."""
+"""Number of iterations if --max-iterations is not given. With --until-return, the task's own number is used instead."""
 
 ROUNDS = 2
-"""Rounds if --rounds is not given."""
+"""Number of rounds if --rounds is not given."""
 
 HELP = Page(
     summary="Train with 1, 2, 4, ... ranks for a few iterations, and print the speeds, the parts of the time, and what "

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from mjlab_dist.buffer_sizes import Attempt
 
 NUM_ENVS = 256
-"""Envs if --num-envs is not given."""
+"""Number of envs if --num-envs is not given."""
 
 NUM_STEPS = 1000
-"""Control steps if --steps is not given."""
+"""Number of control steps if --steps is not given."""
 
 HELP = Page(
     summary="Step a task with random actions or a run's policy, and print how large the physics' buffers must be.",

@@ -126,7 +126,7 @@ def _set_parameter(env: EnvConfig, found: _Entry, flag: str, values: Sequence[st
 
 
 def _is_plain(value: Any) -> bool:
-    """Return whether tyro can read values of the same form: a scalar, or a tuple of scalars of one type."""
+    """Return whether tyro can read values of this form: a scalar, or a tuple of scalars of one type."""
     scalars = (bool, int, float, str)
     if isinstance(value, tuple):
         return bool(value) and all(type(part) is type(value[0]) and isinstance(part, scalars) for part in value)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from mjlab_dist.verify.judge import Check, RankRow, VerifyReport
 
 ITERATIONS = 5
-"""Iterations if --max-iterations is not given."""
+"""Number of iterations if --max-iterations is not given."""
 
 HELP = Page(
     summary="Train for a few iterations and check that the ranks train one policy.",

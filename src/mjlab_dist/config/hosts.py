@@ -50,7 +50,7 @@ def _is_ipv6(text: str) -> bool:
 
 
 def validate_hosts(entries: tuple[str, ...], min_hosts: int | None, max_restarts: int, *, copies: bool) -> None:
-    """Raise if ``--hosts``, ``--min-hosts`` or ``--sync-code`` is wrong, whatever the machine.
+    """Raise if ``--hosts``, ``--min-hosts`` or ``--sync-code`` is wrong. Devices are not checked.
 
     Args:
         entries: The value of ``--hosts``.

@@ -160,7 +160,7 @@ def _upgraded(plain: dict[str, Any]) -> dict[str, Any]:
     """Convert configs of older versions.
 
     ``env.sim.capture`` was a bool, ``logger`` a single name, ``sync.fsdp_min_size_mb`` was not in ``sync``, and modules
-    and parameters had other names.
+    and parameters had different names.
     """
     plain = _renamed(plain)
     if isinstance(plain.get("logger"), str):

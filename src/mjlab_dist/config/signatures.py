@@ -196,7 +196,7 @@ def _statements(tree: ast.AST | None) -> Iterator[ast.AST]:
 
 
 def _absolute(module: str, node: ast.ImportFrom) -> str:
-    """Return the absolute name of the module that an import statement names, also if the statement is relative."""
+    """Return the absolute name of the module that an import statement names, even if the statement is relative."""
     spec = find_module(module)
     assert spec is not None
     try:

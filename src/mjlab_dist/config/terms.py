@@ -117,7 +117,7 @@ def termination(
 def metric(
     func: Callable[Concatenate[Env, P], Tensor | Term], reduce: Reduction = "mean", *args: P.args, **params: P.kwargs
 ) -> MetricConfig:
-    """Make a metric: a quantity to log, which does not change the training.
+    """Make a metric: a quantity to log, which does not affect training.
 
     Args:
         func: A function or class that returns one value per env, (num_envs,) of float32 or bool.

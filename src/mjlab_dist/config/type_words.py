@@ -19,7 +19,7 @@ _WORDS = {
 
 
 def in_words(hint: Any) -> str:
-    """Return the form of the values of a type.
+    """Describe the values of a type in words.
 
     Args:
         hint: Type annotation of a field.
