@@ -30,7 +30,7 @@ This timeout matters if a rank fails and the launcher does not end the others, s
 """
 
 _local_sum: contextvars.ContextVar[LocalSum | None] = contextvars.ContextVar("local_sum", default=None)
-"""Sums tensors while CPU ranks of one machine train; otherwise None. One per process, like the default group."""
+"""Sums tensors while CPU ranks of one machine train; otherwise None. One object per process, like the default group."""
 
 
 def meet(rank: Rank) -> Store | None:

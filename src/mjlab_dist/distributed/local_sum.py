@@ -18,7 +18,7 @@ from mjlab_dist.distributed.rank_info import exchange
 from mjlab_dist.errors import LostRankError
 
 SPIN_S = 0.005
-"""Seconds without data for which a rank polls its sockets before it sleeps until data arrives.
+"""A rank that waits for data polls its sockets for this many seconds, and then sleeps until data arrives.
 
 Between polls, the rank yields its core to other processes. Ranks that run in step usually wait for less time than it
 takes to wake up a sleeping process.
@@ -82,7 +82,7 @@ class LocalSum:
             values: Contiguous CPU tensor.
 
         Raises:
-            LostRankError: If another rank has ended, sends no data for the timeout, or sums a tensor of another size.
+            LostRankError: If another rank has ended, sends no data for the timeout, or its tensor has a different size.
         """
         try:
             self._sum(values.view(-1))

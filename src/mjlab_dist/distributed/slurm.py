@@ -66,7 +66,7 @@ def named_hosts(hosts: tuple[str, ...], environ: Mapping[str, str]) -> tuple[str
 
 def _expand(part: str) -> Iterator[str]:
     """Yield the hosts of one entry: ``n[1-2]m[3,4]`` is n1m3, n1m4, n2m3, n2m4."""
-    pieces = re.split(r"\[([^\[\]]+)\]", part)  # text and the content of brackets in turn
+    pieces = re.split(r"\[([^\[\]]+)\]", part)  # text, content of brackets, text, ...
     choices = [list(_numbers(piece)) if i % 2 else [piece] for i, piece in enumerate(pieces)]
     for chosen in itertools.product(*choices):
         yield "".join(chosen)

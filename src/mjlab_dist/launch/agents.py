@@ -93,7 +93,7 @@ def waiting_agents(
         errors: File for the standard error of the agent on the launcher's machine and of that agent's ranks.
 
     Yields:
-        The agents, in order of host.
+        The agents, in the order of the hosts.
 
     Raises:
         RankError: If a machine cannot be reached; a restart may help.

@@ -23,8 +23,8 @@ PATIENCE_S = 60.0
 """Seconds that the listener has for the proof; it may be busy with other connections."""
 
 MAX_UNPROVEN = 64
-"""Maximum number of a listener's connections whose other ends have not proved yet that they know the secret. Further
-connections wait, so that other programs cannot use up the descriptors and threads of the launch.
+"""Maximum number of connections per listener that have not sent a valid proof yet. Further connections wait, so that
+other programs cannot use up the descriptors and threads of the launch.
 """
 
 

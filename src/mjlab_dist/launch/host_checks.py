@@ -307,7 +307,7 @@ def _command(*arguments: str) -> str:
 
 
 def _check_environment(connection: fabric.Connection) -> None:
-    """Raise if a host has another working directory, Python or packages."""
+    """Raise if a host has a different working directory, Python or packages."""
     # Working directory
     if not run_on(connection, f"cd {shlex.quote(str(Path.cwd()))}").ok:
         raise HostError(f"has no directory {Path.cwd()}; start from a directory that exists on all machines")
@@ -348,7 +348,7 @@ def _last_line(result: Result) -> str:
 def _compare_python(kind: str, version: str, library: str | None) -> str | None:
     """Return why a host's Python cannot run ranks of a launch from this machine; None if it can.
 
-    Python of another patch release can: it reads the same bytecode and loads the same compiled packages. It cannot if
+    A different patch release can: it reads the same bytecode and loads the same compiled packages. It cannot if
     the host also has this machine's standard library, whose compiled modules work only with their own release.
 
     Args:

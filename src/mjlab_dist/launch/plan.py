@@ -37,8 +37,8 @@ from mjlab_dist.run_files import has_file, run_of
 from mjlab_dist.wording import listed
 
 MAX_TIMESTEP_S = 0.05
-"""Assumed maximum length of a physics step, in s. If an episode is shorter than a control step that consists of such
-physics steps, the model is built to read the actual length."""
+"""Assumed maximum length of a physics step, in s. The model is built to read the actual length only if an episode is
+shorter than a control step would be at this length."""
 
 
 @dataclass(frozen=True, kw_only=True)

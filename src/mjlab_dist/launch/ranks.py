@@ -119,7 +119,7 @@ def run_ranks(
 
 @contextlib.contextmanager
 def _one_at_a_time() -> Iterator[None]:
-    """Raise if this process has ranks already, in another thread."""
+    """Raise if another thread of this process already has ranks."""
     if not _launching.acquire(blocking=False):
         raise UserError("this process already has ranks; close their envs, wait for their end, or use another process")
     try:
@@ -205,7 +205,7 @@ class _Adapted(NamedTuple):
     group: type[LauncherGroup]
     """The launcher's connections to its agents."""
     log_processes: Sequence[_LogProcess]
-    """The log process, as soon as torchrunx has created it; empty before."""
+    """torchrunx's log process; empty until torchrunx has created it."""
 
 
 @contextlib.contextmanager
@@ -231,7 +231,7 @@ def _adapted_torchrunx(launch: Launch) -> Iterator[_Adapted]:
             process.kill()
         return process
 
-    # Pass arguments to the agents, which are already running; torchrunx's other command is `kill`
+    # torchrunx's commands start an agent or kill it. These agents already run: only pass them their arguments
     def execute(command: str, hostname: str, **_: str | None) -> None:
         (agent,) = [agent for agent in launch.agents if agent.host == hostname]
         _program, separator, arguments = command.partition(" -m torchrunx ")

@@ -17,9 +17,9 @@ from mjlab_dist.run_dir import list_checkpoints, read_config_file, read_metrics
 from mjlab_dist.worker import RunResult
 
 FIRST_PAUSE_S = 1.0
-"""Seconds before the restart after the first attempt without progress; doubled after every further such attempt.
+"""Seconds before the restart after an attempt without progress. Each further such attempt doubles this pause.
 
-After an attempt that trained for :data:`MAX_PAUSE_S`, the pauses start again at this value.
+After an attempt that trained for :data:`MAX_PAUSE_S` or longer, the pauses start again at this value.
 """
 
 MAX_PAUSE_S = 60.0

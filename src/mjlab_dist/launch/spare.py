@@ -100,7 +100,7 @@ class Spare:
             self._discard()
 
     def replan(self, plan: RunPlan) -> None:
-        """Discard the prepared launch, and use another plan for the next launches.
+        """Discard the prepared launch, and use a different plan for the next launches.
 
         Args:
             plan: The run's plan on the machines that answer.

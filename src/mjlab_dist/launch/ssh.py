@@ -30,7 +30,7 @@ REVOKED = "@revoked"
 """Marker of a key that must not be accepted."""
 
 RSA_SIGNATURES = {"rsa-sha2-512": "ssh-rsa", "rsa-sha2-256": "ssh-rsa"}
-"""Type of the keys of an algorithm, if the type has another name than the algorithm."""
+"""Type of the keys of an algorithm, for algorithms whose name differs from that of the type."""
 
 
 class HostKeyError(PreflightError):
@@ -82,7 +82,7 @@ def verifying(connection: fabric.Connection, ssh_config: str | None) -> fabric.C
 
 
 class _Client(paramiko.SSHClient):
-    """A client without known hosts, so that paramiko passes every key to the policy."""
+    """A client without known hosts, so that paramiko passes every key to :class:`_HostKeys`."""
 
     def __init__(self, keys: _HostKeys) -> None:
         super().__init__()

@@ -28,7 +28,7 @@ GRACE_S = 2.0
 """Seconds to wait for the other ranks' reports after the first failed rank is known, or after a hang."""
 
 LOST_S = 5.0
-"""Seconds to wait for reports if the process of a rank has ended without one."""
+"""Seconds to wait for reports if the process of a rank has ended without a report."""
 
 PATIENCE_S = 20.0
 """Seconds to wait for the failed rank's report if only ranks that lost contact with it have reported. The failed rank
@@ -137,7 +137,7 @@ class Ranks:
             self._forward_stop()
 
             # Failure: a rank reported an error, a process ended, torchrunx raised, or no iteration ended in time
-            # Results may arrive while the launcher waits for reports: a process ends right after it sends its result.
+            # A process exits right after it sends its result, so results can still arrive during the wait for reports
             hangs = bool(self._iterations) and time.monotonic() - self._advanced_at > hang_timeout_s + LAST_RESORT_S
             helper = helper_ended()
             stops = hangs or helper is not None

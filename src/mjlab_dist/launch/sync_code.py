@@ -25,11 +25,11 @@ MAX_BYTES = 2**30
 """Maximum size of a project. Larger projects contain data, which would take too long to copy before every start."""
 
 RECORD = '"${{XDG_CACHE_HOME:-$HOME/.cache}}/mjlab_dist/synced/{name}"'
-"""File on the other machine with the digests of the copied files, as a shell word. The file's name is a digest of the
-project's path."""
+"""File on the other machine with the digests of the copied files, quoted for the shell. The file's name is a digest of
+the project's path."""
 
 READ_RECORD = f"cat {RECORD} 2>/dev/null || true"
-"""Program that prints the record."""
+"""Program that prints this file, the record of the last copy."""
 
 READ_FILES = "cd {root} 2>/dev/null || exit 0; xargs -0 sha256sum -z -- 2>/dev/null || true"
 """Program that prints the digests of the files whose names it reads, if they exist."""
@@ -66,11 +66,11 @@ class There:
     """The project on another machine."""
 
     recorded: Mapping[str, Set[str]]
-    """Digests of the files that were copied to this machine: by the last copy, and by an interrupted one."""
+    """Digests of the files that were copied to that machine: by the last copy, and by an interrupted one."""
     digests: Digests
     """Digests of its files."""
     committed: Set[str]
-    """Files that do not differ from the last commit of the git repository on this machine."""
+    """Files that do not differ from the last commit of the git repository on that machine."""
 
     def changes(self, project: Digests) -> Changes:
         """Return what a copy of the project would change.
@@ -90,7 +90,7 @@ class There:
         )
 
     def _is_copy(self, name: str) -> bool:
-        """Return whether a file has not changed since it was copied to this machine."""
+        """Return whether a file has not changed since it was copied to that machine."""
         return self.digests.get(name) in self.recorded.get(name, ())
 
 
@@ -102,7 +102,7 @@ def sync_code(config: TrainConfig, listen: Listener) -> None:
         listen: Receives a line for each machine whose files have changed.
 
     Raises:
-        UserError: If a program is missing, or the directory is no project.
+        UserError: If a program is missing, or the directory is not a project.
         PreflightError: If a machine cannot be reached, or has changes that exist nowhere else.
     """
     if config.sync_code is None:
@@ -208,7 +208,7 @@ def _digest(file: Path) -> str:
 
 
 class CopyError(Exception):
-    """Why a machine did not get the files, with the fix."""
+    """Reason why files could not be copied to a machine, with the fix."""
 
 
 class _Target:

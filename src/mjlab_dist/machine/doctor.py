@@ -192,7 +192,7 @@ def check_drawing(environ: Mapping[str, str], library: str = "libEGL.so.1") -> F
 
     Args:
         environ: The environment.
-        library: The library that MuJoCo needs for this.
+        library: The library that MuJoCo needs to draw.
     """
     chosen = environ.get("MUJOCO_GL", "egl")
     if chosen.lower() != "egl":

@@ -175,7 +175,7 @@ def require_kernel_cache(environ: Mapping[str, str]) -> None:
 
 
 def check_semaphores() -> Finding:
-    """Check the free shared memory, which holds the semaphores that starting several ranks needs."""
+    """Check that shared memory has room for the semaphores that are needed to start several ranks."""
     name, directory = "semaphores", Path("/dev/shm")  # noqa: S108 (where Linux keeps semaphores)
     try:
         with tempfile.TemporaryFile(dir=directory) as file:

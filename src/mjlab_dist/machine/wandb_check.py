@@ -23,7 +23,7 @@ def check_wandb(environ: Mapping[str, str], timeout_s: float) -> Finding:
     """Check whether an account is logged in and the server answers, or Weights & Biases is set to offline.
 
     Args:
-        environ: The environment; the proxies are those of this process's own environment.
+        environ: The environment. Proxies are read from this process's own environment instead.
         timeout_s: Seconds to wait for the server.
     """
     name, later = "--logger wandb", "`uv run wandb sync` uploads them later"
