@@ -1,4 +1,4 @@
 """Checks of a task for its authors: types, waits for the device, replays, finite numbers, seeds, resuming, buffers."""
 
 NUM_CHECKED = 16
-"""Envs that are built if no number is given."""
+"""Number of envs if none is given."""

@@ -126,7 +126,7 @@ def check_finite(env: WatchedEnv, trace: Sequence[Entry], num_episodes: int) -> 
     """
     num_steps = max(entry.step for entry in trace)
     broken = {entry.step for entry in trace if entry.not_finite and entry.place == PHYSICS}
-    # With nan_policy reset, the env itself handles steps in which the physics is not finite.
+    # With nan_policy "reset", the env itself handles steps in which the physics is not finite.
     handled = broken if env.cfg.nan_policy == "reset" else set()
     for entry in trace:
         if entry.not_finite and entry.step not in handled:
@@ -172,7 +172,7 @@ def first_difference(mine: Iterable[Entry], theirs: Iterable[Entry]) -> str:
 
 
 def check_seeds(same: tuple[Sequence[Entry], Sequence[Entry]], other: Sequence[Entry], seed: int, draws: bool) -> Check:
-    """Check that a seed determines the rollout, and that another seed leads to another rollout.
+    """Check that a seed determines the rollout, and that a different seed leads to a different rollout.
 
     Args:
         same: Two rollouts with the same seed.

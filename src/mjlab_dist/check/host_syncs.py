@@ -21,7 +21,7 @@ class HostSyncs(TorchDispatchMode):
 
     Attributes:
         num_ops: Number of dispatched operations.
-        found: Names of those that wait.
+        found: Names of the operations that wait.
         paused: Whether operations are executed without being recorded.
     """
 
@@ -56,7 +56,7 @@ class HostSyncs(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self.paused or func.namespace == "prim":  # prim reads a tensor's device
+        if self.paused or func.namespace == "prim":  # reads properties of a tensor, such as its device
             return func(*args, **kwargs)
         # In inference mode, composite operations are not split: `aten.to`, for example, hides a copy to another device.
         if func.namespace == "aten" and func._can_decompose():

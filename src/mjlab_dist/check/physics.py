@@ -37,7 +37,7 @@ NUM_COMPARED = 4
 """Number of envs that each comparison covers."""
 
 MAX_DIFFERENCE = 0.05
-"""Maximum median of the difference to MuJoCo's C code, as a share of the change of the velocities.
+"""Maximum median of the difference from MuJoCo's C code, as a share of the change of the velocities.
 
 Because of float32 and of different contact points, single steps may differ more, but not half of all steps.
 """
@@ -101,7 +101,7 @@ class PhysicsProbe:
         self._env.sim.step = self._sim_step
 
     def _step(self) -> None:
-        """Make a step of the physics, and observe it."""
+        """Run a physics step, and observe it."""
         with quiet():
             self._observe()
 

@@ -54,7 +54,7 @@ class Constant:
     """An argument that is not a tensor."""
 
     text: str
-    """Its repr. Two constants are equal if their texts are, so that NaN equals NaN, and 1 differs from 1.0 and True."""
+    """Its repr. Two constants are equal if their reprs are, so that NaN equals NaN, and 1 differs from 1.0 and True."""
     value: Any = dataclasses.field(compare=False, repr=False)
 
     @classmethod
@@ -141,7 +141,7 @@ class Operation:
     """File and line of the code that issued the operation."""
 
     def difference(self, other: Operation) -> str:
-        """Describe how this operation differs from the one at the same place of the first step; empty if they agree."""
+        """Describe how this operation differs from the one at this position in the first step; empty if they agree."""
         if self.name != other.name:
             return f"was {other.name} before"
         if len(self.args) != len(other.args) or [k for k, _ in self.kwargs] != [k for k, _ in other.kwargs]:

@@ -47,11 +47,11 @@ TIMER_STEPS = 20
 """Commands and interval events are due for the first time within this many steps."""
 
 EXTRA_STEPS = ITERATION_STEPS + 7
-"""Number of additional steps of the envs that then load a state, so that their counters in Python differ."""
+"""Number of extra steps that other envs take before they load a state: their counters in Python then differ."""
 
 
 def check(config: TrainConfig) -> Iterator[Check]:
-    """Check a task, and yield each result when it is known. The global random generators keep their states.
+    """Check a task, and yield each result as soon as it is known. The global random generators keep their states.
 
     Args:
         config: The task, and the number of envs.
@@ -109,14 +109,14 @@ def _trial(config: TrainConfig, num_envs: int) -> Iterator[Check]:
 
 
 def _checks(config: TrainConfig, num_envs: int) -> Iterator[Check]:
-    # Terms: envs are built and make a step
+    # Terms: build envs and run a step
     first = _Subject(config, num_envs, config.seed)
     result = first.build()
     yield result
     if not result.passed:
         return
 
-    # Rollouts of the same seed and of another one
+    # Two rollouts with the same seed, and one with a different seed
     second, other = (_Subject(config, num_envs, seed) for seed in (config.seed, config.seed + 1))
     for subject in (first, second, other):
         error = subject.run()
@@ -128,10 +128,10 @@ def _checks(config: TrainConfig, num_envs: int) -> Iterator[Check]:
     yield check_finite(env, first.trace, first.num_resets)
     yield check_seeds((first.trace, second.trace), other.trace, config.seed, first.draws)
 
-    # Resuming, in envs that have another seed and another age
+    # Resuming, in envs with a different seed and age
     yield _check_resume(first, other)
 
-    # Checks of single steps
+    # Waits for the device, and operations of each step
     env.watch.place = RETURNED
     yield check_syncs(env, first.actions[:ITERATION_STEPS])
     env.watch.place = RETURNED
@@ -159,7 +159,7 @@ class _Subject:
         return self._env
 
     def build(self) -> Check:
-        """Build the envs, make a step, and age the episodes."""
+        """Build the envs, run a step, and age the episodes."""
         seed_generators(self._seed)
         drawn_from = torch.get_rng_state()
         try:
@@ -180,7 +180,7 @@ class _Subject:
         return passed("terms", f"{counts}: all shapes and types are right")
 
     def run(self) -> Check | None:
-        """Make the rollout; return the error that ended it, if any."""
+        """Run the rollout; return the error that ended it, if any."""
         if self._env is None:
             result = self.build()
             if not result.passed:
@@ -190,7 +190,7 @@ class _Subject:
         return error
 
     def steps(self, indices: Sequence[int]) -> Check | None:
-        """Make steps and trace them; return the error that ended them, if any."""
+        """Run and trace steps; return the error that ended them, if any."""
         env = self.env
         try:
             for index in indices:
@@ -211,7 +211,7 @@ class _Subject:
             return text
         place = self._env.watch.place if self._env is not None else RETURNED
         if place == RETURNED and hasattr(error, "__notes__"):
-            return named(type(error).__name__, with_notes(error))  # the notes name the term, also before envs are built
+            return named(type(error).__name__, with_notes(error))  # notes name the term even if no envs are built
         where = f"{place}: " if place != RETURNED else ""
         return f"{where}{named(type(error).__name__, text)} ({_line_of(error)})"
 
@@ -230,7 +230,7 @@ def _check_resume(subject: _Subject, other: _Subject) -> Check:
 
 
 def _age(env: WatchedEnv) -> None:
-    """Set timers so that all episodes end, all commands are drawn and all interval events happen within a rollout."""
+    """Set timers so that all episodes end, all commands are sampled and all interval events happen within a rollout."""
     state = env.state()
     ages = torch.arange(1, env.num_envs + 1) * NUM_STEPS // (env.num_envs + 1)
     state["episode_length"] = (env.max_episode_length - ages).clamp_min(0)

@@ -94,7 +94,7 @@ class Watch:
         Args:
             place: Name of the term.
             call: The term.
-            state: Returns the tensors that the term may change, if it returns nothing.
+            state: Returns the tensors that the term may change; for terms that return nothing.
             is_capturable: Whether the term can be part of a CUDA graph.
         """
 
@@ -119,7 +119,7 @@ class Watch:
         if self._step is None:
             return
         digests = {name: hash(tensor.contiguous().numpy().tobytes()) for name, tensor in tensors.items()}
-        # The state of a term may be infinite, such as the time until an event.
+        # Values in a term's state may be infinite, such as the time until an event.
         finite = _PHYSICS & tensors.keys() or tensors.keys()
         not_finite = tuple(name for name in tensors if name in finite and not tensors[name].isfinite().all())
         self.trace.append(Entry(self._step, place, digests, not_finite))

@@ -60,7 +60,7 @@ class Round:
     computing_s: list[float]
     """Seconds per iteration in which each rank computes, without collectives; medians over iterations."""
     memory_share: float
-    """Share of the memory in use: on the fullest GPU or, on the CPU, by all ranks of the fullest machine."""
+    """Fraction of memory in use: on the fullest GPU, or (CPU) by all ranks on the fullest machine."""
     reached: Reached | None
     """When the run reached the return; None if it did not, or if no return was given."""
 

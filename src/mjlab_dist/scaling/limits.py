@@ -25,7 +25,7 @@ SLOW_RANK = 1.15
 """A rank limits the others if its computing time is at least this multiple of the median rank's."""
 
 SLOWED = 1.2
-"""Ranks slow each other down if their computing time is at least this multiple of that of a single rank."""
+"""Ranks slow each other down if their computing time is at least this multiple of a single rank's."""
 
 FIXED = 1.3
 """Ranks have too few envs if their computing time is at least this multiple of the time in proportion to their envs."""
@@ -117,6 +117,6 @@ def _few_envs(first: Row, last: Row) -> list[str]:
 
 
 def _ratios(first: Row, last: Row) -> list[float]:
-    """Return the computing time of the median rank in the last row, relative to the first, for each round."""
+    """Return, for each round, the median rank's computing time in the last row divided by that in the first row."""
     pairs = zip(last.rounds, first.rounds, strict=True)
     return [statistics.median(one.computing_s) / statistics.median(other.computing_s) for one, other in pairs]

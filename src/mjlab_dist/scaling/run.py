@@ -131,7 +131,7 @@ def _devices_of(hosts: Sequence[Host]) -> tuple[RankDevice, ...]:
 
 
 def _first(hosts: Sequence[Host], num_ranks: int) -> tuple[Host, ...]:
-    """Return the first machines with a number of ranks in total; the last of them may use only some of its devices."""
+    """Return the first machines, with ``num_ranks`` devices in total; the last may use only some of its devices."""
     found: list[Host] = []
     for host in hosts:
         if left := num_ranks - len(_devices_of(found)):

@@ -25,7 +25,7 @@ T = TypeVar("T")
 WARM_UP_STEPS = 10
 
 NUM_STEPS = 50
-"""Control steps that are measured separately if the rollout is replayed from CUDA graphs."""
+"""Number of control steps that are measured separately if the rollout is replayed from CUDA graphs."""
 
 ACTION_STD = 0.5
 """Standard deviation of the random actions of these steps."""

@@ -28,7 +28,7 @@ class RankRow:
     host: str
     """Name of the machine."""
     device: str
-    """UUID of the device, or else torch's name for it, followed by its model."""
+    """UUID of the device (torch's name for it if no UUID is known), followed by its model."""
     memory_gb: int
     """Total memory of the device, in GB of 10^9 bytes."""
     env_ids: str
