@@ -38,8 +38,9 @@ if TYPE_CHECKING:
 def train(task: str | TrainConfig, *, quiet: bool = False, trust: bool = False, **fields: Any) -> RunResult:
     """Train a policy and wait for the result, like the command ``train``.
 
-    A single rank trains in this process, and its errors are raised unchanged. Several ranks train in separate
-    processes, which have all ended when this function returns or raises. Ctrl-C raises KeyboardInterrupt.
+    A single rank trains in this process unless ``max_restarts`` is set, and its errors are raised unchanged. Other
+    ranks train in separate processes, which have all ended when this function returns or raises. Ctrl-C raises
+    KeyboardInterrupt.
 
     Args:
         task: Name of a task, or the config to start from.
@@ -108,7 +109,7 @@ def make(
             for learning, such as those of ``agent``, have no effect.
 
     Returns:
-        The envs. The object is also a context manager, which closes the envs at its end.
+        The envs. The object is also a context manager that closes the envs on exit.
 
     Raises:
         UserError: If a field is unknown, or the task cannot be simulated on this machine.
@@ -190,7 +191,7 @@ def check_task(task: str | TrainConfig, **fields: Any) -> None:
 
 
 def _start(task: str | TrainConfig, fields: Mapping[str, Any], *, trust: bool) -> TrainConfig:
-    """Return the config before fields are applied: that of the task, or of the run to resume."""
+    """Return the config to apply fields to: the config of the task, or of the run to resume."""
     if isinstance(task, TrainConfig):
         return task
     if not isinstance(task, str):
@@ -219,7 +220,7 @@ def configured(base: TrainConfig, fields: Mapping[str, Any]) -> TrainConfig:
         fields: Values by name; nested names have dots. A whole object, such as ``agent``, is set before its fields.
 
     Raises:
-        UserError: If a field does not exist, its value has another type, or two fields exclude each other.
+        UserError: If a field does not exist, its value has a different type, or two fields exclude each other.
     """
     config = base
     for name in sorted(fields, key=lambda name: name.count(".")):

@@ -122,7 +122,8 @@ def measure(
         log: Prints a line for the user.
 
     Returns:
-        The attempts. In every attempt except the last, a buffer was too small.
+        The attempts. In every attempt except the last, a buffer was too small. After :data:`MAX_DOUBLINGS`
+            doublings, a buffer may be too small in the last attempt too.
 
     Raises:
         UserError: If the config names something that does not exist, or the checkpoint does not fit.

@@ -38,7 +38,7 @@ Counts may be too low: rows of contacts that were dropped are not counted.
 
 
 def with_sizes(config: TrainConfig, sizes: Mapping[str, int]) -> TrainConfig:
-    """Return a config with other buffer sizes.
+    """Return a config with different buffer sizes.
 
     Args:
         config: A run's config.

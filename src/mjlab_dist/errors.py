@@ -16,7 +16,7 @@ class Exit(enum.IntEnum):
     USAGE = 2
     """The command line or the config is invalid."""
     PREFLIGHT = 3
-    """A machine is not ready; the command doctor shows why."""
+    """This machine, or one of --hosts, is not ready; the command doctor shows why."""
     NUMERICS = 4
     """A number was not finite, a buffer of the physics was too small, or parameters differed between ranks. A restart
     would not help."""

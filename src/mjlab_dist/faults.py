@@ -51,7 +51,7 @@ def read_fault(environ: Mapping[str, str]) -> Fault | None:
         environ: The process's environment.
 
     Raises:
-        UserError: If the variable has another format.
+        UserError: If the variable has a different format.
     """
     text = environ.get(VARIABLE)
     if not text:

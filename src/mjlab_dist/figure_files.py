@@ -22,7 +22,7 @@ def check_figure_file(flag: str, file: str, suffixes: Sequence[str]) -> None:
     Args:
         flag: The flag that names the file, for the message.
         file: The file.
-        suffixes: Allowed endings of its name, such as ``.png``.
+        suffixes: Allowed suffixes, such as ``.png``.
 
     Raises:
         UserError: One line that names the flag, its value and the fix.

@@ -29,7 +29,8 @@ def import_learner() -> None:
 
     tensordict imports all of torch's compiler only to mark a few functions for the compiler, and rsl_rl imports Weights
     & Biases. These two imports take a third of the time of all imports. torch.compile still works without the marks: it
-    compiles those functions like any other. A process that belongs to the user must import everything as usual.
+    compiles those functions like any other. Do not call this in a user's own process, such as
+    a notebook: other code there may need the skipped parts.
     """
     with start_up():
         import torch

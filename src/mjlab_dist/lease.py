@@ -201,7 +201,7 @@ def acquire(
 
 
 Held = Literal["yes", "no", "lost", "unknown"]
-"""Whether a launch trains a run. lost: the launch was killed, or no longer renews its lease; unknown: not known yet."""
+"""Whether a launch is training a run. lost: it was killed or no longer renews its lease; unknown: not known yet."""
 
 
 class LeaseWatch:

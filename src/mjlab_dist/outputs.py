@@ -17,7 +17,7 @@ def check_output(flag: str, file: str, suffixes: Sequence[str] = ()) -> None:
     Args:
         flag: The flag that names the file, for the message.
         file: The file.
-        suffixes: Allowed endings of its name, such as ``.png``; empty to allow any name.
+        suffixes: Allowed suffixes, such as ``.png``; empty to allow any name.
 
     Raises:
         UserError: One line that names the flag, its value and the fix.

@@ -2,7 +2,7 @@
 
     pack.json          version of the format, task, checkpoint, iteration, and the versions that wrote the pack
     README.md          model card
-    config.yaml        the run's config, without the fields that describe the machine that trained
+    config.yaml        the run's config, without settings specific to the training machine
     checkpoint.pt      policy and value function with their normalizers
     provenance.json    versions, commit, command line, devices
     metrics.jsonl      one row per iteration

@@ -38,7 +38,7 @@ def find_named_run(log_root: str, task: str, run_name: str) -> Path | None:
 
 
 def check_same_run(config: TrainConfig, started: TrainConfig) -> None:
-    """Raise if the run that was found by its name has another seed, because it is then an independent run.
+    """Raise if a run with the right name has a different seed: it is then an independent run.
 
     Args:
         config: The config to train with.

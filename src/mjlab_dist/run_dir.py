@@ -158,7 +158,7 @@ def find_run(
         warn: Called with one line if ``latest`` skips newer runs because they have no checkpoint.
 
     Raises:
-        UserError: If there is no such run, or it trained another task.
+        UserError: If there is no such run, or it trained a different task.
     """
     if run == "latest":
         runs = sorted((p.parent for p in Path(log_root, task).glob(f"*/{CONFIG_FILE}")), key=by_start)
@@ -229,7 +229,7 @@ def find_run_to_resume(log_root: str, task: str | None, run: str, warn: Callable
         warn: As in :func:`find_run`.
 
     Raises:
-        UserError: If there is no such run, or it trained another task.
+        UserError: If there is no such run, or it trained a different task.
     """
     if os.path.isfile(run):  # noqa: PTH113 (also takes names that no file can have)
         raise UserError(

@@ -14,8 +14,8 @@ def seed_generators(seed: int, rank: int = 0, resumed_iteration: int = 0) -> Non
     Args:
         seed: The run's seed.
         rank: The global rank. With local ranks, ranks of different machines would draw the same random numbers.
-        resumed_iteration: Number of iterations done before, if a run resumes without its saved random state; the run
-            then does not repeat the random numbers of its start. 0 for a new run.
+        resumed_iteration: Number of completed iterations if a run resumes without its saved random state, so that the
+            run does not repeat the random numbers of its start; otherwise 0.
     """
     import numpy as np  # noqa: PLC0415
     import torch

@@ -28,7 +28,7 @@ SSH_DIRS = ("~/.ssh", "/etc/ssh")
 
 
 def refuse_foreign(config: TrainConfig, file: Path, *, uses_ssh: bool) -> None:
-    """Raise if a config that was read from a file can run code of neither the user nor a task package.
+    """Raise if a config that was read from a file can run code that is not trusted.
 
     The functions and classes that the config names must be from this package, from a distribution that provides tasks,
     or from the user's own modules. The user's own modules are those that are neither installed nor part of Python.
@@ -39,7 +39,7 @@ def refuse_foreign(config: TrainConfig, file: Path, *, uses_ssh: bool) -> None:
         uses_ssh: Whether its ``ssh_config`` will be used.
 
     Raises:
-        UserError: If the config names another function, or an SSH config file that will be used and is not in SSH's
+        UserError: If the config names any other function, or an SSH config file that will be used and is not in SSH's
             own directories.
     """
     tasks = entry_points(group=GROUP)

@@ -1,7 +1,7 @@
 """One rank from start to end: device, seed, env, process group, runner, teardown.
 
-PyTorch and Warp are imported inside functions: torchrunx also unpickles a reference to :func:`run` in its launcher and
-in its agents (an agent is the process that starts the ranks of one machine), which should not wait for these imports.
+PyTorch and Warp are imported inside functions: torchrunx's launcher and agents (an agent is the process that starts the
+ranks of one machine) import this module too, because they unpickle a reference to :func:`run`. They should start fast.
 """
 
 from __future__ import annotations
@@ -408,7 +408,7 @@ def _leave(code: Exit) -> NoReturn:
 
 
 def _follows_another(error: BaseException) -> bool:
-    """Return whether another rank probably failed first: the error reports that, or torch.distributed raised it."""
+    """Return whether another rank probably failed first: the error names it, or torch.distributed raised the error."""
     if isinstance(error, NonFiniteError):
         return error.of_another_rank
     if isinstance(error, LostRankError):
