@@ -59,7 +59,7 @@ ENCRYPTED = 0x1
 """Flag of an encrypted file in a zip file."""
 
 CHUNK = MB
-"""Bytes to decompress at a time: a file that is larger than it claims is refused before it fills the memory."""
+"""Bytes to decompress at a time: a file that is larger than its stated size is refused before it fills the memory."""
 
 
 def is_pack(path: Path) -> bool:

@@ -8,7 +8,7 @@ from mjlab_dist.pack_file import has_part, is_pack, read_manifest, read_part
 
 
 def run_of(checkpoint: Path) -> Path:
-    """Return the run directory of a checkpoint, or the pack itself if the path is that of a pack."""
+    """Return the run directory of a checkpoint, or the pack itself if the path is a pack."""
     return checkpoint if is_pack(checkpoint) else checkpoint.resolve().parent.parent
 
 

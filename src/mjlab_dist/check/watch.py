@@ -70,7 +70,7 @@ class Watch:
 
     @contextmanager
     def leaving_out(self, pause: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
-        """Leave terms that cannot be part of a CUDA graph out of a check.
+        """Exclude from a check all terms that cannot be part of a CUDA graph.
 
         Args:
             pause: Returns a context that pauses the check while such a term runs.

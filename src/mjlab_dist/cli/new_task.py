@@ -111,6 +111,6 @@ def _show(made: NewTask) -> None:
 
 
 def _short(path: Path) -> Path:
-    """Return a path relative to the current directory if it is inside."""
+    """Return a path, relative to the current directory if the path is inside it."""
     here = Path.cwd()
     return path.resolve().relative_to(here) if path.resolve().is_relative_to(here) else path

@@ -173,7 +173,7 @@ def _warn(text: str) -> None:
 
 
 def _find_run(run: str, task: str | None, file: str | None, flags: Sequence[str], prog: str) -> Path | None:
-    """Return the directory of the run that ``--resume`` names; None if there is none yet, with ``--resume auto``.
+    """Return the directory of the run that ``--resume`` names; None if ``--resume auto`` finds no run.
 
     Args:
         run: The value of ``--resume``.

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 MAX_VALUES = 1_000_000
-"""Maximum number of values in a config file. With aliases, a few lines can be more values than fit into memory."""
+"""Maximum number of values in a config file. With aliases, a few lines can expand to more than fits into memory."""
 
 
 def load_yaml(text: str) -> Any:

@@ -20,7 +20,7 @@ from mjlab_dist.errors import LostRankError
 SPIN_S = 0.005
 """A rank that waits for data polls its sockets for this many seconds, and then sleeps until data arrives.
 
-Between polls, the rank yields its core to other processes. Ranks that run in step usually wait for less time than it
+Between polls, the rank yields its core to other processes. Ranks of equal speed usually wait for less time than it
 takes to wake up a sleeping process.
 """
 

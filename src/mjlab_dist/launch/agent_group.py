@@ -103,7 +103,7 @@ class LauncherGroup(LauncherAgentGroup[Any]):
         """Return the error that names the agents that have not answered in time.
 
         Args:
-            ranks: Ranks in the group of the agents that have answered.
+            ranks: Group ranks of the agents that have answered.
         """
         missing = [host for rank, host in enumerate(self.hosts, 1) if rank not in ranks]
         return AgentFailedError(f"no answer within {self.agent_timeout} s from torchrunx's agent on {listed(missing)}")

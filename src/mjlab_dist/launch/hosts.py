@@ -147,7 +147,7 @@ def is_this_machine(host: str) -> bool:
 
 
 def _addresses(host: str) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:
-    """Return the addresses of a host, first those of IPv4."""
+    """Return the addresses of a host, IPv4 first."""
     try:
         return [ipaddress.ip_address(host)]
     except ValueError:

@@ -21,7 +21,7 @@ RETRY_S = 5.0
 
 
 class TooFewHostsError(Exception):
-    """Too few machines answer. The message has the reason for each machine that does not."""
+    """Too few machines answer. The message gives the reason for each machine that does not answer."""
 
 
 def regroup(config: TrainConfig, plan: RunPlan, spare: Spare, listen: Listener, control: Control) -> RunPlan:

@@ -59,7 +59,7 @@ class KnownKey:
 
 
 def verifying(connection: fabric.Connection, ssh_config: str | None) -> fabric.Connection:
-    """Make a connection refuse unknown and changed host keys, also those of its jump hosts.
+    """Make a connection refuse unknown and changed host keys, including those of jump hosts.
 
     These options of SSH's config file apply, as in OpenSSH: StrictHostKeyChecking, UserKnownHostsFile,
     GlobalKnownHostsFile, HostKeyAlias and HashKnownHosts. If OpenSSH would ask the user, the key is refused.

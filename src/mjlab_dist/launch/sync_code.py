@@ -139,7 +139,7 @@ def sync_code(config: TrainConfig, listen: Listener) -> None:
 
 
 def find_project(directory: Path) -> Path:
-    """Return the directory of a project: that of its git repository, or else the nearest one with a pyproject.toml.
+    """Return the project of a directory: its git repository, or else the nearest directory with a pyproject.toml.
 
     Args:
         directory: A directory in the project.

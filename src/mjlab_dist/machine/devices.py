@@ -152,7 +152,7 @@ def plan_devices(
 
 
 def shared_cores(devices: Sequence[RankDevice]) -> list[str]:
-    """Return a warning if the ranks of this machine share cores; an empty list otherwise.
+    """Return a list with a warning if the ranks of this machine share cores; an empty list otherwise.
 
     Args:
         devices: Device of each rank of this machine.
@@ -338,7 +338,7 @@ def _visible(environ: Mapping[str, str], gpus: list[Gpu]) -> list[_Visible]:
 def _find(entry: str, gpus: list[Gpu], *, by_bus: bool) -> _Visible | None:
     """Return the device that an entry of CUDA_VISIBLE_DEVICES names by its index or the beginning of its UUID.
 
-    For a GPU in MIG mode, this is its first instance. If the user chose an order other than by PCI bus, only CUDA can
+    For a GPU in MIG mode, return its first instance. If the user chose an order other than by PCI bus, only CUDA can
     resolve an index.
     """
     # Index

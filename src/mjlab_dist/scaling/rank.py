@@ -27,7 +27,7 @@ class IterationTimes:
     """Returns, advantages and mini-batches."""
     waits_s: list[float]
     """Time of each collective (exchange of data between all ranks), from this rank's arrival to the end of the
-    collective, in the order of the calls, which is the same on all ranks."""
+    collective. All ranks call the collectives in this order."""
 
 
 @dataclass(frozen=True, kw_only=True)
