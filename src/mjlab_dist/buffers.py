@@ -14,7 +14,7 @@ MARGIN = 1.25
 SHARED_MARGIN = 1.5
 """The same ratio for the list of contacts that all envs share.
 
-This ratio is larger because the list is sized by a mean over envs, which depends more on the policy than the maximum
+This ratio is larger because the list is sized by a mean over envs. The mean depends more on the policy than the maximum
 does.
 """
 

@@ -8,8 +8,8 @@
     metrics.jsonl      one row per iteration
     policy.onnx        the exported policy
 
-A pack may come from someone who is not trusted. Only these names are accepted, each once, and no file may become
-larger than its limit, or, if it has none, than the pack itself. Imports the standard library only.
+A pack may come from someone who is not trusted. Only these names are accepted, each once. A file may not be larger than
+its maximum size in :data:`LIMITS` or, if it has none, than the pack. Imports the standard library only.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ are never larger than the pack."""
 REQUIRED = (MANIFEST, "config.yaml", CHECKPOINT)
 
 START = (1980, 1, 1, 0, 0, 0)
-"""Modification time of all files, which is constant so that the same contents give the same bytes."""
+"""Modification time of all files. It is constant, so that the same contents give the same bytes."""
 
 ENCRYPTED = 0x1
 """Flag of an encrypted file in a zip file."""

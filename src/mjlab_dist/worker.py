@@ -248,8 +248,8 @@ def set_interfaces(rank: Rank, environ: MutableMapping[str, str]) -> None:
 
     If all ranks are on one machine, this is the loopback interface. Otherwise, it is the interface of this machine's
     route to rank 0; the interface's name may differ between machines. By default, gloo announces the address that the
-    machine's host name resolves to, which is a loopback address on many machines, and NCCL may choose a network that
-    does not connect the machines, such as that of containers.
+    machine's host name resolves to. On many machines, this is a loopback address. NCCL may choose a network that does
+    not connect the machines, such as a network of containers.
 
     Args:
         rank: Rank of this process.

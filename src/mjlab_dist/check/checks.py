@@ -196,7 +196,7 @@ def check_seeds(same: tuple[Sequence[Entry], Sequence[Entry]], other: Sequence[E
 
 
 def check_resume(going_on: Sequence[Entry], resumed: Sequence[Entry]) -> Check:
-    """Check that envs that load a state continue exactly like the envs whose state was saved.
+    """Check that envs continue a saved state exactly like the envs that saved it.
 
     Args:
         going_on: Rollout of the envs whose state was saved.

@@ -159,7 +159,7 @@ def _max_values(flag: Flag) -> float:
 
 
 def _values(flag: Flag, typed: str, flags: Mapping[str, Flag]) -> Suggestions | None:
-    """Return the words that a flag takes and that start with what is typed, or None if it takes a path."""
+    """Return the values of a flag that start with the typed text, or None if the flag takes a path."""
     if flag.path in PATHS or flag.path.endswith(".file"):
         return None
     if flag is _HELP_ON_GROUP:
@@ -174,7 +174,7 @@ def _start_with(words: Mapping[str, str], typed: str) -> Suggestions:
 
 
 def _folded(names: Mapping[str, str], typed: str) -> Suggestions:
-    """Return the names that start with what is typed; each group becomes one entry that ends with a dot.
+    """Return the names that start with the typed text; each group becomes one entry that ends with a dot.
 
     If only one group is left, return its names instead: otherwise, a shell would complete the group and append a space.
     """

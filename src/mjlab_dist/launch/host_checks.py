@@ -51,8 +51,8 @@ is_own = os.path.realpath(library) == os.path.realpath(sysconfig.get_path("stdli
 python = [platform.python_implementation(), platform.python_version(), None if is_own else library]
 print(json.dumps([python, {name: m.version(name) for name in sys.argv[1:]}]))
 """
-"""Program that prints the implementation and version of its Python, the directory of the standard library if it is not
-this Python's own one, and the versions of the packages given as arguments."""
+"""Program that prints the implementation and version of its Python; the directory of the standard library, if it is not
+this Python's own; and the versions of the packages that are its arguments."""
 
 CALL = f"import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), {CONNECT_TIMEOUT_S})"
 """Program that connects to an address and a port, its two arguments."""

@@ -1,4 +1,4 @@
-"""Prepare a launch (start of ranks) for the next restart while ranks train, so that it does not wait for imports."""
+"""Prepare a launch (start of ranks) for the next restart while ranks train, to avoid waiting for imports."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ class Ranks:
                 raise RankError("the ranks were killed on request")
             self._forward_stop()
 
-            # Failure: a rank reported an error, a process ended, torchrunx raised, or no iteration ended in time
+            # Failure: a rank reported an error, a process ended, torchrunx raised, or no iteration ended in time.
             # A process exits right after it sends its result, so results can still arrive during the wait for reports
             hangs = bool(self._iterations) and time.monotonic() - self._advanced_at > hang_timeout_s + LAST_RESORT_S
             helper = helper_ended()

@@ -32,13 +32,13 @@ READ_RECORD = f"cat {RECORD} 2>/dev/null || true"
 """Program that prints this file, the record of the last copy."""
 
 READ_FILES = "cd {root} 2>/dev/null || exit 0; xargs -0 sha256sum -z -- 2>/dev/null || true"
-"""Program that prints the digests of the files whose names it reads, if they exist."""
+"""Program that reads names of files, and prints the digests of those that exist."""
 
 READ_GIT = """
 cd {root} 2>/dev/null && [ -e .git ] && git rev-parse --quiet --verify HEAD >/dev/null 2>&1 || exit 0
 git ls-files -z && printf '\\0' && git diff --name-only --no-renames -z HEAD
 """
-"""Program that prints the files that git tracks, an empty name, and the files that differ from the last commit."""
+"""Program that prints the files that git tracks, an empty name, and then the files that differ from the last commit."""
 
 WRITE_RECORD = f'mkdir -p {{root}} && file={RECORD} && mkdir -p "${{{{file%/*}}}}" && cat > "$file"'
 """Program that creates the project's directory and stores its input as the record."""
