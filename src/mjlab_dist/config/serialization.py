@@ -79,7 +79,7 @@ def to_plain(config: Any) -> Any:
 
 
 def as_tuples(value: Any) -> Any:
-    """Convert lists to tuples, also inside of lists and mappings.
+    """Convert lists to tuples, including those inside lists and mappings.
 
     Args:
         value: Plain data.
