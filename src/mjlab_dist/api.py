@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 def train(task: str | TrainConfig, *, quiet: bool = False, trust: bool = False, **fields: Any) -> RunResult:
     """Train a policy and wait for the result, like the command ``train``.
 
-    A single rank trains in this process unless ``max_restarts`` is set, and its errors are raised unchanged. Other
-    ranks train in separate processes, which have all ended when this function returns or raises. Ctrl-C raises
-    KeyboardInterrupt.
+    A single rank trains in this process, unless ``max_restarts`` is set or this process cannot see its GPU. Its errors
+    are raised unchanged. Otherwise, ranks train in separate processes, which have all ended when this function returns
+    or raises. Ctrl-C raises KeyboardInterrupt.
 
     Args:
         task: Name of a task, or the config to start from.
@@ -56,7 +56,7 @@ def train(task: str | TrainConfig, *, quiet: bool = False, trust: bool = False, 
 
     Raises:
         UserError: If a field is unknown, or the config is invalid or does not fit the machine.
-        RankError: If one of several ranks ended early. The error includes that rank's traceback.
+        RankError: If a rank in a separate process ended early. The error includes that rank's traceback.
     """
     # Config; mistakes are reported before anything heavy is imported
     start = _start(task, fields, trust=trust)

@@ -61,7 +61,7 @@ def train(
 
     Raises:
         UserError: If the config is invalid or does not fit the machines.
-        RankError: If one of several ranks ended early. An error of a single rank is raised unchanged.
+        RankError: If a rank in a separate process ended early. An error of a rank in this process is raised unchanged.
     """
     if not _training.acquire(blocking=False):
         raise UserError("this process is already training; wait until that run ends, or start another process")
