@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import psutil
 
 TEMPORARY = "mjlab-dist-launch-"
-"""Prefix of the names of temporary directories. After it comes the name of the launch, which starts with a process ID."""
+"""Prefix of the names of temporary directories. The name of the launch follows: it starts with a process ID."""
 
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 """Flags that open a directory, but refuse other files, such as a link that another user has put in its place."""
