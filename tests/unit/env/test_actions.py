@@ -168,7 +168,7 @@ def test_each_env_draws_a_latency_for_each_episode(latency: tuple[int, int]) -> 
         for i in np.flatnonzero(ends):
             for line in lines[i]:
                 line.restart()
-    assert all(left.lag == right.lag and left.lags == right.lags for left, right in lines)  # both legs have one latency
+    assert all(left.lag == right.lag and left.lags == right.lags for left, right in lines)  # the legs share a latency
     found = {lag for line, _ in lines for lag in line.lags}
     assert found == set(range(latency[0], latency[1] + 1))
     assert latency[0] == latency[1] or any(len(set(line.lags)) > 1 for line, _ in lines)  # episodes sample latencies

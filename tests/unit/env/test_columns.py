@@ -1,4 +1,4 @@
-"""Tensor rows of some envs are written by torch, or cleared by one kernel in many tensors."""
+"""Rows of some envs: torch writes the rows of one tensor, and one kernel clears the rows of many tensors."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ class Episode:
 
 
 def episodes_of(steps: list[Step], ages: np.ndarray) -> list[Episode]:
-    """Return the episodes according to the test's own rules: an episode ends beyond the limit, or at the time limit."""
+    """Return the episodes by the test's own rules: they end if the cart is too far away, or at the time limit."""
     sums, lengths, ages = np.zeros((3, len(ages))), np.zeros(len(ages), dtype=int), ages.copy()
     ended = []
     for step in steps:

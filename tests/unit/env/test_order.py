@@ -164,7 +164,7 @@ def _record(owner: Any, method: str, name: str) -> None:
 
 
 def documented() -> list[str]:
-    """Return the names in the second column of the page's diagram."""
+    """Return the names in the second column of the diagram in the documentation."""
     block = PAGE.read_text().split("## The order of a step\n")[1].split("```\n")[1]
     return [line[16:].split("  ")[0].strip() for line in block.splitlines()]
 

@@ -1,4 +1,4 @@
-"""Parameters that curricula change: each step gives the same results as in an env with a constant parameter."""
+"""Parameters that curricula change. After a change, steps equal those of an env whose config has the new value."""
 
 from __future__ import annotations
 

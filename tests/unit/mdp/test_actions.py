@@ -1,4 +1,4 @@
-"""Action terms compute the same inputs as MuJoCo's C code, NumPy or formulas. All of them work with masks, resume
+"""Action terms compute the same inputs as MuJoCo's C code, NumPy or formulas. All terms work with masks, resume
 exactly, and never wait for the device."""
 
 from __future__ import annotations

@@ -205,7 +205,7 @@ GLOBAL = {**TASK, "sim": SIM, "curricula": curricula(**SETTINGS)}
 
 
 def totals(episodes: float, steps: float, alive: float) -> EpisodeTotals:
-    """Return totals of an iteration. `alive` is the reward of this term in each step, without its weight 2."""
+    """Return totals of an iteration. `alive` is the value of this term in each step, before its weight is applied."""
     unweighted = torch.tensor([alive * steps, 1.0])
     none = torch.zeros(0)
     return EpisodeTotals(torch.tensor(episodes), torch.tensor(steps), unweighted, unweighted, none, none)
@@ -242,7 +242,8 @@ def test_few_episodes_change_nothing_until_there_are_enough() -> None:
         env.end_iteration(totals(0.0, 0.0, 0.0))
     assert range_of(env) == [0.5, 2.0]
     assert env.weights[1] == pytest.approx(-0.1)
-    env.end_iteration(totals(10.0, 100.0, 1.0))  # now more than half of the average is measured: 1 - 0.9^7 > 0.5
+    # After the seventh iteration with episodes, measured values have more than half of the weight: 1 - 0.9^7 > 0.5.
+    env.end_iteration(totals(10.0, 100.0, 1.0))
     assert range_of(env) == pytest.approx([0.1, 2.4])
 
 

@@ -50,7 +50,7 @@ def write(path: Path, fps: Any = 500, joints: Any = JOINTS, **motions: Any) -> s
 
 
 def walk(time_s: float) -> np.ndarray:
-    """Return position, orientation and joints of the walk on a circle, in which the base also pitches."""
+    """Return position, orientation and joints of the walk on a circle. The base also pitches."""
     yaw, radius, phase = YAW_RAD_S * time_s, SPEED_M_S / YAW_RAD_S, 2 * math.pi * time_s / PERIOD_S
     about_z, about_y, quat = np.zeros(4), np.zeros(4), np.zeros(4)
     mujoco.mju_axisAngle2Quat(about_z, np.array([0.0, 0.0, 1.0]), yaw)
@@ -97,7 +97,7 @@ def difference(env: Env, before: np.ndarray, after: np.ndarray, time_s: float) -
 
 
 def time_of(env: Env) -> np.ndarray:
-    """Return the time in the cycle to which each env's value belongs."""
+    """Return the time in the cycle at which the motion has the target pose of each env."""
     frames = played(env).state()["frame"]
     return frames.numpy() * DT_S
 
@@ -175,7 +175,7 @@ def test_motions_are_chosen_by_name(file: str) -> None:
 def test_an_episode_starts_in_the_pose_of_the_motion(file: str) -> None:
     env = tracking(file, 400)
     motion = played(env)
-    # The value is one step ahead of the state.
+    # The target pose is one step ahead of the state.
     at = (motion.state()["frame"].numpy() - 1) % STEPS
     counts = np.bincount(at, minlength=STEPS)
     assert (counts > 0).all()

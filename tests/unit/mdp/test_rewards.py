@@ -407,7 +407,7 @@ def test_contact_rewards_follow_the_sensors() -> None:
             else:
                 np.testing.assert_allclose(told, values, rtol=2e-2, atol=2e-3, err_msg=name)
         sums = now
-        # Both continue from the same state.
+        # The env and MuJoCo's C code continue from the same state.
         for i, data in enumerate(copies):
             data.qpos, data.qvel = float64(env.sim.qpos[i]), float64(env.sim.qvel[i])
             data.qacc_warmstart = float64(env.sim.view("qacc_warmstart")[i])

@@ -134,7 +134,7 @@ def lab(model: Any) -> Simulation:
 
 
 def without_simple_bodies(model: Any, name: str, values: np.ndarray, own: np.ndarray) -> np.ndarray:
-    """Return `values`, but `own` for bodies whose inertial frame MuJoCo's compiler considers fixed."""
+    """Return `values`. For bodies whose inertial frame MuJoCo assumes to be at the body's origin, return `own`."""
     if name not in {"body_ipos", "body_iquat"}:
         return values
     return np.where((model.body_simple != 0)[:, None], own, values)

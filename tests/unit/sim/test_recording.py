@@ -1,4 +1,4 @@
-"""Recorded programs of envs that are simulated in several threads."""
+"""Graphs that are recorded and replayed in several threads, and devices that cannot record graphs."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def tile(terrain: Terrain, name: str, level: int) -> np.ndarray:
 
 
 def runs(values: np.ndarray) -> list[tuple[float, int]]:
-    """Return each value that is repeated at least once in a row, and the length of its run."""
+    """Return each value that occurs at least twice in succession, and how often it does."""
     starts = np.flatnonzero(np.diff(values, prepend=np.nan) != 0)
     lengths = np.diff(starts, append=len(values))
     return [(float(values[s]), int(n)) for s, n in zip(starts, lengths, strict=True) if n > 1]

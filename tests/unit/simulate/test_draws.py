@@ -99,7 +99,7 @@ def weights(num_envs: int) -> torch.Tensor:
 
 
 def drawn(draw: Callable[[int], torch.Tensor], num_envs: int, first: int) -> list[torch.Tensor]:
-    """Draw twice after seeding. The second draw shows whether the first one has advanced the generator equally far."""
+    """Draw twice after seeding. The second draw differs if the first one did not advance all generators equally."""
     draws = Draws("cpu", num_envs, first, TOTAL)
     draws.seed(5)
     results = []
