@@ -190,7 +190,7 @@ def test_an_arm_with_torque_motors_floats_at_action_0(tmp_path: Path) -> None:
     while data.time < 3.0:
         mujoco.mj_step(model, data)
     np.testing.assert_allclose(data.qpos, model.qpos0, atol=1e-6)
-    # Gravity is not compensated for position motors, which hold an arm up, and for a pendulum, which should fall.
+    # Gravity is compensated neither for position motors, which hold an arm up, nor for a pendulum, which should fall.
     assert not examined(tmp_path, arm()).lacks.weightless
     pole = '<body name="pole"><joint name="j" axis="0 1 0"/><geom size=".1" pos=".3 0 0"/></body>'
     motor = '<actuator><motor joint="j" ctrlrange="-.1 .1"/></actuator>'

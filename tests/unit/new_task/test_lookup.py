@@ -1,4 +1,4 @@
-"""Find the file of a robot by its name, in a directory and with the package robot_descriptions."""
+"""The file of a robot is found by its name, in a directory or with the package robot_descriptions."""
 
 import subprocess
 import sys

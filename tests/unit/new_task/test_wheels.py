@@ -47,7 +47,7 @@ def rover(axes: dict[str, str] | None = None, wheel: str = 'type="cylinder" size
         (rover(), True),
         (rover(wheel='type="sphere" size=".08"'), True),
         (rover(wheel='type="sphere" size=".04" pos="0 0 -.04"'), False),  # legs, not wheels
-        (rover().replace('pos="0 0 .06"/>', 'pos="0 0 -.1"/>'), False),  # above the ground
+        (rover().replace('pos="0 0 .06"/>', 'pos="0 0 -.1"/>'), False),  # wheels above the ground
         (rover(axes=dict.fromkeys(PLACES, "0 0 1")), False),
         (rover(axes=dict.fromkeys(PLACES, '0 1 0" range="-90 90')), False),
     ],
@@ -62,7 +62,8 @@ def test_wheels_have_no_limits_and_reach_the_ground(xml: str, is_rover: bool) ->
 
 
 def test_an_action_of_1_drives_forward_at_twice_the_rewarded_speed(tmp_path: Path) -> None:
-    (tmp_path / "rover.xml").write_text(rover(axes={"fr": "0 -1 0", "rr": "0 -1 0"}))  # right axes point outwards
+    # Axes of the right wheels point outwards.
+    (tmp_path / "rover.xml").write_text(rover(axes={"fr": "0 -1 0", "rr": "0 -1 0"}))
     robot = examine(tmp_path / "rover.xml")
     model = mujoco.MjModel.from_xml_path(str(tmp_path / "rover.xml"))
     speed_m_s = find_base(model, start_state(model, None), [0]).speed_m_s

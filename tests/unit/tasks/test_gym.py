@@ -103,7 +103,7 @@ class Compared(NamedTuple):
     """Results of a comparison."""
 
     errors: np.ndarray
-    """Largest error of observations and rewards in each step, relative as for TOLERANCE, (steps, envs)."""
+    """Largest error of observations and rewards in each step, relative to the scale of TOLERANCE, (steps, envs)."""
     with_contact: int
     terminated: int
 
@@ -185,8 +185,8 @@ def test_every_step_equals_that_of_gymnasium(task: Task) -> None:
 def test_every_step_of_the_ant_equals_that_of_gymnasium_with_elliptic_friction_cones() -> None:
     env = make(with_cone(ANT.env, "elliptic"))
     found = follow(env, oracles(ANT.gym_id, mujoco.mjtCone.mjCONE_ELLIPTIC), NUM_STEPS)
-    # Forces of about 100 N are clipped to 1 N, so a relative error of 1e-4 in a force becomes one of 1e-2 in the
-    # clipped value.
+    # Forces of about 100 N have a relative error of 1e-4, which is 0.01 N. Their components are clipped to 1 N, so the
+    # relative error of a clipped force is up to 1e-2.
     assert found.errors.max() < 10 * TOLERANCE
     assert found.with_contact > 100
     assert found.terminated > 5
@@ -313,7 +313,7 @@ def test_the_model_equals_that_of_gymnasium(task: Task) -> None:
 
 @parametrize(slow=(HUMANOID,))
 def test_nothing_overflows(task: Task) -> None:
-    """Drive motors at their limits, constant or alternating. This moves robots more violently than any policy."""
+    """Drive motors with constant or alternating maximum inputs. This moves robots more violently than any policy."""
     env = make(task.env, 16)
     actions = torch.zeros(16, env.num_actions)
     for step in range(100):

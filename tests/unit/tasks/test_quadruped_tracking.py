@@ -1,4 +1,4 @@
-"""quadruped-tracking: its motions fit the robot's kinematics. The task runs in a real env."""
+"""quadruped-tracking: its motions match the robot's kinematics. The task runs in a real env."""
 
 from __future__ import annotations
 
@@ -111,6 +111,6 @@ def test_robots_start_in_every_motion_and_earn_its_reward() -> None:
     assert (speeds > 0.55).any()
     for _ in range(100):
         env.step(torch.zeros(64, 12))
-    # Without a policy, robots lose the motion, and new episodes start.
+    # Without a policy, robots do not follow the motion, so episodes end and new ones start.
     assert (env.episode_length_buf < 100).any()
     assert env.sim.overflow.max() == 0

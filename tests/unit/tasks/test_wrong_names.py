@@ -71,7 +71,7 @@ def config_with_more(task: str) -> TrainConfig:
 
 
 def cases() -> dict[tuple[str, str], tuple[str, str]]:
-    """Return a task and the path of a term for every parameter, of every function, that has names as values."""
+    """Map each function and each parameter that has names as values to a task and the path of a term that uses it."""
     found: dict[tuple[str, str], tuple[str, str]] = {}
     for task in NAMES:
         for path, one in terms(config_with_more(task).env):
