@@ -1,4 +1,4 @@
-"""SLURM's lists of hosts are expanded as SLURM's own program expands them, if this program is installed."""
+"""SLURM's lists of hosts are expanded. If SLURM's own program is installed, it computes the expected results."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def test_an_agent_that_does_not_answer_is_named(listener: socket.socket, pool: T
 def test_an_abort_ends_the_wait_for_an_agent_that_is_lost(listener: socket.socket, pool: ThreadPoolExecutor):
     kind = LauncherGroup.listening(listener, bytes.fromhex(KNOWN), HOSTS)
     arguments = {"launcher_hostname": "", "launcher_port": 0, "world_size": 3, "rank": 0, "agent_timeout": 10**6}
-    # At first, one agent has answered, and the other one never does. At the end, no agent connects
+    # First, the launcher waits for an agent that never answers. After the abort, it does not wait for any agent
     launching = pool.submit(kind, **arguments)
     first, second = (make(listener, rank, 2) for rank in (1, 2))
     launcher: Any = launching.result()

@@ -21,7 +21,7 @@ here = st.one_of(
     st.ip_addresses(v=4, network="127.0.0.0/8").map(str), st.sampled_from(["localhost", "::1", "0:0:0:0:0:0:0:1"])
 )
 
-# Addresses that are reserved for documentation, which no machine has.
+# Addresses that no machine has, because they are reserved for documentation.
 elsewhere = st.one_of(
     *(st.ip_addresses(network=network).map(str) for network in ("198.51.100.0/24", "203.0.113.0/24", "2001:db8::/32"))
 )

@@ -16,7 +16,7 @@ from mjlab_dist.run_dir import METRICS_FILE, find_best, find_checkpoint, list_ch
 returns = st.none() | st.floats(-1e6, 1e6) | st.sampled_from([float("nan"), float("inf"), -float("inf"), 1.0])
 
 saves = st.lists(st.tuples(st.integers(1, 50), returns, st.booleans()), min_size=1, max_size=8)
-"""For each checkpoint: iterations since the last one, mean return, and whether the run is resumed afterwards."""
+"""For each checkpoint: iterations since the previous one, mean return, and whether the run is resumed afterwards."""
 
 
 @settings(max_examples=30)

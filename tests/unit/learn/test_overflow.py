@@ -1,4 +1,4 @@
-"""Overflows of too small buffers are counted. Depending on the config, a run warns, ends or restarts."""
+"""Overflows of buffers that are too small are counted. Depending on the config, a run warns, ends or restarts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NUM_ENVS = 3
 
 @pytest.fixture(scope="module")
 def landed() -> tuple[Simulation, mujoco.MjData]:
-    """Boxes that have just touched the floor, in MuJoCo Warp with too small buffers and in MuJoCo's C code."""
+    """Boxes that have just touched the floor: in MuJoCo Warp, whose buffers are too small, and in MuJoCo's C code."""
     start_warp("cpu")
     sim = Simulation(load_model(BOX.model), NUM_ENVS, "cpu", dataclasses.replace(BOX, capture="off"))
     data = mujoco.MjData(sim.model)

@@ -1,4 +1,4 @@
-"""The update on one rank equals that of stock rsl_rl. Both use fp64, so that rounding does not hide differences."""
+"""The update on one rank equals that of stock rsl_rl. Most tests use fp64, so that rounding hides no differences."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_an_exported_policy_clips_too() -> None:
 
 @pytest.mark.usefixtures("fp64")
 def test_rewards_are_divided_by_the_standard_deviation_of_their_discounted_sums() -> None:
-    """Stock rsl_rl learns the same if its rewards are scaled by NumPy."""
+    """Stock rsl_rl learns the same if the test scales its rewards in NumPy."""
     stock, _ = both()
     _, ours = both(reward_normalization=True)
     discounted, seen = np.zeros(NUM_ENVS), []

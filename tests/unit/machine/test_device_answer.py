@@ -1,4 +1,4 @@
-"""A launcher on another machine requests devices. The machine answers with the devices that its ranks will use."""
+"""A launcher on another machine requests devices. This machine answers with the devices that its ranks will use."""
 
 from __future__ import annotations
 

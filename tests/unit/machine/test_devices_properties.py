@@ -26,13 +26,14 @@ def machine(num_gpus: int) -> list[Gpu]:
 
 @st.composite
 def shown(draw: st.DrawFn) -> tuple[list[Gpu], dict[str, str], list[int]]:
-    """Draw the GPUs of a machine, environment variables, and the GPUs that these variables show, in their order."""
+    """Draw the GPUs of a machine, environment variables, and the indices of the visible GPUs in order."""
     gpus = machine(draw(st.integers(1, 8)))
     cards = draw(st.lists(st.sampled_from(range(len(gpus))), unique=True))
     if draw(st.booleans()):
         return gpus, BY_BUS, list(range(len(gpus)))
     names = [draw(st.sampled_from([str(card), gpus[card].uuid, gpus[card].uuid[:6]])) for card in cards]
-    after = draw(st.sampled_from([[], ["-1", "0"], ["99"], ["GPU-none", "1"]]))  # the first hides itself and the next
+    # CUDA ignores all entries after an invalid one.
+    after = draw(st.sampled_from([[], ["-1", "0"], ["99"], ["GPU-none", "1"]]))
     separator = draw(st.sampled_from([",", ", "]))
     return gpus, {**BY_BUS, "CUDA_VISIBLE_DEVICES": separator.join([*names, *after])}, cards
 
