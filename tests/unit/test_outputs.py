@@ -37,7 +37,7 @@ def test_others_are_refused(tmp_path: Path, name: str, problem: str):
 
 
 def test_a_directory_without_the_right_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(os, "access", lambda _, mode: mode != os.W_OK)  # root may write everywhere
+    monkeypatch.setattr(os, "access", lambda _, mode: mode != os.W_OK)  # for root, the real function returns True
     with pytest.raises(UserError, match="cannot be written to"):
         check_output("--plot", str(tmp_path / "a.png"))
 

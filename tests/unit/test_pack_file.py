@@ -138,7 +138,7 @@ def test_flipped_bits_never_give_other_contents(pack: Path):
         except (UserError, OSError):
             num_refused += 1
         else:
-            assert found == GOOD  # the bit is outside the content, for example in a time
+            assert found == GOOD  # the bit is outside the content, for example in a timestamp
     assert num_refused > 200
 
 
@@ -148,7 +148,7 @@ def test_a_file_with_a_wrong_size_does_not_fill_the_memory(tmp_path: Path):
         for name, data in GOOD.items():
             kind = zipfile.ZIP_STORED if name == CHECKPOINT else zipfile.ZIP_DEFLATED
             archive.writestr(name, bytes(100 << 20) if name == "metrics.jsonl" else data, kind)
-    # The directory of the zip file claims a size of 1000 bytes
+    # Let the headers in the zip file state a size of 1000 bytes
     written, real = path.read_bytes(), struct.pack("<L", 100 << 20)
     assert written.count(real) == 2
     path.write_bytes(written.replace(real, struct.pack("<L", 1000)))

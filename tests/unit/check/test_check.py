@@ -63,7 +63,7 @@ QUICK = {"arm-reach", "cartpole-balance", "everything", "gym-reacher", "quadrupe
 """Tasks of each kind. Long tests check the other tasks."""
 
 WITH_SHORT_ROLLOUTS = {"everything"}
-"""Tasks that exist only for tests, whose terms all have an effect within a short rollout."""
+"""Tasks that exist only for tests. All of their terms have an effect within a short rollout."""
 
 
 @pytest.mark.slow

@@ -396,7 +396,7 @@ def test_help_pages_list_the_flags_that_tyro_accepts(
         tyro.cli(TrainConfig, default=default, args=["--help"])
     known = set(re.findall(r"(?m)^[│ ] {1,2}--([a-z][^ ,]*)", capsys.readouterr().out))
     shown = {flag.name: flag for flag in flags_of(default)}
-    # Tyro also lists `.params` of a term, and `.model-params` of a model, that has no parameters: ignore these flags.
+    # Ignore `.params` and `.model-params`: tyro lists these flags for terms and models that have no parameters.
     known = {name for name in known if not name.endswith((".params", ".model-params"))}
     assert known <= shown.keys()
     # Tyro lists only parameters that the config names. The other parameters of a term are accepted too.

@@ -45,7 +45,10 @@ def typed(value: Any) -> list[str]:
 
 
 def values_of(hint: Any, value: Any) -> st.SearchStrategy[Any]:
-    """Draw values that a user can type for a flag. They have its type or, for a parameter, the type of its value."""
+    """Draw values that a user can type for a flag.
+
+    They have the flag's type `hint` or, if the flag is a parameter of a term, the type of its present value.
+    """
     args, origin = typing.get_args(hint), typing.get_origin(hint)
     if origin is Literal:
         return st.sampled_from(args)

@@ -1,4 +1,4 @@
-"""Configs contain references to functions: lazy imports, wrong names, and type checkers."""
+"""References to functions in configs: lazy imports, checks of types, and functions that are refused."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def task(name: str) -> tuple[TrainConfig, list[tuple[Steps, Any, Any]]]:
 
 @st.composite
 def configs(draw: st.DrawFn) -> TrainConfig:
-    """Draw configs of tasks in which different values of the same types replace some values."""
+    """Draw the config of a task, and replace some of its values with other values of the same types."""
     config, places = task(draw(st.sampled_from(NAMES)))
     for steps, hint, _ in draw(st.lists(st.sampled_from(places), max_size=12)):
         config = changed(config, steps, draw(values_of(hint)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-import mujoco  # noqa: F401 (some programs import it before they play)
+import mujoco  # noqa: F401 (a test needs it to be imported already)
 import numpy as np
 import torch
 

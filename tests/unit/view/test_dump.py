@@ -1,4 +1,4 @@
-"""Bodies that the viewer highlights on the page of a dump."""
+"""The page of a dump highlights the bodies of the joints and actuators whose values were not finite."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Programs on this machine, or with the token, can open a page. Other websites never can."""
+"""Which requests the viewer answers: on loopback, those of programs on this machine; otherwise, those with the token.
+
+It never answers requests of other websites.
+"""
 
 from __future__ import annotations
 

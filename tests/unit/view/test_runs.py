@@ -98,7 +98,7 @@ def test_a_run_from_its_start_to_its_end(tmp_path: Path) -> None:
     _add_rows(run_dir, 1, 2)
     run.look()
     assert run.progress == "iteration 2 of 10, 0:00:16 left, 50 steps/s"
-    # The run is resumed, and its new rows replace later ones
+    # The run is resumed from an earlier iteration, which removes later rows
     (run_dir / "metrics.jsonl").unlink()
     _add_rows(run_dir, 1)
     run.look()
