@@ -1,4 +1,4 @@
-"""The installed commands: list of tasks, help, mistakes and exit codes. For these, no command may import torch."""
+"""The installed commands: list of tasks, help, mistakes and exit codes. None of these may import torch."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def test_plain_mujoco_follows_our_env(
     positions, _, ctrl, _ = deploy.run(run / "exported", num_steps * env.step_dt_s, commands, qpos, qvel)
     assert np.abs(positions - np.array(states)).max() < tolerance
     assert np.abs(ctrl - np.array(inputs)).max() < tolerance
-    # With joints in a different order, the actions would differ
+    # Check the test: with joints in a different order, the states differ
     measure = deploy.measure
 
     def reversed_joints(term: dict[str, Any], *args: Any) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Ctrl-C while a command starts interrupts an import. The command prints no traceback of this import."""
+"""A command prints no traceback if Ctrl-C interrupts its imports."""
 
 from __future__ import annotations
 

@@ -18,8 +18,8 @@ from mjlab_dist.run_dir import CONFIG_FILE, read_config_file, read_metrics
 DATA = Path(__file__).parent.parent / "data"
 
 OLD_RUNS = ("quadruped_run_before_mdp",)
-"""Run directories of quadruped-velocity-flat with two envs and two iterations. The first run's config names modules
-in mjlab_dist.env."""
+"""Run directories of quadruped-velocity-flat with two envs and two iterations. The config names modules in
+mjlab_dist.env that have moved since."""
 
 
 @pytest.fixture(params=OLD_RUNS)

@@ -15,7 +15,7 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "try_robots.py"
 
 PACKAGES = {
     "gymnasium": ["**/*.xml"],
-    # Only files that are not copies of gymnasium's robots or of other hands
+    # Leave out copies of gymnasium's robots, and copies of the hands with touch sensors
     "gymnasium_robotics": [
         *(f"envs/assets/{place}" for place in ("adroit_hand/*.xml", "fetch/*.xml", "kitchen_franka/*/*.xml")),
         *(f"envs/assets/hand/{name}.xml" for name in ("reach", "manipulate_block", "manipulate_egg", "manipulate_pen")),
@@ -23,13 +23,13 @@ PACKAGES = {
     ],
     "dm_control": ["**/*.xml"],
     "robosuite": ["**/*.xml"],
-    # Two of 43 scenes with the same arm
+    # All 43 scenes have the same arm: try only the arm itself and two scenes
     "metaworld": [
         "assets/objects/xyz_base.xml",
         *(f"assets/sawyer_xyz/{name}.xml" for name in ("sawyer_drawer", "sawyer_reach_v3")),
     ],
 }
-"""Patterns of the files of robots that are tried, by package."""
+"""Patterns of the MJCFs to try, by package."""
 
 PENDULUM = """
 <mujoco model="pendulum">
@@ -52,9 +52,9 @@ def test_robots_are_tried_once_and_listed_with_pictures(tmp_path: Path, monkeypa
     robots = tmp_path / "robots"
     (robots / "deep").mkdir(parents=True)
     (robots / "deep" / "pendulum.xml").write_text(PENDULUM)
-    (robots / "balls.xml").write_text(BALLS)  # has no joint for an actuator
+    (robots / "balls.xml").write_text(BALLS)  # a ball joint cannot be driven, so this is no robot
     (robots / "broken.xml").write_text("<mujoco>")
-    monkeypatch.chdir(tmp_path)  # relative paths
+    monkeypatch.chdir(tmp_path)  # the command has relative paths
     command = [sys.executable, str(SCRIPT), "robots", "--work", "work", "--processes", "1"]
     command += ["--output", "page/robots.md"]
     first = subprocess.run(command, check=True, capture_output=True, text=True).stdout

@@ -105,7 +105,7 @@ def test_the_page_follows_a_run_on_two_ranks_to_its_end(
     wait_for(lambda: max(max(plot) for plot in tab.evaluate(lines)) > num_points)
     plots = "Object.values(window.__viserTestpoints.uplots).flatMap(u => Array.from(u.chart.data))"
     assert tab.evaluate(f"{plots}.every(line => Array.from(line).every(Number.isFinite))")
-    # A y axis needs 6 pixels above it, for half of its highest label of 12 pixels
+    # The top label of a y axis is 12 pixels high, so half of it needs 6 pixels above the axis
     spaces = "Object.values(window.__viserTestpoints.uplots).map(u => u.chart.bbox.top / devicePixelRatio)"
     assert min(tab.evaluate(spaces)) >= 6
     # End of the run
@@ -127,7 +127,7 @@ def test_files_that_appear_one_by_one(command: Command, trained: Path, open_tab:
     before = _contents(other)
     watch = command.start("mjlab-dist", "watch", str(run_dir))
     tab = open_tab(_url(watch))
-    # At first, there is no checkpoint and no row. Then a row appears: curves without a robot
+    # At first, there is no checkpoint and no row. After the first row, the page has curves, but no robot
     tab.get_by_text("no checkpoint yet", exact=False).wait_for()
     tab.get_by_text("no iteration yet", exact=False).wait_for()
     line = (trained / "metrics.jsonl").read_text().splitlines()[0]

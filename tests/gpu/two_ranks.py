@@ -1,4 +1,4 @@
-"""Train on two ranks of one GPU through gloo, and print the result as JSON.
+"""Train on two ranks that share one GPU and communicate through gloo, and print the result as JSON.
 
 test_gpu.py and scripts/gpu_report.py run this program.
 """
