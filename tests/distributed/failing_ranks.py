@@ -30,7 +30,7 @@ def wait_for_ever() -> None:
 
 @contextmanager
 def joined() -> Iterator[Rank]:
-    """Join a process group. Destroying or aborting the group waits forever, because other ranks never do so."""
+    """Join a process group. Destroying the group waits forever, as with NCCL if the other ranks never destroy it."""
     stand_in: Any = lambda *_: wait_for_ever()  # noqa: E731
     dist.destroy_process_group = stand_in
     rank = rank_from_environment(os.environ)

@@ -32,7 +32,7 @@ def own_config() -> Any:
 
 
 class Watch(HostSyncs):
-    """Also counts collective operations."""
+    """Records collective operations too."""
 
     def __init__(self) -> None:
         super().__init__(indices=False)
@@ -66,7 +66,7 @@ def _results(rank: Rank, own: RankDevice) -> dict[str, Any]:
     LocalSum.sum_ = counted
 
     class Watched(Runner):
-        """Stores the state after every update, the gradients before and after their first reduction, and counts."""
+        """Stores states after updates and gradients around the first reduction; counts collectives and waits."""
 
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)

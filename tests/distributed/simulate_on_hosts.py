@@ -1,4 +1,4 @@
-"""Program for a host: simulate in this process and on ranks of two hosts, compare the results, and kill a rank."""
+"""Program for a host: compare a simulation in this process with one on ranks of two hosts, and kill or stop a rank."""
 
 from __future__ import annotations
 

@@ -250,7 +250,7 @@ def test_row_29_a_run_that_another_machine_has_taken_over_writes_no_more(
     run = only_run(command.cwd)
     take_over(run)
     rows = run / METRICS_FILE
-    # The launch keeps this file open. If it writes more rows, they are in this file.
+    # The launch keeps metrics.jsonl open, so any rows that it still writes make this file longer.
     written = rows.stat().st_size
     done = command.finish(process)
     assert done.code == Exit.FAILED, done.out + done.err
@@ -275,7 +275,7 @@ def test_row_29_a_run_of_another_machine_is_not_resumed(command: Command, wait_f
     with leased(run, lambda _: None):
         take_over(run)
         process = command.start(*args, "--resume", str(run), "--max-iterations", "4")
-        # The other machine is alive, so it renews the lease until this launch ends.
+        # Renew the lease until this launch ends, as the other machine does while it is alive.
         wait_for(lambda: (os.utime(run / LEASE_FILE), process.poll() is not None)[1])
         done = command.finish(process)
     assert done.code == (Exit.FAILED if launcher == "torchrun" else Exit.USAGE), done.out + done.err

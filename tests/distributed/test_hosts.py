@@ -401,7 +401,7 @@ def test_a_host_that_is_lost_after_its_check_fails_the_launch_and_leaves_no_agen
         ):
             pass
     assert caught.value.exit_code is Exit.INFRASTRUCTURE
-    # The other host's agent ends shortly after its connection
+    # The agent of the other host ends shortly after its connection is closed
     wait_for(lambda: not any(map(is_agent, psutil.Process().children())))
 
 

@@ -43,7 +43,7 @@ def test_growing_equals_a_run_with_large_buffers(command: Command, tmp_path: Pat
     done = command(*start, "--env.sim.nconmax", "1", "--env.sim.on-overflow", "grow")
     assert done.code == 0, done.err
     run = only_run(tmp_path)
-    # One line reports the new sizes, and the run's files contain them.
+    # One line reports the new buffer size, and the run's files contain it.
     (line,) = (line for line in (done.out + done.err).splitlines() if "is too small" in line)
     grown = re.search(
         r"iteration (\d+): --env\.sim\.nconmax 1 is too small for (\d+) contacts .*; "
@@ -57,7 +57,7 @@ def test_growing_equals_a_run_with_large_buffers(command: Command, tmp_path: Pat
     assert read_config_file(run).env.sim.nconmax == size
     (record,) = json.loads((run / "provenance.json").read_text())["grown"]
     assert (record["nconmax"], record["restarted_from"]) == (size, resumed)
-    # Every iteration equals the same iteration of a run that had this size from the start.
+    # Every iteration equals the same iteration of a run that had this buffer size from the start.
     other = Command(command.mark, tmp_path / "large", command.warm)
     other.cwd.mkdir()
     large = other("train", *RUN, "--cpu-ranks", "2", "--env.sim.nconmax", str(size))

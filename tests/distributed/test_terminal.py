@@ -108,7 +108,7 @@ def test_a_launcher_that_was_stopped_for_long_continues(
     wait_for(lambda: num_rows(command) > 2)
     # Ctrl-Z stops the launcher's process group, but not the ranks
     os.killpg(process.pid, signal.SIGSTOP)
-    # Wait longer than the hang timeout plus the launcher's margin, and until events would fill its pipe twice
+    # Wait for longer than the hang timeout plus the launcher's margin, and for more events than two pipes can hold
     rows = run_of(command) / METRICS_FILE
     until, full = time.monotonic() + 15, rows.stat().st_size + 2 * PIPE_BYTES
     wait_for(lambda: time.monotonic() > until and rows.stat().st_size > full)

@@ -48,7 +48,7 @@ def only_run(root: Path) -> Path:
 
 
 def named(command: Command, name: str) -> list[psutil.Process]:
-    """Return those processes of the command that have a name in their command line."""
+    """Return the command's processes whose command line contains a name."""
     found: list[psutil.Process] = []
     for process in command.processes():
         with contextlib.suppress(psutil.Error):  # the process has just ended
