@@ -58,7 +58,7 @@ def pytest_configure() -> None:
 
 
 def pytest_collection(session: pytest.Session) -> None:
-    """Import torch and rsl_rl as ranks do: without torch's compiler, which takes a third of the time."""
+    """Import torch and rsl_rl as ranks do: without torch's compiler, whose import takes a third of the time."""
     if not session.config.pluginmanager.has_plugin("dsession"):  # xdist's main process, which runs no tests
         from mjlab_dist.imports import import_learner
 
@@ -111,7 +111,7 @@ class Done:
 
 @pytest.fixture(autouse=True, scope="session")
 def _signals_are_delivered() -> Iterator[None]:
-    """Restore signals that `pytest &` in a script, or nohup, ignores: the tests' processes would ignore them too."""
+    """Reset signals that nohup, or `pytest &` in a script, has set to be ignored: commands would inherit this."""
     handlers = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
     before = {each: signal.signal(each, handler) for each, handler in handlers.items()}
     yield
@@ -128,7 +128,7 @@ def _environment_is_restored() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _environment_is_restored_after_a_test(_environment_is_restored: None) -> Iterator[None]:
-    """Restore the environment after each test too: commands with variables that libraries set would not be forked."""
+    """Restore the environment after each test too: variables that libraries set prevent the forking of commands."""
     with mock.patch.dict(os.environ):
         yield
 
@@ -168,7 +168,7 @@ class Command:
             )
 
     def script(self, text: str) -> str:
-        """Write a Python script, and return its path. The script runs in a fork that already has the libraries."""
+        """Write a Python script, and return its path. It runs in a fork that has imported the libraries."""
         path = self.cwd / "script.py"
         path.write_text(f"#!{BIN / 'python'}\n{text}")
         path.chmod(0o700)
@@ -369,7 +369,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty home directory, so that the keys and known hosts of the person who runs the tests have no effect."""
     home = tmp_path / "home"
     (home / ".ssh").mkdir(parents=True)
-    monkeypatch.setenv("XDG_CACHE_HOME", os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache")))  # kernels
+    monkeypatch.setenv("XDG_CACHE_HOME", os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache")))  # kernel cache
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
     return home

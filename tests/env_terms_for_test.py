@@ -176,7 +176,7 @@ class Calls(Term):
 
 
 class Height(LazySensor):
-    """Sensor of the height of a geom that MuJoCo's forward computed.
+    """Sensor of a geom's height, which only MuJoCo's forward computes.
 
     Attributes:
         height_m: The height, (num_envs, 1).

@@ -140,7 +140,7 @@ def sbatch(argv: Sequence[str]) -> int:
             "code": None,
         }
         write(job)
-        with open(os.devnull, "r+b") as null:  # noqa: PTH123 (whoever reads this program's output must not wait)
+        with open(os.devnull, "r+b") as null:  # noqa: PTH123 (readers of sbatch's output must not wait for the job)
             subprocess.Popen(
                 [sys.executable, __file__, "run", job["id"]],
                 stdin=null,

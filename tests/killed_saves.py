@@ -111,7 +111,7 @@ def inspect(run_dir: Path) -> Killed:
 
     found = numbers(run_dir)
     links = {LATEST_LINK: newest.name}
-    known = [n for n in found if n]  # checkpoint 0 has no metrics
+    known = [n for n in found if n]  # checkpoint 0 has no metrics, so it is never the best
     if known:
         links[BEST_LINK] = f"model_{max(known, key=lambda n: (return_of(n), n))}.pt"
     tidy = len(found) <= 3 and names(run_dir) == {*links, *(f"model_{n}.pt" for n in found)}

@@ -1,4 +1,4 @@
-"""Count the operations of a control step. On a CPU, each takes time in Python; on a GPU, each is a kernel launch."""
+"""Count the operations of a control step. On a CPU, each takes time in Python; on a GPU, each launches a kernel."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FREE = (aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten._
 
 
 class Operations(HostSyncs):
-    """Counts operations of torch, without views and allocations, and Warp's recorded programs.
+    """Counts Warp's recorded programs, and operations of torch except views and allocations.
 
     A recorded program counts as one operation, and so does an operation on a list of tensors. The physics of a control
     step counts as one too, although it launches several graphs on the CPU.

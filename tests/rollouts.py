@@ -168,7 +168,7 @@ def state_of(learner: rsl_rl.algorithms.PPO) -> dict[str, torch.Tensor]:
 
 
 def difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> tuple[float, str]:
-    """Return the largest difference between two states, relative to the tensor's largest value, and its name."""
+    """Return the largest difference between two states, relative to a tensor's largest value, and the tensor's name."""
     assert a.keys() == b.keys()
     found = [(((a[k].double() - b[k].double()).abs().max() / (b[k].double().abs().max() + 1e-12)).item(), k) for k in a]
     return max(found)

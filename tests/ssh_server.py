@@ -45,7 +45,7 @@ class SshServer:
         user_key: The key that the server accepts.
         address: Address to listen on.
         port: Port to listen on; 0 for any free port.
-        paths: Replacements for paths in commands, because the files of the host differ from those of this machine.
+        paths: Replacements for paths in commands, to simulate a host whose files differ from those of this machine.
         environ: The environment of commands.
         host_keys: The keys of the host, one per type; None generates one.
         warm: Processes from which agents are forked; None runs the launcher's command, which starts them by exec.
@@ -129,7 +129,7 @@ class SshServer:
             channel.close()
 
     def _start(self, command: str, channel: paramiko.Channel) -> subprocess.Popen[bytes]:
-        """Start a command, in a shell or as an agent."""
+        """Start a command in a shell, or fork it if it is an agent."""
         start = functools.partial(
             subprocess.Popen[bytes],
             stdin=subprocess.PIPE,

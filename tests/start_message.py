@@ -1,4 +1,7 @@
-"""Send over a socket what a new process needs, and decide which commands can be forked. Imports no other libraries."""
+"""Send over a socket what a new process needs, and decide which commands can be forked.
+
+This module imports only the standard library.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ EXPORTS = ("export", "pack")
 """Commands that write ONNX files."""
 
 IMPORTS_NOTHING = {"--help", "-h", "--help-all", "--print-config"}
-"""Flags of commands that import no libraries."""
+"""Flags with which a command imports no libraries."""
 
 SAFE = (
     *("MJLAB_DIST_", "PYTEST_", "COLUMNS", "HOME", "PATH", "XDG_CACHE_HOME", "SSH_AUTH_SOCK", "TMPDIR"),
@@ -132,7 +135,8 @@ def can_fork(argv: Sequence[str], environ: Mapping[str, str], cwd: Path, own: Ma
         is_command = Path(argv[0]).parent == BIN and name_of(argv) in SIMULATES + EXPORTS
         if not (is_command or argv[0].endswith(".py")) or IMPORTS_NOTHING & set(argv):
             return False
-        changed |= own.keys() - environ.keys()  # not for agents: on other hosts, they have few variables
+        # A missing variable is a change too, but not for agents: on other hosts, agents have few variables
+        changed |= own.keys() - environ.keys()
     if "PYTHONPATH" in changed:
         folders = [cwd / each for each in environ.get("PYTHONPATH", "").split(os.pathsep)]
         if any((folder / name).is_file() for folder in folders for name in STARTS_PYTHON):

@@ -99,7 +99,7 @@ def import_libraries(names: Sequence[str]) -> None:
     for _, name in (AGENT[-2:], FILM):  # Python warns if a module that -m names is already imported
         sys.modules.pop(name, None)
     gc.freeze()  # garbage collections in forks would copy this memory
-    gc.get_freeze_count = lambda: 1  # counting would visit all objects; 0 or not is enough
+    gc.get_freeze_count = lambda: 1  # counting visits all objects; callers only compare with 0
     os.environ.pop("GOMP_SPINCOUNT")
     use_huge_pages()
 

@@ -29,7 +29,7 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 class WarmStarts:
-    """Processes that have imported libraries. Commands are forked from them. Each is started when it is first needed.
+    """Processes with imported libraries, from which commands are forked. Each process starts when it is first needed.
 
     Args:
         environ: Environment of the processes. Commands with other variables that libraries may read are not forked.
