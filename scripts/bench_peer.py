@@ -1,4 +1,4 @@
-"""Compare cartpole-balance with mjlab's, on the CPU: env-steps/s at several sizes, and the time to the first iteration.
+"""Compare cartpole-balance with mjlab's, on the CPU: env-steps/s by number of envs, and time to the first iteration.
 
 Both programs use the same substeps, network, rollout and PPO settings. Their runs alternate, and the figures are
 medians over rounds. mjlab pins other versions of packages, so it needs its own virtual environment:
@@ -29,7 +29,7 @@ def main() -> None:
     """Print one table per number of envs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peer-python", type=Path, required=True, help="interpreter of the environment with mjlab")
-    parser.add_argument("--sizes", type=int, nargs="+", choices=CASES, default=list(CASES), help="envs over all ranks")
+    parser.add_argument("--sizes", type=int, nargs="+", choices=CASES, default=list(CASES), help="total number of envs")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--iterations", type=int, default=12)
     args = parser.parse_args()

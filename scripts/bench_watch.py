@@ -48,7 +48,7 @@ def main() -> None:
     """Print the measurements of each mode, and the ratios to training without watch in the same round."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--iterations", type=int, default=100, help="iterations of a window")
+    parser.add_argument("--iterations", type=int, default=100, help="iterations per measurement")
     parser.add_argument("--task", default="cartpole-balance")
     parser.add_argument("--spare-cores", type=int, default=1, help="cores for watch and the browser alone")
     args = parser.parse_args()
@@ -91,7 +91,7 @@ def _training(task: str, root: str, cores: Sequence[int]) -> Iterator[psutil.Pro
 
 @contextlib.contextmanager
 def _watched(mode: str, root: str) -> Iterator[tuple[psutil.Process | None, psutil.Process | None]]:
-    """Run watch until the context ends. The context starts when watch has built the robot of the run."""
+    """Run watch until the context ends, except in the mode `alone`. Wait until watch has built the run's robot."""
     if mode == "alone":
         yield None, None
         return

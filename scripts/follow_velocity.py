@@ -31,7 +31,7 @@ def main() -> None:
     """Print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
-    parser.add_argument("--checkpoint", type=Path, help="default: the run's newest")
+    parser.add_argument("--checkpoint", type=Path, help="default: the newest checkpoint of the run")
     parser.add_argument("--forward-m-s", type=float, nargs=2, default=(0.5, 1.0), metavar=("LOW", "HIGH"))
     parser.add_argument("--num-envs", type=int, default=64)
     parser.add_argument("--seed", type=int, default=1)

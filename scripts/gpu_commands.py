@@ -258,7 +258,7 @@ def installed(name: str) -> list[str]:
     path = Path(sys.executable).parent / name
     if path.is_file():
         return [str(path)]
-    # If the package is in a directory of PYTHONPATH, its commands are elsewhere.
+    # A package that is only in a directory of PYTHONPATH has no such files: call the command's function.
     function = {"train": "train", "mjlab-dist": "umbrella"}[name]
     return [sys.executable, "-c", f"from mjlab_dist.cli.main import {function}; {function}()"]
 
@@ -286,5 +286,5 @@ def only_run(log_root: Path) -> Path:
     """
     found = sorted(path.parent for path in log_root.glob(f"*/*/{METRICS_FILE}"))
     if not found:
-        raise PartError("the command ended well, and its run has no metrics")
+        raise PartError("the command succeeded, but its run has no metrics")
     return found[-1]

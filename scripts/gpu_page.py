@@ -326,7 +326,7 @@ def _render_ranks(found: Mapping[str, Result]) -> Lines:
             for fault, f in broken.items()
         ]
         head = ("fault of rank 1", "exit code", "expected", "names the rank", "left running", "seconds in all", "")
-        lines += ["Faults beside NCCL (in a dry run: gloo on the CPU):", "", *_table(head, rows), ""]
+        lines += ["Faults with NCCL (in a dry run: gloo on the CPU):", "", *_table(head, rows), ""]
     # Weak scaling
     if scaled := data.get("nccl-scaling"):
         runs = {ranks: figures for ranks, figures in scaled.items() if ranks.isdecimal()}

@@ -87,7 +87,7 @@ def main() -> None:
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dry-run", action="store_true", help="run all parts on the CPU with small sizes")
-    parser.add_argument("--parts", nargs="+", metavar="PART", help="only these parts")
+    parser.add_argument("--parts", nargs="+", metavar="PART", help="run only these parts")
     parser.add_argument("--redo", action="store_true", help="repeat parts that are done")
     parser.add_argument(
         "--output", type=Path, help="directory of gpu.md and its pictures; by default docs, in a dry run the data's"

@@ -1,4 +1,7 @@
-"""pytest plugin of the GPU report: append one line of JSON after each test, so that a killed run keeps its results."""
+"""pytest plugin of the GPU report: append a line of JSON when a test starts and ends.
+
+So the results up to the last test remain if the run is killed.
+"""
 
 from __future__ import annotations
 

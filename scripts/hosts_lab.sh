@@ -27,7 +27,7 @@ Usage: hosts_lab.sh COMMAND
 Names: host b has the names b (IPv4 and IPv6), b4 (IPv4 only) and b6 (IPv6 only), on all hosts.
 Files in the directory of the hosts, $HOSTS_LAB or /var/tmp/hosts_lab:
   ssh_config   for ssh -F, and for --ssh-config of train; names the key and the known hosts
-  work         a directory that exists on all hosts, with other content on each
+  work         a directory that exists on all hosts, with different content on each
   b/work, b/tmp, b/sshd.log   on host b: content of work and of /tmp, and the log of its SSH server
 
 Example:
@@ -64,7 +64,7 @@ check() {
 
 # Fail if there is no such host.
 require_host() {
-  [ -d "$LAB/$1/work" ] || fail "there is no host ${1:-without a name}; run: hosts_lab.sh up 2"
+  [ -d "$LAB/$1/work" ] || fail "there is no host '$1'; run: hosts_lab.sh up 2"
 }
 
 is_on() {
@@ -169,7 +169,7 @@ boot() {
 # Process 1 of a host, in new namespaces: it prepares them, runs the SSH server and waits for orphans.
 as_first_process() {
   local host=$1 outer _
-  read -r outer _ </proc/self/stat # its process ID outside: /proc is still that of the machine
+  read -r outer _ </proc/self/stat # its process ID on the machine: /proc is still that of the machine
   # Private file systems, which are not visible outside
   mount --make-rprivate /
   mount --bind "$LAB/$host/tmp" /tmp

@@ -14,7 +14,7 @@ from mjlab_dist.distributed.rank import rank_from_environment
 from mjlab_dist.worker import set_interfaces
 
 SIZES = (1, 10_000, 1_000_000)
-"""Numbers in a sum: metrics, the gradients of cartpole, and the gradients of a humanoid."""
+"""Values per sum: one value, as many as cartpole's gradients have, and as many as a humanoid's gradients have."""
 
 REPETITIONS = {1: 60, 10_000: 60, 1_000_000: 8}
 """Number of sums of each size, of which the median is printed."""

@@ -36,7 +36,7 @@ def main() -> None:
     """Write the run."""
     parser = argparse.ArgumentParser(description="Make the run that mjlab-dist demo plays", allow_abbrev=False)
     parser.add_argument("run", type=Path)
-    parser.add_argument("--checkpoint", type=Path, help="default: the run's newest")
+    parser.add_argument("--checkpoint", type=Path, help="default: the newest checkpoint of the run")
     parser.add_argument("--output", type=Path, default=OUTPUT)
     args = parser.parse_args()
     source = args.checkpoint or find_checkpoint(args.run)

@@ -73,7 +73,7 @@ class Leg:
         self.radius = model.geom(f"{name}_foot").size[0]
 
     def bend(self, foot: Floats) -> list[float]:
-        """Return the angles of hip, thigh and calf in rad that move the foot to a point in the trunk's frame, in m."""
+        """Return the angles of hip, thigh and calf in rad that move the foot to a point in trunk coordinates, in m."""
         x, y, z = foot - self.hip
         down = math.sqrt(y * y + z * z - self.offset**2)
         hip = math.atan2(z, y) - math.atan2(-down, self.offset)
@@ -99,7 +99,7 @@ def main() -> None:
 
 
 def make(gait: Gait, legs: list[Leg]) -> Floats:
-    """Return the frames of one cycle, including both ends, (frames, 19)."""
+    """Return the frames (poses) of one cycle, from its start to its end inclusive, (frames, 19)."""
     frames = np.arange(round(gait.period_s * FPS) + 1)
     return np.stack([pose(gait, legs, frame / FPS) for frame in frames])
 
@@ -122,7 +122,7 @@ def pose(gait: Gait, legs: list[Leg], time_s: float) -> Floats:
 
 
 def foot(gait: Gait, leg: Leg, touchdown: float, time_s: float) -> Floats:
-    """Return the position of a foot's center in the world frame, (3,)."""
+    """Return the position of a foot's center in world coordinates, (3,)."""
     cycles = time_s / gait.period_s - touchdown
     cycle = math.floor(cycles)
     under_hip = np.array([leg.hip[0], leg.hip[1] + leg.offset])
@@ -130,14 +130,14 @@ def foot(gait: Gait, leg: Leg, touchdown: float, time_s: float) -> Floats:
         over_ground(gait, under_hip, (touchdown + n + gait.stance / 2) * gait.period_s) for n in (cycle, cycle + 1)
     )
     swung = max(0.0, (cycles - cycle - gait.stance) / (1 - gait.stance))
-    # At rest at both ends.
+    # The foot is at rest at the start and at the end of its swing.
     share = swung - math.sin(2 * math.pi * swung) / (2 * math.pi)
     lift = gait.lift_m * (1 - math.cos(2 * math.pi * swung)) / 2
     return np.append(here + share * (there - here), leg.radius + lift)
 
 
 def over_ground(gait: Gait, point: Floats, time_s: float) -> Floats:
-    """Convert a point from the trunk's ground frame to the world, in m, (2,). The trunk moves on a line or a circle."""
+    """Convert a point on the ground, (2,), from trunk to world coordinates. The trunk moves on a line or a circle."""
     yaw = gait.yaw_rad_s * time_s
     distance = gait.forward_m_s * time_s
     # sin(a) / a and (1 - cos(a)) / a, which are 1 and 0 on a line

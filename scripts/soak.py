@@ -100,7 +100,7 @@ class Soak:
         return self._run_dir()
 
     def _start(self) -> None:
-        """Start the command, or start it again."""
+        """Start the command, or start it again. Sometimes let it raise an error in rank 1."""
         started = any(self._log_root.rglob(CONFIG_FILE))
         if not started:
             shutil.rmtree(self._log_root, ignore_errors=True)  # the command was killed before it wrote anything
@@ -163,7 +163,7 @@ class Soak:
         self._wait_until(lambda: time.monotonic() >= until)
 
     def _wait_until(self, condition: Callable[[], bool]) -> None:
-        """Wait until a condition is true; start the command again if it ends."""
+        """Wait until a condition is true. Start the command again whenever it ends in the meantime."""
         assert self._command is not None
         deadline = time.monotonic() + PATIENCE_S
         while not condition():

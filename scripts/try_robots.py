@@ -62,7 +62,7 @@ NOTES = {
         "actuators, so new-task adds motors.",
     ),
 }
-"""Notes on the page about folders, as lines, by folder."""
+"""Notes for the sections of some folders, as lines of the page."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,13 +86,13 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument(
-        "folders", type=_absolute, nargs="+", help="folders with MJCFs; a folder is a section of the page"
+        "folders", type=_absolute, nargs="+", help="folders with MJCFs; the page has a section per folder"
     )
     parser.add_argument("--work", type=_absolute, required=True, help="folder for tasks, runs and results")
     parser.add_argument("--only", nargs="+", default=["**/*.xml"], help="patterns of the MJCFs to try; default: all")
     parser.add_argument("--output", type=Path, help="page to write; pictures go to a folder next to it")
-    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="robots at the same time")
-    parser.add_argument("--train", metavar="MODULE:FUNCTION", help="train and draw this task, of a folder on the path")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="number of robots to try at a time")
+    parser.add_argument("--train", metavar="MODULE:FUNCTION", help="only train and draw this importable task")
     args = parser.parse_args()
     if args.train:
         train_and_draw(args.train, args.work)
@@ -200,7 +200,7 @@ def train_and_draw(reference: str, work: Path) -> None:
         work: Folder for the run and the picture.
 
     Raises:
-        SystemExit: If a metric of the last iteration is not finite.
+        SystemExit: If the loss of the value function is not finite.
     """
     module, _, function = reference.partition(":")
     config: TrainConfig = getattr(importlib.import_module(module), function)()
