@@ -119,7 +119,7 @@ class Commands:
         cwd: Path | str = ROOT,
         stops: bool = False,
     ) -> Ended:
-        """Run a command until it ends or its time limit is over.
+        """Run a command until it ends or its time limit is over, and kill the processes that it leaves.
 
         Args:
             args: Command line.

@@ -143,7 +143,7 @@ def inherited() -> dict[str, str]:
 
 
 class Command:
-    """Runs installed commands with environment variables of its own test."""
+    """Runs installed commands for one test, and finds their processes by an environment variable."""
 
     def __init__(self, mark: str, cwd: Path, warm: WarmStarts | None = None) -> None:
         self.mark = mark
