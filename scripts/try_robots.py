@@ -249,7 +249,7 @@ def page(results: list[Tried], work: Path, pictures: Path) -> str:
         "After reading this page, you know which public robots `new-task` turns into a task that trains, what",
         "it finds in their files, and why the others fail.",
         "",
-        "Each section below is a folder with MJCFs. `new-task` was called for each MJCF that MuJoCo compiles",
+        "Each section is about a folder with MJCFs. `new-task` was called for each MJCF that MuJoCo compiles",
         "and that has a joint to drive. Each task was trained for "
         f"{ITERATIONS} iterations with {NUM_ENVS} envs on a CPU:",
         f"{trained} of {len(results)} train.",
