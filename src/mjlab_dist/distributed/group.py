@@ -80,7 +80,7 @@ def process_group(rank: Rank, device: str, backend: str, store: Store | None) ->
         )
     # Join
     timeout = datetime.timedelta(seconds=TIMEOUT_S)
-    store.set_timeout(timeout)  # all ranks have compiled their kernels
+    store.set_timeout(timeout)  # shorter than before: all ranks have compiled their kernels
     excepthook = sys.excepthook
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if backend == "nccl" else backend,

@@ -31,10 +31,10 @@ HELLO_BYTES = TOKEN_BYTES + 4
 """Length of the first message to a peer: the peer's token and the sender's rank."""
 
 HELLO_TIMEOUT_S = 10
-"""Seconds after which a connection without this message is closed."""
+"""Seconds after which a connection that has not sent its first message is closed."""
 
 SIZE_BYTES = 8
-"""Length of the size that precedes every tensor."""
+"""Number of bytes that encode the size of a tensor; they are sent before the tensor."""
 
 MAX_WHOLE_BYTES = 64 * 1024
 """Maximum size of tensors that more than two ranks exchange whole, in bytes.
@@ -155,8 +155,8 @@ class LocalSum:
 class _Link:
     """Connection to another rank, with the bytes that remain to be sent and received.
 
-    In each direction, a size is sent first, then a tensor. The size shows whether a rank skipped a sum: its next tensor
-    would otherwise be added to another tensor of the other ranks.
+    In each direction, a size is sent first, then a tensor. The size shows whether a rank skipped a sum. Without the
+    size, the rank's next tensor would be added to different tensors of the other ranks.
     """
 
     def __init__(self, rank: int, connection: socket.socket) -> None:
@@ -183,7 +183,7 @@ class _Link:
         """Send and receive as much as possible without blocking; return whether any data was transferred."""
         moved = self._transfer(self._unsent, self.connection.send)
         moved += self._transfer(self._missing, self.connection.recv_into)
-        # Size of the peer's tensor, once it is complete
+        # Check the size of the peer's tensor, once the size has arrived
         if len(self._missing) < 2 and self._received_size != self._size:
             sent, expected = (int.from_bytes(size, "big") for size in (self._received_size, self._size))
             raise LostRankError(

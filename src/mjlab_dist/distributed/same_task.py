@@ -106,7 +106,7 @@ def check_same_task(
         hosts: Name of each rank's machine.
         config: The run's config.
         model: This rank's model.
-        variant: Number of the config, if ranks compare several.
+        variant: Index of the config, if each rank simulates several configs.
 
     Raises:
         PreflightError: One line that names the ranks that differ from rank 0, and the differences.
@@ -160,7 +160,7 @@ def _fields(model: mujoco.MjModel) -> Iterator[tuple[str, NDArray[Any]]]:
 
 
 def _sums(values: NDArray[Any]) -> list[float]:
-    numbers = np.nan_to_num(values.astype(np.float64).ravel(), nan=1.0, posinf=2.0, neginf=-2.0)  # inf - inf is NaN
+    numbers = np.nan_to_num(values.astype(np.float64).ravel(), nan=1.0, posinf=2.0, neginf=-2.0)  # inf + -inf is NaN
     weights = 1.0 + np.arange(len(numbers)) % 997
     return [len(numbers), float(numbers.sum()), float(numbers @ weights), float(np.abs(numbers) @ weights)]
 

@@ -82,7 +82,7 @@ class AllReduce:
             buffer.copy_(sum_over_ranks(self._compressed(buffer, self._format)))
 
     def _compressed(self, buffer: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        # The size of the error is different if a run resumes with a different --fsdp-devices.
+        # After a resume with a different --fsdp-devices, the loaded error has the wrong shape: start with zero.
         if self.error is None or self.error.shape != buffer.shape:
             self.error = torch.zeros_like(buffer)
         self.error += buffer

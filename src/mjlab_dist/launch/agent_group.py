@@ -48,7 +48,7 @@ class LauncherGroup(LauncherAgentGroup[Any]):
 
     @classmethod
     def listening(cls, listener: socket.socket, secret: bytes, hosts: Sequence[str]) -> type[LauncherGroup]:
-        """Return the class to create groups from.
+        """Return a subclass for one launch, from which torchrunx creates its group.
 
         Args:
             listener: Socket that agents connect to.

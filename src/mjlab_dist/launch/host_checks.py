@@ -348,8 +348,9 @@ def _last_line(result: Result) -> str:
 def _compare_python(kind: str, version: str, library: str | None) -> str | None:
     """Return why a host's Python cannot run ranks of a launch from this machine; None if it can.
 
-    A different patch release can: it reads the same bytecode and loads the same compiled packages. It cannot if
-    the host also has this machine's standard library, whose compiled modules work only with their own release.
+    A Python of a different patch release can: it reads the same bytecode and loads the same compiled packages. However,
+    it cannot if the host also has the directory of this machine's standard library: the compiled modules in this
+    directory work only with their own release.
 
     Args:
         kind: Implementation, such as CPython.

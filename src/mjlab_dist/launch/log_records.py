@@ -1,7 +1,7 @@
 """Log records and events that agents and ranks send to torchrunx's log server. Imports no torch.
 
-torchrunx's own server unpickles any data that is sent to its port. This server expects a proof that the sender belongs
-to the launch (this start of ranks), and then a line of JSON per record.
+torchrunx's own server unpickles any data that is sent to its port. The server here expects a proof that the sender
+belongs to the launch (this start of ranks), and then a line of JSON per record.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class LogServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
         self.unproven = threading.Semaphore(MAX_UNPROVEN)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Handle a connection in its own thread, which releases the semaphore."""
+        """Handle a connection in its own thread, which releases the semaphore after the proof."""
         self.unproven.acquire()
         super().process_request(request, client_address)
 

@@ -231,7 +231,7 @@ def _adapted_torchrunx(launch: Launch) -> Iterator[_Adapted]:
             process.kill()
         return process
 
-    # torchrunx's commands start an agent or kill it. These agents already run: only pass them their arguments
+    # torchrunx's commands start or kill an agent. The agents already run: pass them their arguments, or end them
     def execute(command: str, hostname: str, **_: str | None) -> None:
         (agent,) = [agent for agent in launch.agents if agent.host == hostname]
         _program, separator, arguments = command.partition(" -m torchrunx ")

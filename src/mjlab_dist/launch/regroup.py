@@ -64,7 +64,7 @@ def regroup(config: TrainConfig, plan: RunPlan, spare: Spare, listen: Listener, 
     if hosts == plan.hosts:
         spare.keep_if_answering()
         return plan
-    # Other machines
+    # Different machines
     new = dataclasses.replace(plan, hosts=hosts)
     new = dataclasses.replace(new, budget=plan_budget(config, new.num_ranks))
     ranks = "1 rank" if new.num_ranks == 1 else f"{new.num_ranks} ranks"

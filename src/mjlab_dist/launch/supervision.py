@@ -103,8 +103,8 @@ class Ranks:
         """Wait for all ranks' results.
 
         Args:
-            launched: Future of torchrunx's launch. Ranks end by themselves, so the future is only done if torchrunx
-                failed.
+            launched: Future of torchrunx's launch. Ranks exit without returning to torchrunx, so the future is only
+                done if torchrunx failed.
             hang_timeout_s: Seconds without an iteration after which ranks end themselves.
             helper_ended: Returns a process that has ended although ranks depend on it; None if there is none.
 
@@ -120,8 +120,7 @@ class Ranks:
             # Next event, or next check of the processes
             with self._changed:
                 self._changed.wait(POLL_S)
-                # Events that arrived while this process was stopped have not been read yet: measure the time from now
-                # on
+                # Events that arrived while this process was stopped are still unread: do not count this time
                 paused_s = time.monotonic() - checked_at
                 if paused_s > PAUSE_S:
                     self._advanced_at += paused_s
@@ -145,7 +144,7 @@ class Ranks:
                 self._wait_for_reports(launched, briefly=stops)
                 if len(self._results) == self._num_ranks:
                     break
-                # Ranks end together with their agent, and their end may be noticed first
+                # Ranks end together with their agent, and their end may be noticed first: check the agents again
                 raise self._failure(hangs, helper or helper_ended(), launched.exception() if launched.done() else None)
         return [self._results[rank] for rank in range(self._num_ranks)]
 
@@ -168,7 +167,7 @@ class Ranks:
         return [rank for rank in range(self._num_ranks) if rank not in self._results and rank not in self._reports]
 
     def _wait_for_reports(self, launched: Future[Any], briefly: bool) -> None:
-        """Wait until the remaining events have arrived, and ranks that wait for a failed rank notice its failure."""
+        """Wait until all events have arrived, and ranks that wait for a failed rank have noticed its failure."""
         started = time.monotonic()
         while True:
             waited_s = time.monotonic() - started
@@ -273,10 +272,10 @@ def _ended_after_a_rank(agent: Ended, error: BaseException | None) -> bool:
 
 
 def _skipped_sum(reports: Sequence[Report]) -> RankError | None:
-    """Return the error of ranks that took part in sums of different sizes; None if all sizes are equal.
+    """Return the error of ranks that summed tensors of different sizes in bytes; None if all sizes are equal.
 
-    A rank that skipped a sum over ranks cannot notice that. If the majority of ranks is in the same sum, the other
-    ranks have skipped a sum. Without a majority, the error does not name the rank.
+    A rank that skipped a sum over ranks cannot notice this itself. If the majority of ranks is in the same sum, the
+    other ranks have skipped a sum. Without a majority, the error does not name the rank.
     """
     ranks: dict[int, list[int]] = {}
     for report in sorted(reports, key=lambda report: report["rank"]):

@@ -33,8 +33,8 @@ from mjlab_dist.run_dir import create_run_dir
 from mjlab_dist.worker import RunResult
 
 _training = threading.Lock()
-"""Held while this process trains: recorded physics and the default group of torch.distributed exist once per process,
-so a process can train only one run at a time."""
+"""Held while this process trains: the physics, recorded as graphs, and the default group of torch.distributed exist
+once per process, so a process can train only one run at a time."""
 
 
 def train(
