@@ -88,7 +88,7 @@ def _make_locked(prefix: str) -> tuple[str, int]:
             lock = os.open(path, DIRECTORY)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                os.stat(path)  # noqa: PTH116 (only whether it is still there)
+                os.stat(path)  # noqa: PTH116 (raises if the directory was removed)
             except OSError:
                 os.close(lock)
                 raise
@@ -116,7 +116,8 @@ def remove_own() -> None:
 def _own_directories(prefix: str) -> list[Path]:
     """Return the temporary directories that belong to this user.
 
-    Every user can create files of any name there. Opening a FIFO would wait until another process writes to it.
+    Other users can create files with the same prefix next to them. These files are left out: opening a FIFO, for
+    example, would wait until another process writes to it.
     """
     with os.scandir(tempfile.gettempdir()) as files:
         return [Path(file.path) for file in files if file.name.startswith(prefix) and _is_own_directory(file)]
@@ -132,7 +133,8 @@ def _is_own_directory(file: os.DirEntry[str]) -> bool:
 def end_children(launch: str | None = None) -> None:
     """Kill processes that descend from this one, and wait until they are gone.
 
-    multiprocessing's resource trackers are not killed: they end after the other processes, and remove their semaphores.
+    multiprocessing's resource trackers end by themselves after the other processes, and remove their semaphores. They
+    are killed only if they do not end in time.
 
     Args:
         launch: Kill only processes that inherited this value of :data:`LAUNCH`, because a notebook has other children;
@@ -183,7 +185,7 @@ def _has_ended(process: psutil.Process) -> bool:
 def run_program(program: str, *args: str, timeout_s: float) -> str:
     """Run Python code in a process of its own and return what it prints.
 
-    Only a process can be stopped while it waits for a name server that does not answer.
+    While the code waits for a name server that does not answer, a process can be stopped, but a thread cannot.
 
     Args:
         program: The code, which imports the standard library only.
