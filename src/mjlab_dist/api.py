@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 def train(task: str | TrainConfig, *, quiet: bool = False, trust: bool = False, **fields: Any) -> RunResult:
     """Train a policy and wait for the result, like the command ``train``.
 
-    A single rank trains in this process, unless ``max_restarts`` is set or this process cannot see its GPU. Its errors
-    are raised unchanged. Otherwise, ranks train in separate processes, which have all ended when this function returns
-    or raises. Ctrl-C raises KeyboardInterrupt.
+    A single rank trains in this process, and its errors are raised unchanged. If there are several ranks,
+    ``max_restarts`` is set, or this process cannot see the rank's GPU, ranks train in separate processes. These have
+    all ended when this function returns or raises. Ctrl-C raises KeyboardInterrupt.
 
     Args:
         task: Name of a task, or the config to start from.
@@ -99,7 +99,7 @@ def make(
         task: Name of a task, or its config.
         variants: Configs to simulate side by side, for example for a sweep. Each is a mapping of fields to values, or a
             whole config. All configs get the same number of envs and the same random numbers. They may differ in
-            everything except the sizes of observations and actions.
+            everything except the widths of observations and the number of actions.
         arrays: Type of returned arrays: ``torch`` or ``numpy``.
         final_observations: Whether steps also return the observations before resets, for algorithms that bootstrap
             from the last state of an episode. Each step then evaluates the observations twice.

@@ -36,8 +36,8 @@ def plan_budget(config: TrainConfig, world_size: int) -> Budget | None:
         The budget; None for ``--num-envs auto``, where ranks first measure memory and then call :func:`budget_of`.
 
     Raises:
-        UserError: If envs or parameters cannot be split evenly over the ranks, or there are too few steps for one
-            iteration.
+        UserError: If envs or parameters cannot be split evenly over the ranks, or ``--total-timesteps`` is less than
+            one iteration.
     """
     _check_sharding(config.fsdp_devices, world_size)
     if config.total_num_envs is not None:
@@ -54,7 +54,8 @@ def budget_of(config: TrainConfig, world_size: int, num_envs: int) -> Budget:
         num_envs: Number of envs per rank.
 
     Raises:
-        UserError: If the rollout does not divide into mini-batches, or there are too few steps for one iteration.
+        UserError: If the rollout does not divide into mini-batches, or ``--total-timesteps`` is less than one
+            iteration.
     """
     validate_rollout(config.agent, num_envs)
     if config.total_timesteps is None:

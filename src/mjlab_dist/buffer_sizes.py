@@ -189,7 +189,7 @@ def _policy(env: Env, config: TrainConfig, checkpoint: Path) -> Callable[[Tensor
 
 
 def _larger(config: TrainConfig, attempt: Attempt) -> TrainConfig | None:
-    """Return the config with twice the size of the buffers that were too small; None if no larger size is needed."""
+    """Return the config with the buffers that were too small doubled; None if no buffer was too small."""
     sim = config.env.sim
     changes: dict[str, int] = {}
     if not ROW_OVERFLOWS.isdisjoint(attempt.overflows):
@@ -203,7 +203,7 @@ def _larger(config: TrainConfig, attempt: Attempt) -> TrainConfig | None:
 class BufferGauge:
     """Counter of the buffer entries that an env uses.
 
-    It counts after the last substep of each step. The env's overflow flags cover every substep.
+    It counts after the last physics step of each control step. The env's overflow flags cover every physics step.
     """
 
     def __init__(self, env: Env) -> None:

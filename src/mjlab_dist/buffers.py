@@ -28,7 +28,8 @@ MIN_SIZE = 4
 """Minimum size of a buffer, in rows or contacts per env, for a model that can have any."""
 
 MAX_SIZE = 10_000
-"""Maximum size that a run chooses for itself, in rows or contacts per env. Needing more hints at unstable physics."""
+"""Maximum size that a run chooses for itself, in rows or contacts per env. A run that needs more probably has
+unstable physics."""
 
 MIN_GROWTH = 1.25
 """Minimum ratio between the new size, without the margin, and the size that was too small.

@@ -38,7 +38,7 @@ class UserError(ValueError):
 
 
 class PreflightError(UserError):
-    """Problem of a machine (not of the command line) that would end the run, such as a full disk or a GPU in use.
+    """Problem with a machine (not with the command line) that would end the run, such as a full disk or a GPU in use.
 
     The message is one line with the problem and the fix.
     """
@@ -89,7 +89,7 @@ class DesyncError(RuntimeError):
 
 
 class LostRankError(RuntimeError):
-    """Another rank has ended, sends nothing, or is in a different sum. The report of that rank contains the cause.
+    """Another rank has ended, sends nothing, or computes a different sum. The report of that rank contains the cause.
 
     The message is one line with the other rank.
 

@@ -111,7 +111,7 @@ class TaskVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
         final = self._picked(info.pop("final_observations"))
         done = terminated | truncated
         if done.any():
-            # An array of observations, with None for the other envs, as in Gymnasium's own vector envs
+            # An array of observations, with None for envs whose episode continues, as in Gymnasium's own vector envs
             info["final_obs"] = np.full(self.num_envs, None, dtype=object)
             for env in np.flatnonzero(done).tolist():
                 info["final_obs"][env] = _row(final, env)

@@ -1,9 +1,9 @@
 """The lease of a run: only one launch (start of ``train``) at a time trains the run. Imports the standard library only.
 
-``lease.json`` in the run directory names the launch that trains the run. The launch renews the modification time of the
-file every few seconds, and rank 0 does so whenever it writes metrics. File locks would not be enough, because many
-network file systems do not support them. The clocks of two machines are never compared: a launch that waits only checks
-whether the file changes.
+``lease.json`` in the run directory names the launch that trains the run. To renew the lease, the launch updates the
+modification time of this file every few seconds. Rank 0 also renews the lease, before it writes metrics. File locks
+would not be enough, because many network file systems do not support them. The clocks of two machines are never
+compared: a launch that waits only checks whether the file changes.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class Logger:
         """
 
     def checkpoint(self, file: Path, iteration: int) -> None:
-        """Receive a checkpoint, after it was written and before the row of a later iteration.
+        """Receive a checkpoint after it is written, and before :meth:`log` receives the row of a later iteration.
 
         Args:
             file: The file. ``--checkpoint.keep-last`` removes this file later: read or copy it at once.

@@ -23,7 +23,7 @@ def masked(argv: Sequence[str]) -> list[str]:
     """Return a command line without the passwords in addresses and the values of secret flags and variables.
 
     Args:
-        argv: The command line. A user's script may have other flags than ``train``.
+        argv: The command line of ``train`` or of a user's script, which may have flags of its own.
     """
     shown: list[str] = []
     is_secret = False

@@ -15,7 +15,8 @@ R = TypeVar("R")
 def with_names(function: Callable[P, R], **values: object) -> Callable[P, R]:
     """Return a copy of a function in which names of its module have other values. The original does not change.
 
-    Unlike :func:`patched`, nothing is restored later: a thread may still run the copy after a launch has ended.
+    Unlike :func:`patched`, this function restores nothing later: a thread may still run the copy after a launch has
+    ended.
 
     Args:
         function: Function written in Python.
@@ -48,7 +49,7 @@ def patched(owner: object, name: str, value: object) -> Iterator[None]:
         AttributeError: If the owner has no such attribute, for example because a new version of the library renamed it.
     """
     getattr(owner, name)
-    # Save the value in vars: getattr unwraps static methods, binds other methods, and also finds inherited attributes.
+    # Read the original from vars: getattr unwraps static methods, binds other methods, and finds inherited attributes.
     own = vars(owner)
     is_own, original = name in own, own.get(name)
     setattr(owner, name, value)

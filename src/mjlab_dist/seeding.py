@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 RESUME_STRIDE = 1_000_003
-"""Distance between the seeds of two resumed iterations; larger than any number of ranks."""
+"""Difference between the seeds of runs resumed at two consecutive iterations; larger than any number of ranks."""
 
 
 def seed_generators(seed: int, rank: int = 0, resumed_iteration: int = 0) -> None:

@@ -124,5 +124,5 @@ def _is_within(file: str, folders: tuple[str, ...]) -> bool:
 
 def _places(path: str) -> tuple[Path, Path]:
     """Return both paths of a file: the given one, and the one with all links resolved."""
-    known = os.path.expanduser(path)  # noqa: PTH111 (keeps the names of users that do not exist)
+    known = os.path.expanduser(path)  # noqa: PTH111 (leaves ~user unchanged if there is no such user)
     return Path(os.path.abspath(known)), Path(os.path.realpath(known))  # noqa: PTH100

@@ -50,7 +50,7 @@ def describe(config: TrainConfig) -> str:
 
 
 def note(config: TrainConfig) -> str | None:
-    """Return a line for the user if videos show other iterations than the interval suggests; None otherwise."""
+    """Return a line for the user if videos may show iterations between multiples of the interval; None otherwise."""
     interval = config.video_interval
     iterations, seconds = parse_interval(config.checkpoint.interval)
     if interval is None or (iterations is not None and interval % iterations == 0):

@@ -10,7 +10,7 @@ MIN_SIMILARITY = 0.62
 """Minimum similarity, from 0 to 1, between a mistyped name and a name that is suggested instead."""
 
 MIN_END = 3
-"""Minimum length of a typed text. For shorter texts, names that end with the text are not suggested."""
+"""Minimum length of a typed text for which names that end with the text count as closest."""
 
 MAX_GAP = 0.1
 """Maximum difference in similarity between the first suggestion and further suggestions."""
@@ -53,7 +53,8 @@ def nearest(name: str, known: Iterable[str], max_names: int = 1) -> list[str]:
         if typed and bare.startswith(typed):
             ratio = 1.0
         elif len(typed) >= MIN_END and bare.endswith((f"_{typed}", f"-{typed}", f".{typed}")):
-            ratio = 1.0 - MAX_GAP * (1.0 - ratio)  # of these, the shortest first
+            # Names that end with the text follow those that start with it; among them, shorter names come first
+            ratio = 1.0 - MAX_GAP * (1.0 - ratio)
         similarity[candidate] = ratio
     least = max(MIN_SIMILARITY, max(similarity.values(), default=0.0) - MAX_GAP)
     close = [candidate for candidate in similarity if similarity[candidate] >= least]

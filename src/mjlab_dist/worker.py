@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Entry = Callable[[TrainConfig, RankPlan, Control], T]
-"""Function of a module that a rank runs. It takes config, plan and control, and returns a dataclass of plain data."""
+"""Module-level function that a rank runs. It takes config, plan and control, and returns a dataclass of plain data."""
 
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """Variables that name the network interface on which gloo and NCCL listen for other ranks."""
@@ -70,7 +70,7 @@ EGL_DEVICE = "MUJOCO_EGL_DEVICE_ID"
 """Variable that selects the GPU for MuJoCo's rendering through EGL."""
 
 DRAIN_S = 0.1
-"""Seconds to wait until a rank's last printed lines have reached its log."""
+"""Seconds to wait before a rank exits, so that its last printed lines reach its log."""
 
 _logger = logging.getLogger(__name__)
 
@@ -390,7 +390,7 @@ def _die(error: BaseException, stack: str, rank: int, control: Control, run_dir:
         "message": with_notes(error),
         "traceback": stack,
     }
-    _logger.error("%s", stack)  # not printed: a thread, which ends with this process, forwards printed text
+    _logger.error("%s", stack)  # not printed: the thread that forwards printed text may end too early
     emit("failed", report=report)
     try:
         (run_dir / ERRORS_DIR).mkdir(exist_ok=True)
@@ -408,7 +408,7 @@ def _leave(code: Exit) -> NoReturn:
 
 
 def _follows_another(error: BaseException) -> bool:
-    """Return whether another rank probably failed first: the error names it, or torch.distributed raised the error."""
+    """Return whether another rank probably failed first: the error is about that rank, or is from torch.distributed."""
     if isinstance(error, NonFiniteError):
         return error.of_another_rank
     if isinstance(error, LostRankError):
