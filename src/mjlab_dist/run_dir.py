@@ -176,7 +176,7 @@ def find_run(
             warn(f"{flag} latest: is {with_checkpoint[-1]}; {newer[-1]}{others} {have} no checkpoint")
         return with_checkpoint[-1]
     run_dir = Path(run)
-    if os.path.isfile(run):  # noqa: PTH113 (also takes names that no file can have)
+    if os.path.isfile(run):  # noqa: PTH113 (False, not an error, for a name that is too long)
         check_pack(run_dir, flag)
     elif not (run_dir / CONFIG_FILE).is_file():
         raise UserError(
@@ -212,7 +212,7 @@ def find_any_run(log_root: str, run: str) -> Path:
         if not runs:
             raise UserError(f"latest: there is no run under {log_root}; train one, or set --log-root")
         return runs[-1]
-    if os.path.isfile(run):  # noqa: PTH113 (also takes names that no file can have)
+    if os.path.isfile(run):  # noqa: PTH113 (False, not an error, for a name that is too long)
         check_pack(Path(run), "")
     elif not os.path.isfile(Path(run) / CONFIG_FILE):  # noqa: PTH113
         raise UserError(f"{run}: is not a run directory (it has no {CONFIG_FILE}); name one, or latest")
@@ -231,7 +231,7 @@ def find_run_to_resume(log_root: str, task: str | None, run: str, warn: Callable
     Raises:
         UserError: If there is no such run, or it trained a different task.
     """
-    if os.path.isfile(run):  # noqa: PTH113 (also takes names that no file can have)
+    if os.path.isfile(run):  # noqa: PTH113 (False, not an error, for a name that is too long)
         raise UserError(
             f"--resume {run}: is a file, and only a run directory can be resumed; start a new run from the policy of a "
             f"checkpoint or a pack with --init-from {run}"
@@ -330,8 +330,8 @@ def choose_checkpoint(run_dir: Path, name: str) -> Path:
     if name in ("latest", "best"):
         return find_checkpoint(run_dir) if name == "latest" else find_best(run_dir)
     path = run_dir / CHECKPOINTS_DIR / name
-    if not os.path.isfile(path):  # noqa: PTH113 (also takes names that no file can have)
-        raise UserError(f"--checkpoint {name}: there is no file {path}; name one of the run, or use latest or best")
+    if not os.path.isfile(path):  # noqa: PTH113 (False, not an error, for a name that is too long)
+        raise UserError(f"--checkpoint {name}: there is no file {path}; name a checkpoint, or use latest or best")
     return path
 
 

@@ -207,7 +207,10 @@ class Sharding:
     def table(self, min_size_mb: float) -> str:
         """Return a table of the sharded parameters to print."""
         if not self.sharded:
-            return f"Nothing is sharded: no parameter of two or more dimensions has {min_size_mb:g} MiB."
+            return (
+                f"Nothing is sharded: no parameter has two or more dimensions, {min_size_mb:g} MiB or more, and a "
+                f"dimension that {self._num_devices} divides."
+            )
         kept = 1 - 1 / self._num_devices
         lines = [
             f"  {e.name}  {tuple(e.parameter.shape)}  dimension {e.dim} over {self._num_devices} ranks  "

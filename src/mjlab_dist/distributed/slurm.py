@@ -37,11 +37,11 @@ def slurm_hosts(environ: Mapping[str, str], variable: str) -> tuple[str, ...]:
     text = environ[variable]
     parts = _PART.findall(text)
     if not parts or ",".join(parts) != text:
-        raise UserError(f"{variable} {text}: is not a list of hosts of SLURM, such as node[01-03,7]; unset it")
+        raise UserError(f"{variable} {text}: is not a list of hosts in SLURM's format, such as node[01-03,7]; unset it")
     try:
         return tuple(host for part in parts for host in _expand(part))
     except ValueError as error:
-        raise UserError(f"{variable} {text}: is not a list of hosts of SLURM ({error}); unset it") from error
+        raise UserError(f"{variable} {text}: is not a list of hosts in SLURM's format ({error}); unset it") from error
 
 
 def named_hosts(hosts: tuple[str, ...], environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -58,8 +58,8 @@ def named_hosts(hosts: tuple[str, ...], environ: Mapping[str, str]) -> tuple[str
         return hosts
     if JOB_HOSTS not in environ:
         raise UserError(
-            f"--hosts {SLURM}: {JOB_HOSTS} is not set, so this is not a job of SLURM; start it with sbatch, or name "
-            "the machines"
+            f"--hosts {SLURM}: {JOB_HOSTS} is not set, so this is not a SLURM job; start the command with sbatch, "
+            "or name the machines"
         )
     return slurm_hosts(environ, JOB_HOSTS)
 

@@ -37,8 +37,8 @@ from mjlab_dist.run_files import has_file, run_of
 from mjlab_dist.wording import listed
 
 MAX_TIMESTEP_S = 0.05
-"""Assumed maximum length of a physics step, in s. The model is built to read the actual length only if an episode is
-shorter than a control step would be at this length."""
+"""Assumed maximum length of a physics step, in s. If an episode is shorter than a control step of such physics
+steps, the model is built to read the actual length."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,8 +209,8 @@ def find_resumed(config: TrainConfig, warn: Callable[[str], None]) -> Path | Non
     rows = read_metrics(run_dir) if (run_dir / METRICS_FILE).is_file() else []
     if rows and not newest:
         raise UserError(
-            f"--resume {run_dir}: has metrics of {len(rows)} iterations, but no checkpoint to continue from, and would "
-            "overwrite them; restore a checkpoint from a backup, or start a new run"
+            f"--resume {run_dir}: has metrics of {len(rows)} iterations but no checkpoint, so the resumed run would "
+            "overwrite the metrics; restore a checkpoint from a backup, or start a new run"
         )
     if newest >= config.max_iterations and config.total_timesteps is None:
         raise UserError(
@@ -221,7 +221,7 @@ def find_resumed(config: TrainConfig, warn: Callable[[str], None]) -> Path | Non
 
 
 def _check_init_from(config: TrainConfig, file: str) -> None:
-    """Raise if a file is not a checkpoint with a policy, or is from a task whose policy has other observation terms.
+    """Raise if a file is not a checkpoint with a policy, or is from a task whose policy observes different terms.
 
     Ranks also check whether the checkpoint fits the networks, whose sizes are known only after the envs are built.
     """
@@ -236,7 +236,7 @@ def _check_init_from(config: TrainConfig, file: str) -> None:
     for part in ("actor_state_dict", "critic_state_dict"):
         if not isinstance(content.get(part), dict):
             raise UserError(f"--init-from {file}: has no {part}; give a checkpoint of a run, model_<iteration>.pt")
-    # Task, if the checkpoint is still in its run directory. The functions that the run's config names are not called.
+    # Task, if the checkpoint is still in its run directory. trust is safe: no function of that run's config is called.
     run = run_of(Path(file))
     if not has_file(run, CONFIG_FILE):
         return

@@ -30,7 +30,7 @@ REVOKED = "@revoked"
 """Marker of a key that must not be accepted."""
 
 RSA_SIGNATURES = {"rsa-sha2-512": "ssh-rsa", "rsa-sha2-256": "ssh-rsa"}
-"""Type of the keys of an algorithm, for algorithms whose name differs from that of the type."""
+"""Type of key for each signature algorithm whose name differs from the name of the type."""
 
 
 class HostKeyError(PreflightError):
@@ -72,7 +72,7 @@ def verifying(connection: fabric.Connection, ssh_config: str | None) -> fabric.C
         The same connection. Opening it raises :class:`HostKeyError` if a key is refused.
 
     Raises:
-        ValueError: If the names of the known_hosts files cannot be read.
+        ValueError: If the list of known_hosts files in SSH's config file cannot be parsed.
     """
     step: object = connection
     while isinstance(step, fabric.Connection):
@@ -156,8 +156,8 @@ class _HostKeys(paramiko.MissingHostKeyPolicy):
             )
         if self._strict != "accept-new":
             raise HostKeyError(
-                f"the SSH host key of {name} is unknown ({shown}); run `{self._command}` and accept the key if the "
-                "host really has this one"
+                f"the SSH host key of {name} is unknown ({shown}); run `{self._command}` and accept the key if it "
+                "is really the host's key"
             )
         self._remember(key)
 

@@ -25,8 +25,8 @@ MAX_BYTES = 2**30
 """Maximum size of a project. Larger projects contain data, which would take too long to copy before every start."""
 
 RECORD = '"${{XDG_CACHE_HOME:-$HOME/.cache}}/mjlab_dist/synced/{name}"'
-"""File on the other machine with the digests of the copied files, quoted for the shell. The file's name is a digest of
-the project's path."""
+"""Path of the file on the other machine that stores the digests of the copied files. It is quoted for the shell. The
+file's name is a digest of the project's path."""
 
 READ_RECORD = f"cat {RECORD} 2>/dev/null || true"
 """Program that prints this file, the record of the last copy."""
@@ -234,12 +234,12 @@ class _Target:
         there = self._read(project)
         changes = there.changes(project)
         if changes.lost and not overwrite:
-            more = f" and {len(changes.lost) - 1} more differ" if len(changes.lost) > 1 else " differs"
+            more = f" and {len(changes.lost) - 1} more have" if len(changes.lost) > 1 else " has"
             raise CopyError(
-                f"{self._root / changes.lost[0]}{more} there, and git there has no copy; commit it, or use "
+                f"{self._root / changes.lost[0]}{more} changes that exist only there; commit them there, or use "
                 "--sync-code overwrite"
             )
-        # If rsync is interrupted, each file on the other machine is either the old one or the new one
+        # If rsync is interrupted, the other machine has the old or the new version of each file: record both digests
         both = {name: {own, *there.recorded.get(name, ())} for name, own in project.items()}
         self._run(WRITE_RECORD, _to_record({**there.recorded, **both}))
         if changes.copied:

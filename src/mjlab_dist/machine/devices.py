@@ -278,8 +278,8 @@ def _check_cores(num_ranks: int, num_cores: int, *, oversubscribe: bool) -> None
     limit = MAX_RANKS_PER_CORE * num_cores
     if num_ranks > limit and not oversubscribe:
         raise UserError(
-            f"--cpu-ranks {num_ranks}: is more than {MAX_RANKS_PER_CORE} per core, of {_cores(num_cores)}; "
-            f"use up to {limit}, or add --oversubscribe"
+            f"--cpu-ranks {num_ranks}: is more than {MAX_RANKS_PER_CORE} ranks per core, and this machine has "
+            f"{_cores(num_cores)}; use up to {limit}, or add --oversubscribe"
         )
 
 

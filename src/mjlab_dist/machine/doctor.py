@@ -105,7 +105,7 @@ def check_driver() -> Finding:
 
 
 def judge_driver(version: str, cuda: tuple[int, int] | None) -> Finding:
-    """Judge whether physics can be recorded on the GPUs.
+    """Judge whether physics can be recorded as CUDA graphs on the GPUs.
 
     Args:
         version: The driver's own version.
@@ -115,7 +115,7 @@ def judge_driver(version: str, cuda: tuple[int, int] | None) -> Finding:
     if cuda is not None and cuda < CAPTURABLE_DRIVER:
         return Finding(
             name="NVIDIA driver",
-            figure=f"{figure}: physics cannot be recorded, which is slower",
+            figure=f"{figure}: the physics runs without CUDA graphs, which is slower",
             status=Status.WARNING,
             fix=f"update it to one for CUDA {dotted(CAPTURABLE_DRIVER)} or newer (R550; R580 for CUDA 13)",
         )
@@ -148,7 +148,8 @@ def check_cores(root: Path = Path("/")) -> Finding:
         few = sorted(os.sched_getaffinity(0))[: max(1, int(quota))]
         return Finding(
             name="CPU cores",
-            figure=f"{figure}, but a quota limits them to the time of {quota:g}: more threads slow each other down",
+            figure=f"{figure}, but a quota limits them to the time of {quota:g} core{'' if quota == 1 else 's'}: more "
+            "threads slow each other down",
             status=Status.WARNING,
             fix=f"start commands with taskset -c {','.join(map(str, few))}",
         )
@@ -234,7 +235,7 @@ def _has_launcher(process: psutil.Process) -> bool:
 def _is_launcher(process: psutil.Process) -> bool:
     """Return whether a process may have launched ranks: a Python that is not a rank itself.
 
-    The parent of an orphan is init, or a process like it.
+    The parent of an orphan is init or a similar process, which is not a Python.
     """
     try:
         return Path(process.exe()).name.startswith("python") and LAUNCH not in process.environ()

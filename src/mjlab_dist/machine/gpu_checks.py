@@ -179,7 +179,7 @@ def _check_gpu(gpu: Gpu) -> Finding:
 
 
 def _unusable(gpu: Gpu, fault: str) -> Finding:
-    fix = "see nvidia-smi: a lost GPU needs a reboot, a missing permission another container or job"
+    fix = "see nvidia-smi: a lost GPU needs a reboot; a missing permission needs another container or job"
     figure = f"{gpu.name} cannot be used ({fault})"
     return Finding(name=f"GPU {gpu.index}", figure=figure, status=Status.WARNING, fix=fix)
 

@@ -356,7 +356,7 @@ def test_doctor_reads_driver_torch_and_every_gpu(on_gpus: Callable[..., list[str
 
 def test_doctor_reports_a_driver_that_is_too_old(on_gpus: Callable[..., list[str]]):
     driver, *_ = on_gpus(DEVICES, cuda=12020)
-    assert driver == "NVIDIA driver|warning|535.99, CUDA 12.2: physics cannot be recorded, which is slower"
+    assert driver == "NVIDIA driver|warning|535.99, CUDA 12.2: the physics runs without CUDA graphs, which is slower"
 
 
 def test_doctor_distinguishes_a_broken_driver_from_a_missing_one(on_gpus: Callable[..., list[str]]):
