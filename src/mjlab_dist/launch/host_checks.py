@@ -42,7 +42,8 @@ if TYPE_CHECKING:
     from invoke.runners import Result
 
 PACKAGES = ("mjlab-dist", "torchrunx", "torch", "rsl-rl-lib", "tensordict", "warp-lang", "mujoco", "mujoco-warp")
-"""Packages whose versions must be equal on all machines: ranks must run the same communication and the same physics."""
+"""Packages whose versions must be equal on all machines: ranks must communicate in the same way and
+simulate the same physics."""
 
 PROBE = """
 import importlib.metadata as m, json, os, platform, sys, sysconfig, mjlab_dist

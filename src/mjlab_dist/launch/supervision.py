@@ -39,7 +39,7 @@ PAUSE_S = 2.0
 time."""
 
 LAST_RESORT_S = 10.0
-"""Seconds beyond the ranks' own timeout after which the launcher considers ranks hung, such as when all are stopped."""
+"""Seconds beyond the ranks' own timeout after which the launcher considers ranks hung; needed if all are stopped."""
 
 Report = dict[str, Any]
 """Report of a rank that fails; ``worker`` writes it."""
@@ -61,7 +61,8 @@ class Ranks:
         """Start with no events.
 
         Args:
-            hosts: Machine of each rank. Rank 0 is on the launcher's machine, and only its processes can be inspected.
+            hosts: Machine of each rank. Rank 0 is on the launcher's machine. Only processes of that machine can
+                be inspected.
             listen: Receives the events that are for the user.
             control: Its stop request is forwarded to the ranks; its kill request ends the wait.
         """
