@@ -84,10 +84,10 @@ def judge_cuda(
         driver: Result of :func:`driver_cuda`.
     """
     if built_for is None:
-        seen = f"{package} {version} is built without CUDA, and there are GPUs"
+        seen = f"{package} {version} is built without CUDA, but there are GPUs"
         fix = f"install one with CUDA ({SOURCES[package]})"
     elif driver is None:
-        seen = "there are GPUs, and the NVIDIA driver's libcuda.so.1 cannot be loaded"
+        seen = "there are GPUs, but the NVIDIA driver's libcuda.so.1 cannot be loaded"
         fix = "start a container with NVIDIA_DRIVER_CAPABILITIES=compute,utility, or install the driver again"
     elif driver[0] < built_for[0]:
         seen = f"{package} {version} is built for CUDA {dotted(built_for)}, "

@@ -31,13 +31,13 @@ def check_wandb(environ: Mapping[str, str], timeout_s: float) -> Finding:
     if mode in {"offline", "disabled", "dryrun"}:
         return Finding(name=name, figure=f"set to {mode}")
     if not has_wandb_account(environ):
-        fix = f"curves stay in the run directory (uv run wandb login, or WANDB_API_KEY; {later})"
+        fix = f"run `uv run wandb login` or set WANDB_API_KEY; otherwise, curves stay in the run directory ({later})"
         return Finding(name=name, figure="no account is logged in", status=Status.WARNING, fix=fix)
     try:
         host, port = _wandb_peer(environ)
         run_program(CONNECT, host, str(port), timeout_s=timeout_s)
     except (OSError, ValueError) as error:
-        fix = f"curves stay in the run directory until it does ({later})"
+        fix = f"until it does, curves stay in the run directory ({later})"
         server = _wandb_server(environ)
         return Finding(name=name, figure=f"{server} does not answer: {error}", status=Status.WARNING, fix=fix)
     return Finding(name=name, figure=f"logged in, {host}:{port} answers")
