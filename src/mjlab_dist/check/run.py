@@ -47,7 +47,7 @@ TIMER_STEPS = 20
 """Commands and interval events are due for the first time within this many steps."""
 
 EXTRA_STEPS = ITERATION_STEPS + 7
-"""Number of extra steps that other envs take before they load a state: their counters in Python then differ."""
+"""Number of extra steps that other envs take before they load a state, so that their counters in Python differ."""
 
 
 def check(config: TrainConfig) -> Iterator[Check]:
@@ -75,12 +75,12 @@ def try_out(config: TrainConfig) -> Iterator[Check]:
 
 
 def _with_envs(config: TrainConfig, checks: Callable[[TrainConfig, int], Iterator[Check]]) -> Iterator[Check]:
-    # The rollout of so few envs need not divide into mini-batches.
+    # With auto, validate does not require that the rollout of these few envs divides into mini-batches.
     validate(dataclasses.replace(config, num_envs="auto", total_num_envs=None))
     num_envs = config.num_envs if config.total_num_envs is None else config.total_num_envs
     if num_envs == "auto":
         raise UserError(f"--num-envs auto: give a number, such as {NUM_CHECKED}; this command does not measure memory")
-    # Only recorded physics can be part of a replay.
+    # Record the physics: the physics can be part of a replay only if it is recorded.
     sim = dataclasses.replace(config.env.sim, capture="physics")
     config = dataclasses.replace(config, env=dataclasses.replace(config.env, sim=sim))
     start_warp("cpu")
@@ -211,7 +211,8 @@ class _Subject:
             return text
         place = self._env.watch.place if self._env is not None else RETURNED
         if place == RETURNED and hasattr(error, "__notes__"):
-            return named(type(error).__name__, with_notes(error))  # notes name the term even if no envs are built
+            # The notes name the term, also if the envs cannot be built
+            return named(type(error).__name__, with_notes(error))
         where = f"{place}: " if place != RETURNED else ""
         return f"{where}{named(type(error).__name__, text)} ({_line_of(error)})"
 

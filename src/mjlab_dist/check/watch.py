@@ -119,7 +119,7 @@ class Watch:
         if self._step is None:
             return
         digests = {name: hash(tensor.contiguous().numpy().tobytes()) for name, tensor in tensors.items()}
-        # Values in a term's state may be infinite, such as the time until an event.
+        # In an env's state, only the physics must be finite: the time until an event, for example, may be infinite.
         finite = _PHYSICS & tensors.keys() or tensors.keys()
         not_finite = tuple(name for name in tensors if name in finite and not tensors[name].isfinite().all())
         self.trace.append(Entry(self._step, place, digests, not_finite))

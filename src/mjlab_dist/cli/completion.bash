@@ -13,7 +13,7 @@ _mjlab_dist_ask() {
     fi
 }
 
-# The program next to the typed command is asked: another package's train must not start here.
+# Ask the mjlab-dist in the directory of the typed command, so that the train of another package is not started.
 _mjlab_dist() {
     local program
     program=$(type -P -- "$1")

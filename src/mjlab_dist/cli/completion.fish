@@ -1,7 +1,7 @@
 # Completion of train, play, list-tasks and mjlab-dist in fish, also after "uv run".
 
 # Store what the typed program suggests; fail if it suggests nothing of its own, so that fish completes file names.
-# The program next to the typed command is asked: another package's train must not start here.
+# Ask the mjlab-dist in the directory of the typed command, so that the train of another package is not started.
 function __mjlab_dist_ask
     set -l words (commandline -opc) (commandline -ct)
     set -l program (command -s -- $words[1] | string replace -r '[^/]*$' mjlab-dist)

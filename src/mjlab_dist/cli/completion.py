@@ -125,7 +125,7 @@ def _flags(command: str, task: str | None) -> list[Flag]:
 
 
 def _own_config(command: str) -> object | None:
-    """Return the config class whose fields are the flags of a command; None for commands without one."""
+    """Return the config whose fields are the flags of a command; None for commands without such a config."""
     if command == "demo":
         from mjlab_dist.cli.demo import DemoConfig  # noqa: PLC0415 (each command has imports of its own)
 

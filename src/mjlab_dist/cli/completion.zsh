@@ -17,7 +17,7 @@ _mjlab_dist_ask() {
     _describe argument others -- groups -S ''
 }
 
-# The program next to the typed command is asked: another package's train must not start here.
+# Ask the mjlab-dist in the directory of the typed command, so that the train of another package is not started.
 _mjlab_dist() {
     local program=${commands[$words[1]]:-${~words[1]}}
     _mjlab_dist_ask "${program:h}/mjlab-dist"

@@ -5,7 +5,7 @@ Otherwise, Ctrl-C during an import would make Python print a traceback.
 
 from __future__ import annotations
 
-# The module signal would import enum first, which takes longer than everything else in this module
+# _signal instead of signal, because signal imports enum, which takes longer than everything else in this module
 import _signal as signal  # pyright: ignore[reportMissingImports]
 import os
 

@@ -85,7 +85,7 @@ def _plain(result: Evaluated) -> dict[str, object]:
 
 
 def _show(results: Sequence[Evaluated], console: Console) -> None:
-    """Print all columns of the results, or only the main columns if ``--vary`` has several values."""
+    """Print all columns of the results, or only the main columns if ``--vary`` is given."""
     if results[0].varied:
         console.print(_grid(results))
     else:

@@ -36,7 +36,7 @@ HELP = Page(
     "limits the ranks.",
     own=(
         Flag(path="rounds", metavar="INT", default=str(ROUNDS), text="Runs for each number of ranks."),
-        Flag(path="until_return", metavar="FLOAT", text="Train until the mean return reaches this."),
+        Flag(path="until_return", metavar="FLOAT", text="Train until the mean return reaches this value."),
         Flag(path="plot", metavar="FILE", text="PNG file to write: speeds and parts of the time."),
         Flag(path="json", metavar="", text="Print one JSON object instead of the tables."),
     ),

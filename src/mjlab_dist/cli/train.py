@@ -107,7 +107,7 @@ def _show_dry_run(config: TrainConfig) -> None:
 
 
 def read_config(argv: Sequence[str], prog: str, page: Page, **defaults: Any) -> TrainConfig:
-    """Read the config of a task or of an earlier run, changed by flags. Print help and exit if requested.
+    """Return the config of a task or of an earlier run, changed by the flags. Print help and exit if requested.
 
     Args:
         argv: The command's arguments.

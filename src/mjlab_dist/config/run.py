@@ -84,8 +84,8 @@ class TrainConfig:
     """SSH config file for hosts. Default: ~/.ssh/config, then /etc/ssh/ssh_config."""
     sync_code: Literal["keep", "overwrite"] | None = None
     """Copy the project to the other hosts before the start. The project is the git repository around the current
-    directory, with uncommitted and new files, but not what git ignores. keep: refuse to overwrite changes of another
-    host that are not committed there. overwrite: overwrite them. Needs rsync."""
+    directory, with uncommitted and new files, but not what git ignores. keep: refuse to overwrite
+    uncommitted changes on another host. overwrite: overwrite them. Needs rsync."""
     port_range: tuple[int, int] | None = None
     """First and last port for connections to the launcher, for a firewall between hosts. Three must be free. Ranks
     connect to each other on other ports. Default: any free ports."""
@@ -340,7 +340,8 @@ class CompareConfig:
     threshold: float | None = None
     """Also report the steps and seconds until the metric first reaches this value."""
     output: str | None = None
-    """PNG picture of the curves, or HTML page with curves and tables, to write. Needs the package matplotlib."""
+    """File to write: a PNG picture of the curves, or an HTML page with curves and tables. Needs the package
+    matplotlib."""
     json: bool = False
     """Print one JSON object instead of the tables."""
     log_root: str = "logs"

@@ -181,17 +181,17 @@ class EventConfig:
     when: Literal["startup", "reset", "interval"] = "reset"
     """startup: once, before the first episode. reset: at the start of each episode. interval: at intervals."""
     interval_s: tuple[float, float] = (5.0, 10.0)
-    """Range of the simulated time between two events, in s, sampled per env; for when: interval."""
+    """Range of the simulated time between two events, in s, sampled per env. Used if when is interval."""
     model_fields: tuple[str, ...] = ()
     """Fields of mujoco_warp.Model that the event writes to, such as body_mass. They have one value per env, and
     constants that depend on them are recomputed. Each episode starts from their values after startup."""
 
     def every(self, low_s: float, high_s: float) -> EventConfig:
-        """Return a copy of this event that happens at intervals, which each env samples uniformly.
+        """Return a copy of this event that happens repeatedly, at intervals that each env samples uniformly.
 
         Args:
-            low_s: Minimum of the intervals, in simulated seconds.
-            high_s: Maximum of the intervals, in simulated seconds.
+            low_s: Minimum time between two events, in simulated seconds.
+            high_s: Maximum time between two events, in simulated seconds.
         """
         return dataclasses.replace(self, when="interval", interval_s=(low_s, high_s))
 
@@ -236,7 +236,7 @@ class RandomizationConfig:
     starts with the value after startup. If constants depend on the field, reset and interval recompute them in every
     step."""
     interval_s: tuple[float, float] = (5.0, 10.0)
-    """Range of the simulated time between two samples, in s, sampled per env; for when: interval."""
+    """Range of the simulated time between two samples, in s, sampled per env. Used if when is interval."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -423,9 +423,9 @@ class EnvConfig:
     metrics: dict[str, MetricConfig] = field(default_factory=dict)
     """Quantities to log, by name, such as success; columns metric/<name> of metrics.jsonl."""
     events: dict[str, EventConfig] = field(default_factory=dict)
-    """Events at startup, at the start of an episode or at intervals, by name. They are applied in this order."""
+    """Events at startup, at the start of an episode or at intervals, by name, in the order in which they happen."""
     randomizations: dict[str, RandomizationConfig] = field(default_factory=dict)
-    """Model fields that differ between envs, by name. They are applied in this order."""
+    """Model fields that differ between envs, by name, in the order in which they are randomized."""
     commands: dict[str, TermConfig] = field(default_factory=dict)
     """Commands to the policy, by name, resampled at intervals."""
     sensors: dict[str, TermConfig] = field(default_factory=dict)
@@ -438,7 +438,7 @@ class EnvConfig:
     numbers that are not finite are replaced by 0."""
 
     def __post_init__(self) -> None:
-        # Packages that were written for older versions make terminations with term(...).
+        # Packages that were written for older versions make terminations with term(...): convert them.
         terminations = {
             name: one if isinstance(one, TerminationConfig) else TerminationConfig(func=one.func, params=one.params)
             for name, one in self.terminations.items()

@@ -129,7 +129,7 @@ def _on_devices(train_config: TrainConfig, config: EvaluateConfig) -> TrainConfi
 
 
 def _play(job: Job, config: TrainConfig, listen: Listener) -> list[RankSums]:
-    """Play all batches: in this process with one rank, otherwise on several ranks."""
+    """Play all batches: in this process if there is only one device, otherwise on several ranks."""
     validate(config)
     gpus = find_gpus()
     devices = plan_devices(config, os.environ, gpus)[: len(job.batches)]

@@ -40,7 +40,8 @@ class Made:
     num_checked: int
     """Number of observations that were checked."""
     max_difference: float
-    """Largest difference between the actions or targets of a file and those of the policy in its env."""
+    """Largest difference between the actions or targets of a file and those of the policy in its env, relative or
+    absolute as for :data:`TOLERANCE`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -86,7 +86,7 @@ def pack(source: Source, config: PackConfig, warn: Callable[[str], None]) -> Map
     Args:
         source: The run to pack.
         config: Flags of the command, such as whether to add the exported policy.
-        warn: Called with one line per problem that does not prevent the pack.
+        warn: Called with one line for each problem that does not prevent packing.
 
     Returns:
         The packed files by name.

@@ -95,7 +95,7 @@ class Follower:
             return
 
     def _wanted(self) -> Path | None:
-        """Return the checkpoint to load now; None if it is already played."""
+        """Return the checkpoint to load now; None if there is none to load."""
         if self.chosen is not None:
             return self.chosen if self.chosen != self.shown and not self._is_refused(self.chosen) else None
         for path in reversed(self.run.checkpoints.values()):

@@ -272,7 +272,7 @@ class Player:
             request, future = self._requests.popleft()
             try:
                 request()
-            except Exception as error:  # noqa: BLE001 (the caller decides)
+            except Exception as error:  # noqa: BLE001 (the future raises it in the caller)
                 future.set_exception(error)
             else:
                 future.set_result(None)

@@ -223,7 +223,7 @@ class Scene:
     def _add_fixed_geoms(self) -> list[viser.SceneNodeHandle]:
         """Add the fixed geoms of the other envs, because mjviser adds only the geoms of one env.
 
-        Planes are infinite.
+        Planes are left out, because they are infinite.
         """
         model = self._bodies.mj_model
         geoms = [
@@ -283,7 +283,7 @@ class Scene:
 
 
 def _extent(model: mujoco.MjModel, geoms: list[int]) -> float:
-    """Return the size of a box around geoms in the start pose, in m."""
+    """Return the longest side of the box around the centers of geoms in the start pose, in m."""
     if not geoms:
         return 0.0
     data = mujoco.MjData(model)

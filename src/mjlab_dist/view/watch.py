@@ -37,7 +37,7 @@ STYLE = "font-size:0.85em;padding:0 0.8em 0.4em"
 
 
 class Watcher:
-    """A page that shows a run, and can switch to other runs. While nobody has it open, only files are read."""
+    """A page that shows a run, and can switch to other runs. While the page is not open, only files are read."""
 
     def __init__(self, server: Server, config: WatchConfig) -> None:
         """Prepare to show runs on a server.
@@ -260,7 +260,7 @@ class _Shown:
             self._checkpoint.options = names
         self._checkpoint.value = (self.follower.chosen or shown).name
 
-    # Functions that the controls call. Changes that this process makes have no client.
+    # Functions that the controls call. Changes that this process makes have no client, and are ignored.
 
     def _choose(self, event: viser.GuiEvent[viser.GuiDropdownHandle[str]]) -> None:
         if event.client is not None:
