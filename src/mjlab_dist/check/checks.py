@@ -148,7 +148,7 @@ def _when(entry: Entry) -> str:
 
 
 def _shown(names: Sequence[str]) -> str:
-    """Return the names of the first tensors, as the task uses them."""
+    """Return the names of the first three tensors, without the prefix ``sim.``."""
     return listed([name.removeprefix("sim.") for name in names[:3]])
 
 
@@ -167,7 +167,7 @@ def first_difference(mine: Iterable[Entry], theirs: Iterable[Entry]) -> str:
         names = [name for name, digest in one.digests.items() if other.digests.get(name) != digest]
         if names:
             what = "" if names == ["result"] else f" of {_shown(names)}"
-            return f"{one.place}: other values{what} {_when(one)}"
+            return f"{one.place}: different values{what} {_when(one)}"
     return ""
 
 
@@ -188,7 +188,7 @@ def check_seeds(same: tuple[Sequence[Entry], Sequence[Entry]], other: Sequence[E
         )
     if not first_difference(same[0], other):
         if not draws:
-            return passed("seeds", f"seed {seed} twice: equal; nothing is drawn at random, so all seeds are equal")
+            return passed("seeds", f"seed {seed} twice: equal; nothing is drawn at random, so the seed does not matter")
         return failed(
             "seeds", f"the seeds {seed} and {seed + 1} lead to the same rollout; draw from torch's default generator"
         )
@@ -234,10 +234,12 @@ class Buffers:
         sim, usage, task = self._env.cfg.sim, self._gauge.usage(), "mjlab-dist size-buffers TASK"
         overflows = [str(bit.name) for bit in mjw.OverflowType if bool((self._env.sim.overflow & int(bit)).any())]
         if overflows:
-            fix = f"set larger ones; {task} measures them"
+            fix = f"set larger sizes, which {task} measures"
             return failed("buffers", f"overflow of {listed(overflows)} with {_sizes(sim)}; {fix}")
         if sim.nconmax == 0 and usage.can_touch:
-            return failed("buffers", f"nconmax 0 turns contacts off, but geoms can collide; {task} measures it")
+            return failed(
+                "buffers", f"nconmax 0 turns contacts off, but geoms can collide; {task} measures the size to set"
+            )
         return passed("buffers", f"{_sizes(sim)}; {_used(usage)}")
 
 

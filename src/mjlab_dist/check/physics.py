@@ -82,7 +82,7 @@ class PhysicsProbe:
         elif env.sim._substep_programs:
             self._reason = "kernels of actions run before every physics step"
         elif env.cfg.sim.terrain.parts:
-            self._reason = "the terrain has contacts of its own"
+            self._reason = "a kernel of this package computes the contacts with the terrain"
         # Results
         self._broken: _Break | None = None
         self._max_speeds = torch.zeros(env.sim.model.nv)
@@ -101,7 +101,7 @@ class PhysicsProbe:
         self._env.sim.step = self._sim_step
 
     def _step(self) -> None:
-        """Run a physics step, and observe it."""
+        """Run the physics of a control step, and observe it."""
         with quiet():
             self._observe()
 
@@ -113,7 +113,8 @@ class PhysicsProbe:
         self._num_steps += 1
         speeds, is_finite = sim.qvel.abs(), _is_finite(sim)
         fine = is_finite & (speeds <= self._limits).all(dim=1)
-        # Terms that write numbers that are not finite are found by another check, and some envs handle such numbers.
+        # Ignore states that were not finite before the step, because another check finds the terms that wrote them.
+        # With nan_policy "reset", also ignore states that are not finite after it, because the env itself handles them.
         ignored = ~was_finite
         if self._env.cfg.nan_policy == "reset":
             ignored |= ~is_finite
@@ -213,15 +214,15 @@ class PhysicsProbe:
         if difference > MAX_DIFFERENCE:
             return failed(
                 "physics",
-                f"velocities differ from MuJoCo's C code by {difference:.0%} of their change in a control step; use "
-                "more solver iterations or a smaller timestep",
+                f"velocities after a control step differ from those of MuJoCo's C code by {difference:.0%} of their "
+                "change in this step; use more solver iterations or a smaller timestep",
             )
         return passed("physics", f"{self._fastest()}; {self._comparison(difference)}")
 
     def _comparison(self, difference: float) -> str:
         if self._reason:
             return f"not compared with MuJoCo's C code, because {self._reason}"
-        return f"velocities equal MuJoCo's C code within {max(difference, 1e-6):.1g} of their change"
+        return f"velocities equal those of MuJoCo's C code within {max(difference, 1e-6):.1g} of their change per step"
 
     def _fastest(self) -> str:
         if not len(self._max_speeds):

@@ -99,7 +99,7 @@ def _cores(first: Row, last: Row, devices: Sequence[RankDevice]) -> list[str]:
     ratio = statistics.median(_ratios(first, last))
     if ratio < SLOWED:
         return []
-    slowed = f"CPU cores: a rank computes {ratio:.2f} times as long as alone"
+    slowed = f"CPU cores: the median rank computes {ratio:.2f} times as long as a single rank"
     if devices[0].device == "cpu" and len(devices) > cores():
         return [f"{slowed}; lower --cpu-ranks {len(devices)}, because there are {cores()} cores"]
     return [f"{slowed}; ranks share cores, caches or memory bandwidth; use fewer ranks, or end other programs"]
@@ -111,8 +111,8 @@ def _few_envs(first: Row, last: Row) -> list[str]:
     if ratio < FIXED:
         return []
     return [
-        f"too few envs per rank: {last.num_envs} envs take {ratio:.2f} times as long as their share of "
-        f"{first.num_envs}; use more --num-envs, or fewer ranks"
+        f"too few envs per rank: {last.num_envs} envs take {ratio:.2f} times as long as in proportion to "
+        f"{first.num_envs} envs; use more --num-envs, or fewer ranks"
     ]
 
 

@@ -63,7 +63,7 @@ class _Case:
 def measure(config: TrainConfig, rounds: int, until_return: float | None, listen: Listener) -> Scaling:
     """Measure weak and strong scaling on the devices of a config. Each run uses as few machines as possible.
 
-    A round has one run for each number of ranks, so that other programs slow down all numbers of ranks equally.
+    A round has one run for each number of ranks, so that other programs slow down all of them equally.
 
     Args:
         config: The run's config. The log root and the logger are ignored.
@@ -156,7 +156,9 @@ def _case(config: TrainConfig, mode: Mode, hosts: tuple[Host, ...], gpus: list[G
     total = config.total_num_envs or config.num_envs
     num_envs = total if mode == "weak" else total // len(devices)
     if mode == "strong" and total % len(devices):
-        raise UserError(f"--num-envs {total}: does not divide over {len(devices)} ranks; use a multiple of it")
+        raise UserError(
+            f"--num-envs {total}: does not divide over {len(devices)} ranks; use a multiple of {len(devices)}"
+        )
     config = dataclasses.replace(
         config,
         gpu_ids=None if devices[0].device == "cpu" else config.gpu_ids,

@@ -131,28 +131,28 @@ WAITS = r"rewards.wrong \(terms_with_mistakes.py:\d+\): "
             "events",
             event(mistakes.unseeded),
             {
-                "seeds": r"events.wrong: other values of qvel at the start of the first episodes, though the seed is 1",
-                "resume": r"events.wrong: other values of qvel",
+                "seeds": r"events.wrong: different values of qvel at the start of the first episodes, though the seed",
+                "resume": r"events.wrong: different values of qvel",
                 "replay": r".*events.wrong \(terms_with_mistakes.py:\d+\)",
             },
         ),
         (
             "rewards",
             reward(1.0, mistakes.Forgets),
-            {"resume": r"rewards.wrong: other values in step 76 after load_state"},
+            {"resume": r"rewards.wrong: different values in step 76 after load_state"},
         ),
         (
             "rewards",
             reward(1.0, mistakes.CountsInPython),
             {
-                "resume": r"rewards.wrong: other values in step 76 after load_state\(\); .* state\(\)",
+                "resume": r"rewards.wrong: different values in step 76 after load_state\(\); .* state\(\)",
                 "replay": r".*rewards.wrong \(terms_with_mistakes.py:\d+\): argument 1 is \d+, and was \d+ before",
             },
         ),
         (
             "curricula",
             term(mistakes.ForgetsItsLevel),
-            {"resume": r"curricula.wrong: other values of weights of rewards in step 76 after load_state"},
+            {"resume": r"curricula.wrong: different values of weights of rewards in step 76 after load_state"},
         ),
     ],
 )

@@ -57,7 +57,8 @@ def test_a_plausible_motion_equals_that_of_the_c_code() -> None:
     result = physics(config("motor gear='.5'"))
     assert result.passed
     found = re.fullmatch(
-        r"at most ([\d.]+) rad/s; velocities equal MuJoCo's C code within (\S+) of their change", result.text
+        r"at most ([\d.]+) rad/s; velocities equal those of MuJoCo's C code within (\S+) of their change per step",
+        result.text,
     )
     assert found is not None
     assert 1 < float(found[1]) < 50
@@ -116,7 +117,7 @@ def test_a_difference_to_the_c_code_is_found() -> None:
         env.step(torch.zeros(2, 1))
     result = probe.check()
     assert not result.passed
-    assert "velocities differ from MuJoCo's C code by" in result.text
+    assert "velocities after a control step differ from those of MuJoCo's C code by" in result.text
 
 
 def test_nothing_is_observed_after_removal(monkeypatch: pytest.MonkeyPatch) -> None:

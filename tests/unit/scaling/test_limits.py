@@ -75,7 +75,7 @@ def test_ranks_that_slow_each_other_down_share_cores(config: TrainConfig) -> Non
     slowed = [ALONE, row(4, [[1.5] * 4] * 2)]
     (few,) = find_limits("weak", slowed, config, CPUS[:1])
     (many,) = find_limits("weak", slowed, config, CPUS[:1] * (cores() + 1))
-    assert few.startswith("CPU cores: a rank computes 1.50 times as long as alone")
+    assert few.startswith("CPU cores: the median rank computes 1.50 times as long as a single rank")
     assert f"--cpu-ranks {cores() + 1}" in many
 
 
