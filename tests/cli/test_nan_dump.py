@@ -118,7 +118,7 @@ def test_a_page_shows_the_recorded_states_and_the_names_that_were_not_finite(
     tab = open_tab(url)
     tab.get_by_text("Step 4 of 4").wait_for()
     tab.get_by_text("slider, hinge").first.wait_for()
-    tab.get_by_text("the picture shows that after step 3").wait_for()
+    tab.get_by_text("the picture shows the state after step 3").wait_for()
     tab.get_by_text("Previous", exact=True).click()
     tab.get_by_text("Step 3 of 4").wait_for()
     choose(tab, "Env", "42")

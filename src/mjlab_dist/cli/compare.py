@@ -58,11 +58,11 @@ def main(argv: Sequence[str], prog: str) -> None:
     names = [group.name for group in groups]
     tables = {f"Final {config.metric}": _summaries(summaries)}
     if config.threshold is not None:
-        tables[f"First {config.metric} of {config.threshold:g}"] = _reached(summaries)
+        tables[f"When {config.metric} first reached {config.threshold:g}"] = _reached(summaries)
     if configs:
-        tables["Differences of the configs"] = _differences(names, configs)
+        tables["Differences in the configs"] = _differences(names, configs)
     if origins:
-        tables["Differences of versions, commits and devices"] = _differences(names, origins)
+        tables["Differences in versions, commits and devices"] = _differences(names, origins)
     if config.json:
         plain = {"groups": [dataclasses.asdict(one) for one in summaries], "configs": configs, "origins": origins}
         print(json.dumps({"metric": config.metric, **plain}))

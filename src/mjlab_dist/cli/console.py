@@ -85,7 +85,7 @@ class EventPrinter:
     def _show_compiling(self, done: int, total: int) -> None:
         with self._lock:
             if done == 0:
-                self.close()  # a bar that an earlier attempt left
+                self.close()  # remove the bar of an earlier attempt
                 self._printed_at = time.monotonic()
                 modules = "1 module" if total == 1 else f"{total} modules"
                 self._console.print(f"Compiling {modules} of physics kernels; later runs load them from the cache.")
@@ -168,7 +168,7 @@ class TrainConsole:
             self._close()
             done = self._row.get("iteration", 0)
             when = f"after {done} of {self._max_iterations} iterations" if self._max_iterations else "before training"
-            self.print_line(f"Ended at once by {_name(signum)} {when}; every process has ended.")
+            self.print_line(f"Ended at once by {_name(signum)} {when}; no process is left.")
             self._print_run_dir()
 
     def finished(self, run_dir: Path, stopped: bool = False) -> None:

@@ -88,7 +88,7 @@ def _show(made: NewTask) -> None:
     print("Files to read and change:")
     for name, what in (
         ("config.py", "the simulation, observations, actions and rewards"),
-        ("terms.py", "its own terms"),
+        ("terms.py", "the task's own terms"),
         ("model.py", "the MJCF, with missing parts added"),
     ):
         if (made.package / name).is_file():

@@ -139,7 +139,7 @@ def _print_result(result: PlayResult) -> None:
 
 
 def _print_replayed(dump: Path, envs: Sequence[Replayed]) -> None:
-    print(f"{dump}: every env repeats the step in which a number was first not finite")
+    print(f"{dump}: every env repeats its first step that led to NaN or infinity")
     for env in envs[:SHOWN]:
         when = f"step {env.step} of the rollout" if env.step else "before the first step of the rollout"
         print(f"\nenv {env.env_id}, {when}")
@@ -159,9 +159,9 @@ def _print_replayed(dump: Path, envs: Sequence[Replayed]) -> None:
 
 def _verdict(env: Replayed) -> str:
     if env.step == 0:
-        return "it did not come from a step: the episode started with it, or other code wrote into the env"
+        return "no step led to the number: the episode started with it, or other code wrote it into the env"
     if env.reproduced:
-        return "reproduced: the same state and action led to it again"
+        return "reproduced: the same state and action again led to NaN or infinity"
     if env.ended:
         return "not reproduced: the step ended an episode; look at what starts the next one (env.events)"
-    return "not reproduced: it came from the policy or the value function, or other code wrote into the env"
+    return "not reproduced: the number came from the policy or the value function, or other code wrote it into the env"

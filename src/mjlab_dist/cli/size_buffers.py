@@ -114,9 +114,7 @@ def _show(attempts: Sequence[Attempt]) -> None:
     console.print(table)
     # Overflows, and the sizes to set
     if last.overflows:
-        console.print(
-            f"Still overflow of {listed(last.overflows)}, with njmax {last.njmax} and nconmax {last.nconmax}."
-        )
+        console.print(f"Overflow of {listed(last.overflows)} even with njmax {last.njmax} and nconmax {last.nconmax}.")
     elif first.overflows:
         console.print(
             f"Overflow of {listed(first.overflows)} with the current sizes: contacts or constraints were dropped."

@@ -27,14 +27,14 @@ def waiting_for_ranks(prog: str) -> Iterator[Listener]:
     """
     from mjlab_dist.launch.signals import handled_signals  # noqa: PLC0415 (--help does not need it)
 
-    # SIGTERM and SIGHUP exit like Ctrl-C: the ranks end, and their files are removed.
+    # Handle SIGTERM and SIGHUP like Ctrl-C: the ranks end, their files are removed, and this command exits.
     for signum in handled_signals() - {signal.SIGINT}:
         signal.signal(signum, lambda signum, _: sys.exit(128 + signum))
     try:
         with EventPrinter(make_console(stderr=True, soft_wrap=True)) as printer:
             yield printer.listen
     except KeyboardInterrupt:
-        print("Stopped by Ctrl-C; every process has ended.", file=sys.stderr)
+        print("Stopped by Ctrl-C; no process is left.", file=sys.stderr)
         sys.exit(128 + signal.SIGINT)
     except RankError as error:
         print(f"{error.report}{prog}: {error}", file=sys.stderr)

@@ -161,7 +161,7 @@ def read_ranks(path: Path, metric: str) -> list[Group]:
 
 def _check_metric(history: Mapping[str, NDArray[np.float64]], metric: str, where: str) -> None:
     if metric not in history:
-        near = did_you_mean(metric, history, "see its file")
+        near = did_you_mean(metric, history, "see the columns of its metrics file")
         raise UserError(f"--metric {metric}: {where} has no such column; {near}")
     if not np.isfinite(history[metric]).any():
         raise UserError(f"--metric {metric}: has no value in any row of {where}; leave the run out, or train longer")

@@ -1,4 +1,4 @@
-"""Fields that exclude each other: a number per rank or a total, iterations or steps."""
+"""Fields that exclude each other: envs per rank or in total, and iterations or control steps."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def drop_replaced(config: TrainConfig, given: Collection[str]) -> TrainConfig:
     if "num_envs" in given and config.total_num_envs is not None:
         if "total_num_envs" in given:
             raise UserError(
-                f"--num-envs {config.num_envs} and --total-num-envs {config.total_num_envs}: not both, since "
-                "one is per rank and the other over all ranks; drop one"
+                f"--num-envs {config.num_envs} and --total-num-envs {config.total_num_envs}: exclude each "
+                "other, since one is per rank and the other over all ranks; drop one"
             )
         config = dataclasses.replace(config, total_num_envs=None)
     elif "total_num_envs" in given and config.total_num_envs is not None and config.num_envs == "auto":
@@ -34,8 +34,8 @@ def drop_replaced(config: TrainConfig, given: Collection[str]) -> TrainConfig:
     if "max_iterations" in given and config.total_timesteps is not None:
         if "total_timesteps" in given:
             raise UserError(
-                f"--max-iterations {config.max_iterations} and --total-timesteps {config.total_timesteps}: not both, "
-                "since each sets the length of training; drop one"
+                f"--max-iterations {config.max_iterations} and --total-timesteps {config.total_timesteps}: exclude "
+                "each other, since each sets the length of training; drop one"
             )
         config = dataclasses.replace(config, total_timesteps=None)
     return config

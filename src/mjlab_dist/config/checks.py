@@ -142,7 +142,7 @@ def parse_interval(interval: int | str) -> tuple[int | None, float | None]:
     match = re.fullmatch(r"(\d{1,15})|(\d{1,15}(?:\.\d+)?)s", str(interval))
     if not match or float(match[1] or match[2]) <= 0:
         raise UserError(
-            f"--checkpoint.interval {interval}: must be iterations, at least 1, such as 50, or seconds, such as 600s"
+            f"--checkpoint.interval {interval}: must be a number of iterations (50) or of seconds (600s), above 0"
         )
     return (int(match[1]), None) if match[1] else (None, float(match[2]))
 

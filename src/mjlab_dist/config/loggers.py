@@ -37,4 +37,4 @@ def validate_loggers(names: Sequence[str], *, checkpoints: bool) -> None:
         if names.count(name) > 1:
             raise UserError(f"--logger {' '.join(names)}: {name} is repeated; name each logger once")
     if checkpoints and "wandb" not in names:
-        raise UserError("--checkpoint.wandb: no logger uploads them; add --logger wandb")
+        raise UserError("--checkpoint.wandb: no logger uploads checkpoints; add --logger wandb")

@@ -81,7 +81,7 @@ def make_points(config: TrainConfig, texts: Sequence[str]) -> list[Point]:
     axes = [parse_axis(text) for text in texts]
     names = [axis.name for axis in axes]
     if repeated := [name for name in names if names.count(name) > 1]:
-        raise UserError(f"--vary {repeated[0]}: is given twice; list all its values in one")
+        raise UserError(f"--vary {repeated[0]}: is given twice; list all its values in one --vary")
     count = math.prod(len(axis.values) for axis in axes)
     if count > MAX_POINTS:
         raise UserError(f"--vary {' '.join(texts)}: makes {count} combinations; the maximum is {MAX_POINTS}")

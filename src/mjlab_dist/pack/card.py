@@ -14,7 +14,7 @@ from mjlab_dist.pack_file import CARD, CHECKPOINT, MANIFEST, ONNX
 from mjlab_dist.run_dir import CONFIG_FILE, METRICS_FILE, PROVENANCE_FILE
 
 FILES = {
-    CONFIG_FILE: "all fields of the run, except directories and addresses of the machine that trained",
+    CONFIG_FILE: "all fields of the run's config, except directories and addresses of the machine that trained",
     CHECKPOINT: "policy and value function with their normalizers; torch.load reads it",
     METRICS_FILE: "one row per iteration of training",
     ONNX: "the policy with its normalizers; its metadata describe all inputs and outputs",

@@ -143,7 +143,7 @@ def _validate_strip(config: PlayConfig, file: str) -> None:
         raise UserError(f"--frames {file}: give a file that ends in .png; --video records a video")
     if config.nan_dump is not None:
         raise UserError(
-            f"--frames {file}: cannot be combined with --nan-dump {config.nan_dump}, which repeats a few steps; use "
+            f"--frames {file}: cannot be combined with --nan-dump {config.nan_dump}, which has only a few states; use "
             "--video"
         )
     if len(config.env) > 1:
@@ -190,8 +190,8 @@ def _resolve_dump(task: str, dump: Path, config: PlayConfig) -> tuple[TrainConfi
     for flag, value, default in (("--env", config.env, PlayConfig.env), ("--seconds", config.seconds, None)):
         if value != default:
             raise UserError(
-                f"--nan-dump {dump}: cannot be combined with {flag}, since it repeats a few steps of the envs in the "
-                f"file, and the video shows the first of them; drop {flag}"
+                f"--nan-dump {dump}: cannot be combined with {flag}, since play then repeats one step of each env in "
+                f"the file, and the video shows the first of these envs; drop {flag}"
             )
     if config.checkpoint is not None:
         raise UserError(
@@ -203,7 +203,7 @@ def _resolve_dump(task: str, dump: Path, config: PlayConfig) -> tuple[TrainConfi
     run_dir = dump.resolve().parent.parent
     if not (run_dir / CONFIG_FILE).is_file():
         raise UserError(
-            f"--nan-dump {dump}: is not in a run's {ERRORS_DIR} directory, so that the config is not known; leave the "
+            f"--nan-dump {dump}: is not in a run's {ERRORS_DIR} directory, so its config is not known; leave the "
             "file where the run wrote it"
         )
     return read_config_file(find_run(config.log_root, task, str(run_dir)), trust=config.trust, uses_ssh=False), dump

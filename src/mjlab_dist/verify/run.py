@@ -50,7 +50,7 @@ def verify(config: TrainConfig, listen: Listener) -> VerifyReport:
     budget = plan_budget(config, num_ranks)
     max_iterations = budget.max_iterations if budget else config.max_iterations
     if max_iterations < 2:
-        raise UserError(f"--max-iterations {max_iterations}: the first is not timed; use 2 or more")
+        raise UserError(f"--max-iterations {max_iterations}: the first iteration is not timed; use 2 or more")
     ranks = "1 rank" if num_ranks == 1 else f"{num_ranks} ranks, then 1 rank"
     note = budget.note if budget else None
     for text in filter(None, (note, f"Training {config.task} for {max_iterations} iterations with {ranks}.")):

@@ -46,8 +46,8 @@ class DumpPage:
         width = self._state["qpos"].shape[2]
         if width != self._model.nq:
             raise UserError(
-                f"--nan-dump {path}: has {width} positions, and the model {self._model.nq}; drop the --env flags that "
-                "change the model"
+                f"--nan-dump {path}: has {width} positions, but the model has {self._model.nq}; drop the --env flags "
+                "that change the model"
             )
         self._root = Robot.of(self._model).root
         self._scene = Scene(server, self._model, 1)
@@ -142,7 +142,7 @@ class DumpPage:
         if shown is None:
             lines.append("No recorded state is finite; the start pose is shown.")
         elif shown != step:
-            lines.append(f"This state is not finite; the picture shows that after step {shown}.")
+            lines.append(f"This state is not finite; the picture shows the state after step {shown}.")
         return f'<div style="font-size:0.85em;padding:0 0.8em">{"<br/>".join(lines)}</div>'
 
     def _place_camera(self, client: viser.ClientHandle) -> None:

@@ -96,7 +96,7 @@ class Page:
             time.sleep(FRAME_S)
 
     def update(self) -> None:
-        """Show the latest frame and, if it is time for them, update charts and look for new checkpoints."""
+        """Show the latest frame. At longer intervals, also update charts and look for new checkpoints."""
         frame, now_s = self._player.frame, time.monotonic()
         num_clients = len(self._server.get_clients())
         is_new = frame is not self._shown or self._is_changed or num_clients > self._num_clients
@@ -211,7 +211,9 @@ class Page:
         sliders = [self._add_slider(label, *bounds) for label, bounds in ranges.items()]
         has_heading = heading = None
         if name == self._player.velocity_command:
-            has_heading = gui.add_checkbox("Hold heading", initial_value=False, hint="The yaw rate follows from it")
+            has_heading = gui.add_checkbox(
+                "Hold heading", initial_value=False, hint="Compute the yaw rate from the heading"
+            )
             heading = gui.add_slider("heading rad", min=-3.14, max=3.14, step=0.01, initial_value=0.0)
 
         def change(_: object) -> None:
