@@ -8,7 +8,8 @@ checks this contract, operation by operation:
 - A tensor among the arguments is one of three: memory that was allocated before the first step and has the same address
   in every step; a result of the same step; or an observation that the previous step returned (a graph copies it into
   its own buffer).
-- The only exception is the index of the step in the rollout: it selects a row of the buffers that hold the rollout.
+- The only exception to these rules is the index of the step in the rollout. It selects a row of the buffers that hold
+  the rollout.
 - Nothing waits for the device, and no tensor is made from host data.
 - Warp's kernels run in programs: functions whose kernel launches ``Simulation`` has captured as a graph. A program
   counts as one operation.

@@ -41,7 +41,7 @@ def make_console(**options: Any) -> Console:
 
 
 class EventPrinter:
-    """Prints the text and the progress of compiling that ranks report, but no metrics. Thread-safe."""
+    """Prints the texts that ranks report and the progress of compiling, but no metrics. Thread-safe."""
 
     def __init__(self, console: Console, *, verbose: bool = False) -> None:
         """Create the printer.

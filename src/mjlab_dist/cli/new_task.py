@@ -29,7 +29,7 @@ class NewTaskConfig:
     robot: str = ""
     """Name of the robot, such as go2, instead of --mjcf. The package robot_descriptions downloads its files."""
     robots_dir: str | None = None
-    """Directory to search for --robot instead of downloading it, such as a checkout of MuJoCo Menagerie."""
+    """Directory that contains the --robot, such as a checkout of MuJoCo Menagerie; nothing is downloaded."""
     floating: bool = False
     """Add a free joint to the root link of a URDF, for a robot that walks."""
     goal: Literal["walk", "reach", "balance", "swing-up", "hold", "none"] | None = None

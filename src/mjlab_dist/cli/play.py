@@ -152,9 +152,8 @@ def _print_replayed(dump: Path, envs: Sequence[Replayed]) -> None:
             print(f"  {label:<24}{''.join(f'{value:>14.6g}' for value in values)}")
         print(f"  {_verdict(env)}")
     if len(envs) > SHOWN:
-        print(
-            f"\n{len(envs) - SHOWN} more envs: {sum(env.reproduced for env in envs)} of all {len(envs)} are reproduced"
-        )
+        num_reproduced = sum(env.reproduced for env in envs)
+        print(f"\n{len(envs) - SHOWN} more envs; the steps of {num_reproduced} of all {len(envs)} envs are reproduced")
 
 
 def _verdict(env: Replayed) -> str:

@@ -266,7 +266,7 @@ class EvaluateConfig:
     """PNG file to write: the mean return over one varied value, or a heat map over two. Needs the package
     matplotlib."""
     min_return: float | None = None
-    """Exit with 1 if the mean return is below this value. With vary, this applies to each of the varied values."""
+    """Exit with 1 if the mean return is below this value. With vary, this applies to every combination of values."""
     log_root: str = "logs"
     """Directory of all runs."""
     trust: bool = False

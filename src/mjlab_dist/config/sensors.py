@@ -28,12 +28,12 @@ class ContactConfig:
     """Regular expressions that match the names of the other elements: only contacts with them count. The body world
     stands for everything static. Default: contacts with anything count."""
     other_kind: ElementKind = "body"
-    """Kind of the other elements. They must not contain each other: forces of such contacts would count twice."""
+    """Kind of the other elements. They must not contain each other: contacts of the inner element would count twice."""
     other_entity: str | None = None
     """Entity of the other elements. Default: the whole scene."""
     reduce: Literal["netforce", "maxforce"] = "netforce"
-    """How the forces of several contacts are combined. netforce: their sum, in the world frame. maxforce: the largest
-    one, in the frame of its contact, with the normal force first."""
+    """How the forces of several contacts are combined. netforce: their sum, in world coordinates. maxforce: the
+    largest one, in the coordinate system of its contact, with the normal force first."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -67,7 +67,7 @@ def evaluate(train_config: TrainConfig, checkpoint: Path, config: EvaluateConfig
 
     Returns:
         One result for each combination of values and each kind of actions. In the list, the kind of actions varies
-        fastest, then the last value.
+        fastest, followed by the value of the last ``--vary``.
 
     Raises:
         UserError: If the policy cannot be evaluated here.

@@ -95,7 +95,7 @@ def make_points(config: TrainConfig, texts: Sequence[str]) -> list[Point]:
 
 
 def with_value(config: TrainConfig, name: str, value: float) -> TrainConfig:
-    """Return a config with another value.
+    """Return a config with a different value of one entry.
 
     A randomization then always samples this value. A range of an event, such as the velocity of a push, becomes the
     range from minus the value to the value. Other ranges contain only the value.

@@ -28,7 +28,8 @@ SLOWED = 1.2
 """Ranks slow each other down if their computing time is at least this multiple of a single rank's."""
 
 FIXED = 1.3
-"""Ranks have too few envs if their computing time is at least this multiple of the time in proportion to their envs."""
+"""Ranks have too few envs if their computing time is at least this multiple of the expected time, which is proportional
+to their number of envs."""
 
 
 def find_limits(mode: str, rows: Sequence[Row], config: TrainConfig, devices: Sequence[RankDevice]) -> list[str]:

@@ -60,7 +60,7 @@ def verify_rank(config: TrainConfig, plan: RankPlan, control: Control) -> Eviden
         runner, watch = learner.runner, Watch(config.agent.desired_kl)
         runner.hooks.append(watch)
         first = _digest_rows(runner.env.get_observations()["actor"])
-        with contextlib.suppress(DesyncError):  # raised on every rank; the digests below show more
+        with contextlib.suppress(DesyncError):  # raised on every rank; the digests show what differs
             runner.train(control)
         from mjlab_dist.learn.ppo import flatten  # noqa: PLC0415
 

@@ -48,7 +48,7 @@ class WatchedSynchronizer:
     """A synchronizer that is compared with the mean over ranks, and whose collectives are counted.
 
     Attributes:
-        keeps_equal: The synchronizer's attribute.
+        keeps_equal: Value of this attribute of the watched synchronizer.
         difference: Largest difference between the first reduction and the mean over ranks. It is relative to the
             largest gradient or, for the KL divergence, to its target. None if ranks keep their own gradients.
         num_calls: Number of reductions so far.

@@ -91,7 +91,7 @@ class Player:
         source: Source of the actions.
         robot: The parts of the model that belong to the robot.
         velocity_command: Name of the first velocity command; None if the task has none.
-        measured_speed: Measured speed over the latest seconds, relative to real time; 0 while paused.
+        measured_speed: Measured speed over about half a second, relative to real time; 0 while paused.
         failure: The error that ended the thread, if there was one.
     """
 

@@ -125,7 +125,7 @@ class Run:
 
     def look(self) -> bool:
         """Read all files. Return whether a file of metrics has more rows than were read."""
-        # Read the lease first, because a launch releases it after it has written the last row.
+        # Read the lease first, because a launch writes the last row before it releases the lease.
         held = self._lease.look()
         length = read_length(self.run_dir)
         metrics, of_ranks = self._metrics.read(), self._rank_metrics.read()

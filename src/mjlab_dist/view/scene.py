@@ -70,7 +70,8 @@ class Scene:
         self._server, self._model, self._num_envs = server, model, num_envs
         self._data, self._robot = mujoco.MjData(model), Robot.of(model)
         self._shown_origin: tuple[float, float] | None = None
-        # A copy, because mjviser changes its model. The terrain is hidden in it: this class shows a part of it.
+        # A copy, because mjviser changes its model. The terrain is hidden in the copy: this class shows
+        # only a part of the terrain.
         shown = copy.copy(model)
         self._floor = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_GEOM, FLOOR)
         self._has_terrain = self._floor >= 0 and model.geom_type[self._floor] == mujoco.mjtGeom.mjGEOM_HFIELD
@@ -133,7 +134,7 @@ class Scene:
         return center + 2.6 * self._size_m() * np.array([0.7, -0.75, 0.45]), center
 
     def show(self, state: State, origins: np.ndarray, commands: State | None = None) -> None:
-        """Show a state of all envs. An env with a number that is not finite keeps its latest pose.
+        """Show a state of all envs. An env that is not finite gets the latest finite pose, of this or another env.
 
         Args:
             state: Fields of MuJoCo's data, with one row per env: qpos, qvel, and ctrl and mocap poses if there are any.

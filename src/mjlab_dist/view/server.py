@@ -96,9 +96,10 @@ def open_server(host: str, port: int | None) -> Server:
 class Gate:
     """Decides which requests a server answers.
 
-    On a loopback address, programs of this machine may connect, but other websites in a browser may not. In a request,
-    a browser sends the website as the origin, and the name in the URL as the host. On other addresses, a token is
-    required. The first request contains the token in its URL, and its response sets a cookie.
+    On a loopback address, programs of this machine may connect, but other websites in a browser may not:
+    a browser sends the website as the origin and the name in the URL as the host, and the two must be equal. On other
+    addresses, a token is also required. The first request contains the token in its URL, and its response sets a
+    cookie.
 
     Attributes:
         token: The token; None on a loopback address.
