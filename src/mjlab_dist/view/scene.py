@@ -69,6 +69,10 @@ class Scene:
         self._velocity_command = velocity_command
         self._server, self._model, self._num_envs = server, model, num_envs
         self._data, self._robot = mujoco.MjData(model), Robot.of(model)
+        # Latest finite pose of each env
+        mujoco.mj_kinematics(model, self._data)
+        self._positions = np.tile(self._data.xpos, (num_envs, 1, 1))
+        self._rotations = np.tile(self._data.xmat.reshape(-1, 3, 3), (num_envs, 1, 1, 1))
         self._shown_origin: tuple[float, float] | None = None
         # A copy, because mjviser changes its model. The terrain is hidden in the copy: this class shows
         # only a part of the terrain.
@@ -134,7 +138,7 @@ class Scene:
         return center + 2.6 * self._size_m() * np.array([0.7, -0.75, 0.45]), center
 
     def show(self, state: State, origins: np.ndarray, commands: State | None = None) -> None:
-        """Show a state of all envs. An env that is not finite gets the latest finite pose, of this or another env.
+        """Show a state of all envs. An env whose state is not finite keeps its latest finite pose.
 
         Args:
             state: Fields of MuJoCo's data, with one row per env: qpos, qvel, and ctrl and mocap poses if there are any.
@@ -193,17 +197,14 @@ class Scene:
 
     def _poses(self, state: State) -> tuple[np.ndarray, np.ndarray]:
         """Return positions and rotation matrices of all bodies, (num_envs, bodies, 3) and (..., 3, 3)."""
-        data, num_bodies = self._data, self._model.nbody
-        positions = np.zeros((self._num_envs, num_bodies, 3))
-        rotations = np.zeros((self._num_envs, num_bodies, 3, 3))
         for i in range(self._num_envs):
             fields = {name: state[name][i] for name in ("qpos", "mocap_pos", "mocap_quat") if name in state}
             if all(np.isfinite(value).all() for value in fields.values()):
                 for name, value in fields.items():
-                    getattr(data, name)[:] = value
-            mujoco.mj_kinematics(self._model, data)
-            positions[i], rotations[i] = data.xpos, data.xmat.reshape(-1, 3, 3)
-        return positions, rotations
+                    getattr(self._data, name)[:] = value
+                mujoco.mj_kinematics(self._model, self._data)
+                self._positions[i], self._rotations[i] = self._data.xpos, self._data.xmat.reshape(-1, 3, 3)
+        return self._positions, self._rotations
 
     def _offsets(self, origins: np.ndarray) -> np.ndarray:
         """Return the displacement of each env in the scene, in m, (num_envs, 3); 0 for the chosen env."""
@@ -236,7 +237,6 @@ class Scene:
             and model.geom_group[geom] < SHOWN_GEOM_GROUPS
         ]
         bodies = sorted({int(model.geom_bodyid[geom]) for geom in geoms})
-        mujoco.mj_kinematics(self._model, self._data)
         frames: list[viser.SceneNodeHandle] = []
         for env in range(1, self._num_envs):
             if bodies:

@@ -12,6 +12,7 @@ from mjlab_dist.env import Env
 from mjlab_dist.view.page import Page
 from mjlab_dist.view.player import Player
 from mjlab_dist.view.robot import Robot
+from mjlab_dist.view.scene import Scene
 from mjlab_dist.view.server import Server, open_server
 
 TASKS = ("arm-lift-cube", "gym-reacher", "quadruped-tracking", "quadruped-velocity-rough", "everything")
@@ -62,6 +63,26 @@ def test_every_task_has_a_page(task: str, server: Server, build_env: Callable[[s
     for name in env.cfg.commands:
         player.hold_command(name, None)
     player.step()
+
+
+def test_an_env_that_is_not_finite_keeps_its_own_pose(server: Server, build_env: Callable[[str], Env]) -> None:
+    model = build_env("cartpole-balance").sim.model
+    scene = Scene(server, model, 3)
+    scene.follows_robot = False
+    cart = model.body("cart").id
+    qpos = np.array([[0.1, 0.0], [0.2, 0.0], [0.3, 0.0]])
+
+    def shown() -> list[float]:
+        places: list[float] = []
+        for scene.env_id in range(3):
+            places.append(scene.place_of(cart, {"qpos": qpos})[0])
+        return places
+
+    before = shown()
+    assert np.allclose(np.diff(before), 0.1)
+    qpos[1, 1] = np.nan
+    qpos[2] += 1.0
+    assert np.allclose(np.subtract(shown(), before), [0.0, 0.0, 1.0])
 
 
 def test_the_robot_is_the_tree_that_actuators_move(build_env: Callable[[str], Env]) -> None:
