@@ -156,7 +156,7 @@ class Binder:
     def measurements(
         self, configs: Mapping[str, MetricConfig]
     ) -> tuple[list[Callable[[], Mapping[str, torch.Tensor]]], list[tuple[str, Reduction]]]:
-        """Return the functions that compute the metrics of terms, and name and reduction of all metrics of the task.
+        """Return the functions that compute the metrics of terms, and the name and reduction of each metric.
 
         Call this after all terms are made. Curricula are left out, because the runner reads their metrics once per
         iteration.
@@ -321,7 +321,7 @@ class NamedTerm:
 
 @contextlib.contextmanager
 def naming(where: str, func: str) -> Iterator[None]:
-    """Add the name of a term, and the line of its package, to the errors that its code raises.
+    """Add the name of a term, and the failing line of its package, to the errors that its code raises.
 
     Args:
         where: Path of the term in the config, such as ``env.rewards.slip``.
@@ -355,7 +355,7 @@ def _note(where: str, func: str, error: Exception) -> str:
 
 
 def _check_lengths(flag: str, func: Callable[..., Any], params: Mapping[str, ParamValue]) -> None:
-    """Raise if a tuple has the wrong length, which the command line cannot check: it does not import the term."""
+    """Raise if a tuple has the wrong length. The command line does not check this, as it does not import the term."""
     try:
         hints = typing.get_type_hints(func.__init__ if isinstance(func, type) else func, localns={"Env": object})
     except NameError:

@@ -12,7 +12,7 @@ Number = float | torch.Tensor
 
 
 class Columns:
-    """A fixed selection of columns of tensors (num_envs, width): a view if they are contiguous, else a copy."""
+    """A fixed selection of columns of tensors (num_envs, width), read as a view if contiguous, else as a copy."""
 
     def __init__(self, ids: Sequence[int], device: str) -> None:
         """Store the columns.
@@ -151,8 +151,8 @@ def normal(like: torch.Tensor, mean: Number, std: Number) -> torch.Tensor:
 
     Args:
         like: A tensor with the shape, type and device of the result.
-        mean: Mean: a number, or the 0-dim tensor of a parameter that a curriculum changes.
-        std: Standard deviation, as a number or 0-dim tensor.
+        mean: Mean, as a number or as the 0-dim tensor of a parameter that a curriculum changes.
+        std: Standard deviation, in the same form.
     """
     if isinstance(mean, torch.Tensor) or isinstance(std, torch.Tensor):
         return torch.randn_like(like).mul_(std).add_(mean)

@@ -263,8 +263,8 @@ class Env(Finder, VecEnv):
 
         With ``nan_policy`` reset, envs with a non-finite value in the physics or a reward term are done too: they count
         as terminated, their reward is 0, and totals exclude their episode. A non-finite value in an observation is
-        replaced by 0, so that no policy reads it. In the next step, the env is done in the same way. Observation terms
-        are evaluated once per step.
+        replaced by 0, so that no policy reads it, and the env is done in the next step. Observation terms are evaluated
+        once per step.
 
         Args:
             actions: The policy's output, (num_envs, num_actions).
@@ -337,7 +337,7 @@ class Env(Finder, VecEnv):
         return self._episodes.pop_totals()
 
     def episode_outcomes(self) -> dict[str, torch.Tensor]:
-        """Return reasons and metrics of the running episodes by column, (num_envs,) of float32 each.
+        """Return termination reasons and metrics of the running episodes by name, (num_envs,) of float32 each.
 
         ``termination/<reason>`` is 1 if the reason held in the latest step. Metrics are over the steps so far. If an
         env's episode ended in the latest step, the values are those of this episode.

@@ -185,7 +185,7 @@ class Episodes:
         self._totals.addmv_(self._ledger, self._finished)
 
     def outcomes(self) -> torch.Tensor:
-        """Return reasons and metrics of the running episodes, (1 + num_terminations + num_metrics, num_envs)."""
+        """Return termination reasons and metrics of the episodes, (1 + num_terminations + num_metrics, num_envs)."""
         return self._ledger[sum(self._sizes[:3]) :].clone()
 
     def pop_totals(self) -> EpisodeTotals:

@@ -80,7 +80,7 @@ class Events:
             event(env, mask)
 
     def draw_times(self, mask: torch.Tensor) -> None:
-        """Draw the times of the first changes at intervals in an episode.
+        """Draw the time until each change at intervals happens for the first time in an episode.
 
         Args:
             mask: Envs in which an episode starts, (num_envs,) of bool.

@@ -8,7 +8,7 @@ from mjlab_dist.env.env import Env
 
 
 class FinalObservations:
-    """Computes observations in every step, before envs are reset. Steps give the same results as without this class.
+    """Computes observations in every step, before envs are reset. The results of the steps do not change.
 
     Attributes:
         observed: Observation groups by name, (num_envs, width), of the state before the latest step's resets, in all

@@ -36,8 +36,8 @@ class Distances(NamedTuple):
     distance_m: torch.Tensor
     """Distances in m, negative if the geoms overlap, (num_envs, k)."""
     points_m: torch.Tensor
-    """Closest points on the element and on the other in the world frame, in m, (num_envs, k, 2, 3); 0 if the two are
-    further apart than the maximum."""
+    """Closest points on the first and on the second element in the world frame, in m, (num_envs, k, 2, 3); 0 if the two
+    elements are further apart than the maximum."""
 
 
 class Finder:

@@ -84,11 +84,11 @@ def relate_frames(
     relative_linear: wp.array2d[wp.vec3],
     relative_angular: wp.array2d[wp.vec3],
 ):
-    """Compute poses and velocities relative to other frames, in their axes; one thread per env and frame.
+    """Compute poses and velocities relative to references, in the axes of the references; one thread per env and frame.
 
     Args:
         pos: Positions in the world, (num_envs, k).
-        other_pos: Positions of the reference in the world, (num_envs, k), or (num_envs, 1) if it is one frame.
+        other_pos: Positions of the references in the world, (num_envs, k); (num_envs, 1) if there is only one.
     """
     env, i = wp.tid()
     j = i % other_pos.shape[1]

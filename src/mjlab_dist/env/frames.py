@@ -86,7 +86,7 @@ class Frames:
         count = len(reference.names)
         if count not in (1, len(self.names)):
             raise UserError(
-                f"reference {' '.join(reference.names)}: is {count} frames for {len(self.names)}; name one frame"
+                f"reference {' '.join(reference.names)}: has {count} frames; it must have 1 or {len(self.names)}"
             )
         results = [torch.zeros_like(tensor) for tensor in self._results]
         arrays = [*_arrays(self._results), *_arrays(reference._results)], _arrays(results)

@@ -23,7 +23,7 @@ def measure_base(
 
     Args:
         pose: Position and quaternion (w, x, y, z), (num_envs, 7).
-        velocity: Linear in the world's frame, angular in the body's, (num_envs, 6).
+        velocity: Linear velocity in the world frame, angular velocity in the body's frame, (num_envs, 6).
     """
     env = wp.tid()
     w, x, y, z = pose[env, 3], pose[env, 4], pose[env, 5], pose[env, 6]
@@ -246,7 +246,7 @@ def add_value(reduction: int, steps: float, before: float, value: float):
 
 @wp.func
 def weighted_sum(weights: wp.array[float], terms: wp.array2d[float], env: int):
-    """Return an env's weighted sum of reward terms. In a product of torch, rounding depends on the number of envs.
+    """Return an env's weighted sum of reward terms. In torch.mv, rounding would depend on the number of envs.
 
     Args:
         weights: Weight of each term, (num_terms,).

@@ -186,9 +186,9 @@ class _Memory:
         if self.next_lag is not None:
             again = torch.rand(self.lag.shape, device=self.lag.device) < self._jitter
             write_rows(self.next_lag, again, self._drawn())
-            # The lag grows by at most 1 per step, so the newest observed value is never older than in the last step.
+            # The lag grows by at most 1 per step, so no observed value was measured earlier than the one before.
             torch.minimum(self.lag + 1, self.next_lag, out=self.lag)
-        # With a delay, the newest value is lag rows before the last.
+        # With a delay, the newest observed value is ``lag`` rows before the last row.
         rows = self._last - self.lag.unsqueeze(1) - self._newest_first
         rows = rows.unsqueeze(2).expand(-1, -1, value.shape[1])
         return self.values.gather(1, rows).flatten(1)

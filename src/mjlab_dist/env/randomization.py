@@ -98,7 +98,7 @@ class Randomizations:
         self._before: dict[str, torch.Tensor] = {}
 
     def end_startup(self) -> None:
-        """Store the current values as those from which each episode starts. Call this after the startup events."""
+        """Store the current values: every episode starts from them. Call this after the startup events."""
         if self._startup_writes:
             self._sim.update_constants()
         self._before = {name: field.clone() for name, field in self._fields.items()}
@@ -124,7 +124,7 @@ class Randomizations:
         return lambda _, mask: draw.apply(mask, self._before[draw.name])
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Return the values at the end of startup of each field that changes later, (num_envs, ...), by its name."""
+        """Return the values at the end of startup of all fields that change later, by field name, (num_envs, ...)."""
         return self._before
 
 

@@ -28,10 +28,13 @@ It is lower than on a GPU because temporaries of a step, 20 to 40% of the memory
 """
 
 PROBE_SIZES = (64, 256)
-"""Sizes of two batches. The memory of one env is computed from their difference, without the memory of the model."""
+"""Numbers of envs in two batches. The difference in memory yields the memory per env, without that of the model."""
 
 GPU_PROBE_SIZE = 2048
-"""Size of the batch that is measured on a GPU: large compared to the 32 MiB granularity of CUDA allocations."""
+"""Maximum number of envs in the batch that is measured on a GPU.
+
+The memory of so many envs is large compared to the 32 MiB granularity of CUDA allocations.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +128,7 @@ def _env_bytes(config: TrainConfig, device: str) -> int:
 def _measure_on_gpu(config: TrainConfig, device: str, held: int) -> int:
     """Return the bytes per env that the driver reports, including temporaries of a step and memory of graphs.
 
-    The size of the arrays alone would be too small. Kernels and libraries must already be loaded: they need memory only
+    The bytes of the arrays alone would be too few. Kernels and libraries must already be loaded: they need memory only
     once, which must not count as memory of an env.
     """
     torch.cuda.empty_cache()

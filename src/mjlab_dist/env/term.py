@@ -214,7 +214,7 @@ class Command(Term):
         value: The command that terms read, (num_envs, k).
         ranges: Minimum and maximum of each number drawn, (d, 2); a curriculum may change them.
         left_s: Time until the next draw in s, (num_envs,).
-        drawn_names: Name of each number drawn, with its unit, for viewers; if empty, viewers show numbers as names.
+        drawn_names: Name of each number drawn, with its unit, for viewers; if empty, viewers show indices instead.
     """
 
     value: torch.Tensor
