@@ -205,7 +205,7 @@ class DifferentialIK(Action):
             body: Body to move; its pose is that of its frame.
             mode: relative: the values are a change of the current pose. absolute: the values are the pose itself.
             rotation: Whether the block controls the rotation. Without it, the actions are only x, y and z.
-            damping: Damping, in m and rad. It limits the steps near singular poses, and makes all other steps smaller.
+            damping: Damping, in m and rad. It limits joint motion near singular poses, and reduces all other motion.
 
         Raises:
             UserError: If there is no such site or body, or an actuator does not drive a hinge or slide joint.

@@ -140,7 +140,7 @@ class CommandRange(Curriculum):
         ranges = env.find_command(command).ranges
         if not 0 <= number < len(ranges):
             raise UserError(
-                f"command range: number {number}: the command {command} samples {len(ranges)}, counted from 0"
+                f"command range: number {number}: the command {command} samples {len(ranges)} numbers, counted from 0"
             )
         self.range = ranges[number]
         low, high = self.range.tolist()
@@ -260,9 +260,7 @@ class Schedule(Curriculum):
         times = [point[0] for point in points]
         if len(points) < 2 or any(len(point) != width for point in points) or times != sorted(set(times)):
             kind = ", ".join(("when", *self._names))
-            raise UserError(
-                f"schedule: points {points}: needs two or more points ({kind}), in increasing order of time"
-            )
+            raise UserError(f"schedule: points {points}: give two or more points ({kind}), in increasing order of time")
         table = torch.tensor(points, dtype=torch.float64, device=env.device)
         self._times, self._values = table[:, 0].contiguous(), table[:, 1:] * self._scale
         self._counts_steps, self._interpolate = by == "step", interpolate

@@ -207,7 +207,7 @@ class Wrench(Term):
 
 
 class DrawStates(Term):
-    """Start each episode in a random state of a file, such as states of earlier episodes."""
+    """Start each episode in a random state from a file, such as a file with states of earlier episodes."""
 
     def __init__(self, env: Env, file: str) -> None:
         """Read the states.

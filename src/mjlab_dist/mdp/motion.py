@@ -102,7 +102,7 @@ class Motion(Command):
         self.velocity = torch.zeros(env.num_envs, self._velocity.shape[1], device=env.device)
         self.sites = torch.zeros(env.num_envs, len(ids), 3, device=env.device)
         self._frame = torch.zeros(env.num_envs, dtype=torch.long, device=env.device)
-        # Pose of the motion's frame in the world: x, y, yaw
+        # Pose of the motion's coordinate system in the world: x, y, yaw
         self._anchor = torch.zeros(env.num_envs, 3, device=env.device)
 
     def start(self, env: Env, mask: torch.Tensor) -> None:
@@ -156,7 +156,7 @@ class Motion(Command):
         }
 
     def _look(self, env: Env) -> None:
-        """Compute the targets from the current frame and the pose of the motion's frame."""
+        """Compute the targets from the current frame of the motion and the pose of the motion's coordinate system."""
         pose, velocity = self._pose.index_select(0, self._frame), self._velocity.index_select(0, self._frame)
         level = torch.zeros_like(self._anchor[:, 2])
         turn = from_euler(level, level, self._anchor[:, 2])
@@ -187,7 +187,7 @@ def start_in_motion(env: Env, mask: torch.Tensor, command: str) -> None:
 
 
 def joint_targets(env: Env, command: str) -> torch.Tensor:
-    """Return joints' target positions after the next step, relative to the start state, in rad or m; (num_envs, k)."""
+    """Return the joints' target positions after the next step, minus the start state, in rad or m; (num_envs, k)."""
     motion = _motion(env, command)
     return motion.value[:, 7:] - motion.joints.qpos.of(env.reference.qpos)
 

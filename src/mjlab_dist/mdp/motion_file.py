@@ -53,14 +53,14 @@ class Reference(NamedTuple):
     pose: Floats
     """Position, orientation and joint positions, (frames, 7 + k)."""
     velocity: Floats
-    """Linear velocity in the motion's frame, angular in the body's frame, and joint velocities, (frames, 6 + k)."""
+    """Linear velocity in the motion's coordinate system, angular in the body's, joint velocities; (frames, 6 + k)."""
 
     sites: Floats
     """Positions of the sites in the body's frame, one substep earlier, in m, (frames, sites, 3)."""
     next: NDArray[np.int64]
     """Index of the following frame, (frames,). The last frame of a motion is followed by its first."""
     onward: Floats
-    """Displacement of the motion's frame when the motion restarts: x and y in m, yaw in rad; (frames, 3).
+    """Displacement of the motion's coordinate system when the motion restarts: x, y in m, yaw in rad; (frames, 3).
 
     It is 0 except in the last frame of each motion.
     """

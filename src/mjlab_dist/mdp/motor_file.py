@@ -68,7 +68,9 @@ def read_layers(flag: str, file: str, num_inputs: int, activation: str) -> list[
             y = torch.nn.functional.linear(y, weight, bias)
             y = y if i + 1 == len(layers) else FUNCTIONS[activation](y)
         if not torch.allclose(evaluate(x), y, rtol=1e-3, atol=1e-4):
-            raise UserError(f"{flag}: computes other outputs than its layers with activation {activation}; change it")
+            raise UserError(
+                f"{flag}: computes other outputs than its layers with activation {activation}; change the activation"
+            )
     return layers
 
 
@@ -119,7 +121,7 @@ def _read_onnx(flag: str, path: Path) -> tuple[Callable[[torch.Tensor], torch.Te
     # Function that evaluates the network
     inputs = [one for one in model.graph.input if one.name not in constants]
     if len(inputs) != 1:
-        raise UserError(f"{flag}: has {len(inputs)} inputs; a network with one is needed")
+        raise UserError(f"{flag}: has {len(inputs)} inputs; use a network with one input")
     evaluate = functools.partial(_evaluate_onnx, flag, model, inputs[0])
     return evaluate, [torch.from_numpy(np.array(tensor)).float() for tensor in tensors]
 

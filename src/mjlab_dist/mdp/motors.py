@@ -158,15 +158,17 @@ class LearnedMotor(Action):
             effort_limit: Maximum torque in N m. None: no limit.
 
         Raises:
-            UserError: If there is no such file, its layers have wrong sizes, an actuator is not a torque motor, or an
-                actuator drives a tendon without ``forward_before_observation``.
+            UserError: If there is no such file, its layers have the wrong shapes, an actuator is not a torque motor, or
+                an actuator drives a tendon without ``forward_before_observation``.
         """
         super().__init__(env, block)
         flag = f"{block.flag}.params"
         if activation not in _ACTIVATIONS:
             raise UserError(f"{flag}.activation {activation}: use {', '.join(_ACTIVATIONS)}")
         if not history or min(history) < 0:
-            raise UserError(f"{flag}.history {' '.join(map(str, history))}: needs numbers of physics steps, 0 or more")
+            raise UserError(
+                f"{flag}.history {' '.join(map(str, history))}: give at least one age in physics steps, none below 0"
+            )
         layers = read_layers(f"{flag}.file {file}", file, 2 * len(history), activation)
         columns = self._find_positions(env)
         # State: errors and velocities of the latest physics steps, newest first
@@ -188,7 +190,7 @@ class LearnedMotor(Action):
         self._effort = (effort_scale, math.inf if effort_limit is None else effort_limit)
 
     def _find_positions(self, env: Env) -> list[tuple[int, ...]]:
-        """Return the columns of the motors' positions and velocities, in the joints' state or in actuator lengths."""
+        """Return the columns of positions and velocities: of the joints, or, with tendons, of the actuators."""
         block, model = self.block, env.sim.model
         # Fields of MuJoCo's data that the next physics step reads, for state(); none without tendons
         self._lengths: dict[str, torch.Tensor] = {}

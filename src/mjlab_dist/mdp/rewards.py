@@ -36,7 +36,7 @@ def track_linear_velocity(env: Env, command: str, std_m_s: float = 0.5, joint: s
 
 
 def track_heading_velocity(env: Env, command: str, std_m_s: float = 0.5, joint: str = "root") -> torch.Tensor:
-    """Return the same as :func:`track_linear_velocity`, in the horizontal frame that turns with the base's heading.
+    """Return exp(-|error|^2 / std^2), with the velocity error in the horizontal frame that turns with the heading.
 
     This suits robots that walk upright and sway.
     """
@@ -81,7 +81,7 @@ def action_size(env: Env) -> torch.Tensor:
 
 
 def actuator_force(env: Env) -> torch.Tensor:
-    """Return the sum of squared actuator forces at the end of the step, in N2 or N2m2."""
+    """Return the sum of squared actuator forces in the last physics step, in N2 or N2m2."""
     return env.sim.view("actuator_force").square().sum(dim=1)
 
 
