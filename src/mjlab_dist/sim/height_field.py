@@ -1,7 +1,7 @@
-"""Collision of geoms with the surface of height fields. It replaces that of MuJoCo Warp.
+"""Collision of geoms with the surface of height fields, which replaces MuJoCo Warp's.
 
-MuJoCo Warp 4.0 divides a height field into prisms and collides geoms with each prism. At steps, where one prism is
-higher than the next, its contacts are wrong: normals point down into the ground. Far from the middle of the field, the
+MuJoCo Warp 4.0 divides a height field into prisms and collides geoms with each prism. At stairs, where one prism is
+higher than the next, the contacts are wrong: normals point down into the ground. Far from the middle of the field, the
 computed depths reach meters.
 See docs/decisions/0012-contacts-with-terrain-are-found-here.md.
 """

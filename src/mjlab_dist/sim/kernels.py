@@ -78,7 +78,7 @@ def _compile(device: str, variants: Sequence[Variant]) -> Iterator[None]:
 def _headers_dir() -> Path:
     """Return the directory of the precompiled header for this installation of Warp and this processor.
 
-    With the header of another Warp or processor, the compiler would print errors, and compile again without a header.
+    With the header of another Warp version or processor, the compiler would print errors and compile without a header.
     ``wp.clear_kernel_cache`` removes the directory, because the directory's name starts with ``wp_``.
     """
     source = Path(wp.__file__).parent / "native" / "builtin.h"

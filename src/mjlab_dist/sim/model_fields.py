@@ -230,7 +230,8 @@ class Sliders:
 def unanchored(put: mjw.Model) -> mjw.Model:
     """Return a shallow copy of the model in which no geom is static.
 
-    MuJoCo Warp computes the poses of static geoms only once, when its data is created.
+    MuJoCo Warp computes the poses of static geoms only once, when its data is created. With the copy, it computes them
+    again.
 
     Args:
         put: The model on the device.

@@ -69,7 +69,7 @@ def build_model(config: SimConfig) -> mujoco.MjModel:
     add_distances(spec, config.distances, config.entities)
     _set_options(spec.option, config.options)
     model = _compile(f"--env.sim.model {_shown(config.model)}", spec.compile)
-    # A keyframe that sets joint positions also commands them, so that position motors hold the start state.
+    # The joint positions of a keyframe are also the targets of its position motors, so that these hold the start state.
     for name, motor in motors.items():
         if motor.kind == "position":
             model.key_ctrl[:, model.actuator(name).id] = model.key_qpos[:, model.jnt_qposadr[model.joint(name).id]]
@@ -179,7 +179,7 @@ def _attach(spec: mujoco.MjSpec, name: str, entity: EntityConfig) -> None:
 
 
 def add_motors(spec: mujoco.MjSpec, configs: Mapping[str, ActuatorConfig]) -> dict[str, ActuatorConfig]:
-    """Add the motors of a config to a scene, and return the config of each driven joint by its name.
+    """Add the motors of a config to a scene, and return each motor's config by the name of its joint.
 
     Args:
         spec: The scene, changed in place.

@@ -121,7 +121,7 @@ class Simulation:
             self.reset_mask, self._keys = wp.zeros(num_envs, dtype=wp.bool), wp.full(num_envs, -1, dtype=int)
             self._overflow, self._demand = (wp.zeros(size, dtype=int) for size in (num_envs, num_envs + 1))
 
-        # Views of the data and fields per env. A recording of torch operations would not include creating them later.
+        # Views of the data and fields per env. Create all of them now: a recording of torch operations cannot do so.
         self._views = {name: wp.to_torch(getattr(self._data, name)) for name in per_env_names()}
         self._field_views: dict[str, torch.Tensor] = {}
         self.qpos, self.qvel, self.ctrl = self.view("qpos"), self.view("qvel"), self.view("ctrl")
@@ -201,7 +201,7 @@ class Simulation:
         return field.expand(self.num_envs, *field.shape[1:])
 
     def refuse_shared_writes(self, flag: str) -> None:
-        """Raise if torch has written to a field that all envs share after the field was first returned.
+        """Raise if torch has written to a field that all envs share since :meth:`field` first returned the field.
 
         Args:
             flag: Flag of the term that may have written, for the message.
@@ -209,7 +209,7 @@ class Simulation:
         model_fields.refuse_writes(flag, self._field_views, self.fields)
 
     def sensor(self, name: str) -> torch.Tensor:
-        """Return the reading of an MJCF sensor after the last substep or :meth:`forward`, without a copy.
+        """Return the reading of an MJCF sensor as the last substep or :meth:`forward` computed it, without a copy.
 
         Args:
             name: The sensor's name.
@@ -443,8 +443,8 @@ def copy_state(source: Mapping[str, torch.Tensor], target: Mapping[str, torch.Te
         there, here = (str(tuple(held[name].shape)) if name in held else "missing" for held in (source, target))
         if there != here:
             raise UserError(
-                f"the saved state of the envs does not fit: {name} is {there} in the saved state, {here} here; use the "
-                "same model, task and number of envs"
+                f"the saved state does not match the envs: {name} is {there} in the saved state and {here} in the "
+                "envs; use the same model, task and number of envs"
             )
     for name, tensor in target.items():
         tensor.copy_(source[name])

@@ -176,7 +176,7 @@ def crop_terrain(model: mujoco.MjModel, center_m: tuple[float, float], half_m: f
 
 def _make_tile(config: TerrainConfig, level: int, column: int, part: TerrainPartConfig) -> Floats:
     """Return the heights of one tile in m, (n, n), 0 along its edge."""
-    # The range of each quantity runs from the first to the last level.
+    # Each quantity has the minimum of its range on the first level, and the maximum on the last.
     difficulty = level / max(config.num_levels - 1, 1)
     height_m, width_m, slope = (
         low + (high - low) * difficulty for low, high in (part.height_m, part.width_m, part.slope)

@@ -132,7 +132,7 @@ def _touch_between(ground: Ground, start: wp.vec3, end: wp.vec3, radius: float, 
 
 @wp.func
 def _touch_inside_box(ground: Ground, center: wp.vec3, rotation: wp.mat33, size: wp.vec3, known: Touch) -> Touch:
-    """Return the contact at the grid point that is deepest in a box or, if a contact is known, furthest from that."""
+    """Return the contact at the grid point deepest in a box or, if a contact is known, furthest from that contact."""
     # Grid points in the bounding box of the box
     touch = Touch()
     touch.dist = _FAR
@@ -238,7 +238,7 @@ def _corner(size: wp.vec3, corner: int) -> wp.vec3:
 
 @wp.func
 def _touch_edges(ground: Ground, center: wp.vec3, rotation: wp.mat33, size: wp.vec3) -> Touch:
-    """Return the contact of an edge of a box whose middle is deeper in the ground than its corners."""
+    """Return the deepest contact of a box edge whose middle is deeper in the ground than both of its ends."""
     touch = Touch()
     touch.dist = _FAR
     for corner in range(8):
