@@ -15,7 +15,7 @@ from mjlab_dist.messages import emit
 from mjlab_dist.wording import byte_size
 
 WINDOW = 50
-"""Number of iterations over which waiting is averaged."""
+"""Number of iterations over which the waiting times of ranks are averaged."""
 
 MAX_WAITING = 0.25
 """Share of its time that a rank may wait for others; above this share, there is a warning."""

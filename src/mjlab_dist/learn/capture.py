@@ -242,7 +242,7 @@ def can_capture_steps(env: Env, agent: AgentConfig, *, is_main: bool) -> bool:
     can_capture = env.device != "cpu" and env.sim.captured and not recurrent
     if can_capture and env.uncapturable_terms and is_main:
         terms = ", ".join(f"env.{term}" for term in env.uncapturable_terms)
-        emit("status", text=f"--env.sim.capture step: not capturable, so called between graphs: {terms}.")
+        emit("status", text=f"--env.sim.capture step: called between graphs, because they cannot be captured: {terms}.")
     return can_capture
 
 
@@ -253,4 +253,4 @@ def _refuse(kernel: wp.Kernel, *_: Any, **__: Any) -> None:
 
 def _warn(what: str, error: RuntimeError) -> None:
     reason = str(error).partition("\n")[0]
-    emit("warning", text=f"{what} cannot be recorded as CUDA graphs and runs without, which is slower: {reason}")
+    emit("warning", text=f"{what} runs without CUDA graphs, which is slower, because it cannot be recorded: {reason}")

@@ -69,7 +69,7 @@ class CheckpointStore:
         Args:
             run_dir: The run directory. Its metrics contain the mean returns of its checkpoints.
             config: Number of checkpoints to keep.
-            lease: Shows whether this launch (one start of the run) may still write; None if there is no other launch.
+            lease: Shows whether this launch (one start of the run) may still write; None if no other launch can write.
 
         Raises:
             OSError: If the directory cannot be written. The message is one line with the fix.
@@ -108,6 +108,8 @@ class CheckpointStore:
 
     def check(self) -> None:
         """Raise if files of the run must not be written, or if the thread has failed, without waiting for the thread.
+
+        Call this regularly: it also renews the lease.
 
         Raises:
             OSError: If a checkpoint could not be written. Earlier ones are intact. The message names the fix.

@@ -23,15 +23,15 @@ from mjlab_dist.seeding import seed_generators
 
 NUM_ENVS = 16
 """Number of envs of a batch. Each batch has its own random seed, and any rank can play it, so the number of ranks has
-no effect.
+no effect on the results.
 """
 
 
 class Evaluation(Hook):
     """Adds columns ``evaluation/...`` to the rows of some iterations.
 
-    Envs, random numbers and policy are separate copies, so training is bitwise the same as without evaluations. Every
-    evaluation starts from the same states.
+    Envs, random numbers and policy are separate copies, so training is bitwise identical with and without evaluations.
+    Every evaluation starts from the same states.
     """
 
     def __init__(self, config: TrainConfig, rank: Rank, control: Control) -> None:

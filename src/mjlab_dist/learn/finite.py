@@ -175,7 +175,7 @@ class FiniteCheck:
     def _reward_names(self, totals: EpisodeTotals) -> list[str]:
         finite = totals.terms.isfinite().tolist()
         terms = [name for name, is_finite in zip(self._env.reward_names, finite, strict=True) if not is_finite]
-        return [", ".join(terms) or "the value in it"]
+        return [", ".join(terms) or "the value at a time-out"]
 
 
 def load(path: Path, task: str) -> Dump:
@@ -190,7 +190,7 @@ def load(path: Path, task: str) -> Dump:
     """
     content: Any = checkpoint.load(path, "cpu")
     if content.keys() != Dump.__required_keys__:
-        raise UserError(f"--nan-dump {path}: holds no states of envs; name an {ERRORS_DIR}/nan_rank<N>.pt")
+        raise UserError(f"--nan-dump {path}: contains no states of envs; give a file {ERRORS_DIR}/nan_rank<N>.pt")
     if content["task"] != task:
         raise UserError(
             f"--nan-dump {path}: was saved by a run of {content['task']}, not of {task}; play {content['task']}"
@@ -199,7 +199,7 @@ def load(path: Path, task: str) -> Dump:
 
 
 def column_names(env: Env) -> dict[str, list[str]]:
-    """Return the names of the columns of actions, observations and states, by kind, and evaluate the observations.
+    """Return the names of the columns of actions, observations and states, by kind.
 
     Args:
         env: Any envs of the task.

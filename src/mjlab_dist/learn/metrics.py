@@ -117,7 +117,7 @@ class Metrics:
             num_samples: Control steps in one rollout of one rank, over its envs.
             episode_names: Columns of sums over episodes, in the order of ``EpisodeTotals``: ``reward/<term>``,
                 ``termination/<reason>``, then metrics.
-            num_parameters: Parameters of policy and value function, for the root of their mean squared spread.
+            num_parameters: Number of parameters of policy and value function, to average their squared spread.
             clock: Counts the time of the collective.
             log_ranks: Whether to return metrics of each rank.
             iteration: Iterations done before.

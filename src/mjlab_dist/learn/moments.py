@@ -1,7 +1,7 @@
 """Moments (mean and variance) of advantages, observations and rewards over all ranks, as sums that ranks can add.
 
 The sums are a count, the sum of deviations from a common shift, and the sum of their squares, in fp64 (Chan, Golub and
-LeVeque 1983, "Algorithms for computing the sample variance"). The sums of all ranks, added, are those of all data.
+LeVeque 1983, "Algorithms for computing the sample variance"). Added over all ranks, they are the sums of all data.
 """
 
 from __future__ import annotations

@@ -178,7 +178,7 @@ def check_fit(models: Mapping[str, nn.Module], saved: Mapping[str, Any], flag: s
         flag: The flag and file that name the checkpoint, for the message.
 
     Raises:
-        UserError: If they do. The message names the missing network, or the first tensor that differs.
+        UserError: If a network is missing or has other shapes. The message names it, or its first tensor that differs.
     """
     for name, model in models.items():
         if not isinstance(saved.get(f"{name}_state_dict"), dict):
@@ -189,6 +189,7 @@ def check_fit(models: Mapping[str, nn.Module], saved: Mapping[str, Any], flag: s
             if own.get(key) != found.get(key):
                 there, here = (shapes.get(key, "missing") for shapes in (found, own))
                 raise UserError(
-                    f"{flag}: has other networks: {name} {key} is {there} there and {here} here; use a checkpoint of a "
-                    "task with the same observations and actions, and the same --agent"
+                    f"{flag}: its networks differ from the config's: {name} {key} is {there} in the checkpoint and "
+                    f"{here} in the config; use a checkpoint of a task with the same observations and actions, and the "
+                    "same --agent"
                 )

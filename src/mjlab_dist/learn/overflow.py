@@ -73,7 +73,7 @@ class OverflowCheck:
             row: Metrics of the iteration, over all ranks.
 
         Raises:
-            BufferOverflowError: If the run restarts with larger buffers, without this iteration.
+            BufferOverflowError: If the run must restart with larger buffers; this iteration is then not saved.
         """
         if not row["overflowed_envs"]:
             return False

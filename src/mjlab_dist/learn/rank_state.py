@@ -50,7 +50,7 @@ def unpack(packed: torch.Tensor, like: Mapping[str, torch.Tensor]) -> RankState:
 
 
 _ADDED = ("env/episode_metrics", "env/outcome_totals", "env/broken")
-"""Tensors that checkpoints lack if an older version wrote them, or if the task had other metrics."""
+"""Tensors that checkpoints of older versions lack, or that have another shape if the task had other metrics."""
 
 _ADDED_TO_TERMS = (".last_contact_time_s",)
 """Suffixes of the names of tensors that terms of older versions did not have."""
@@ -73,7 +73,7 @@ def upgraded(state: Mapping[str, torch.Tensor], like: Mapping[str, torch.Tensor]
 
 
 def fits(state: Mapping[str, torch.Tensor], like: Mapping[str, torch.Tensor]) -> bool:
-    """Return whether a state has all tensors of another, with the same shapes and dtypes, so that it can replace it."""
+    """Return whether a state has all tensors of ``like``, with the same shapes and dtypes, so that it can be loaded."""
     return all(
         name in state and state[name].shape == tensor.shape and state[name].dtype == tensor.dtype
         for name, tensor in like.items()

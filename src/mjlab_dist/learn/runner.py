@@ -195,7 +195,7 @@ class Runner:
         return checkpoint.load(data, "cpu") if data else None
 
     def _writers(self, done: int) -> list[Writer]:
-        """Return the writers of rank 0. They drop rows of iterations after ``done``, from which the run resumes."""
+        """Return the writers of rank 0. They drop rows after iteration ``done``, from which the run resumes."""
         if not self._output_dir or not self._store:
             return []
         self._store.check()

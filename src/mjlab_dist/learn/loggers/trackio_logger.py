@@ -32,7 +32,7 @@ class TrackioLogger(Logger):
         Args:
             run_dir: The run directory. The run of trackio has the name of the task and of this directory.
             config: The run's config.
-            resumed_at: See :class:`Logger`. trackio also keeps earlier rows after this iteration.
+            resumed_at: See :class:`Logger`. trackio keeps the rows of later iterations that it already has.
         """
         import trackio  # noqa: PLC0415 (an extra, and slow to import)
 
