@@ -33,7 +33,10 @@ _MULTINOMIAL = frozenset({torch.multinomial, torch.Tensor.multinomial})
 """Functions that choose indices by weights."""
 
 _REJECTING = frozenset(getattr(torch, name) for name in ("poisson", "binomial", "_standard_gamma", "_sample_dirichlet"))
-"""Functions that use rejection sampling. The number of draws for an env depends on the parameters of its samples."""
+"""Functions that use rejection sampling.
+
+The number of draws for an env depends on the parameters of its samples, so the draws cannot be split over ranks.
+"""
 
 _DRAWS = _FACTORIES | _LIKE | _IN_PLACE | _MULTINOMIAL
 """Functions whose draws can be split."""
@@ -108,7 +111,7 @@ class Draws:
 class _OwnRows(TorchFunctionMode):
     """Replaces each draw by a draw for all envs, and returns the rows of this rank's envs.
 
-    The first dimension of a result whose size equals this rank's number of envs counts as the env dimension. A result
+    In a result, the first dimension whose size equals this rank's number of envs counts as the env dimension. A result
     without such a dimension is the same on all ranks.
     """
 

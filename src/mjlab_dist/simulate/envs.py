@@ -92,7 +92,7 @@ class Envs:
         num_actions: Number of actions per env.
         action_names: Name of each action.
         action_bounds: Minimum and maximum to which each action is clipped; infinite if it is not clipped.
-        observation_widths: Numbers per env in each observation group.
+        observation_widths: Width of each observation group, by name.
         step_dt_s: Simulated seconds per step.
         device: Device of the returned tensors: the device of the envs if they are in this process, ``cpu`` otherwise.
         configs: Config of each variant; a single config if there are no variants.

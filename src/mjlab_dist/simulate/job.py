@@ -24,7 +24,7 @@ LAST = "last_observations"
 """Prefix of the names of the observations after a rollout."""
 
 BYTES = {"float32": 4, "bool": 1}
-"""Size of an element, by the name of its type."""
+"""Bytes of an element, by the name of its type."""
 
 
 class Entry(NamedTuple):
@@ -39,7 +39,7 @@ class Entry(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """Size in memory."""
+        """Size of the tensor in bytes."""
         return math.prod(self.shape) * BYTES[self.dtype]
 
     def with_envs(self, num_envs: int) -> Entry:
@@ -61,7 +61,7 @@ class Job:
     """All envs of all ranks."""
 
     configs: tuple[TrainConfig, ...]
-    """Config of each variant. All variants have the same number of envs: first those of variant 0, then those of 1."""
+    """Config of each variant. All variants have the same number of envs: the envs of variant 0 come first."""
     num_envs: int
     """Number of envs of all variants."""
     seed: int

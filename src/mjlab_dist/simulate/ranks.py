@@ -201,7 +201,8 @@ class Ranks:
     def _join(self) -> None:
         """Wait until the ranks have ended.
 
-        In the thread that supervises the ranks, return at once: garbage collection may call this there.
+        In the thread that supervises the ranks, return at once: a thread cannot wait for itself, and garbage
+        collection may call this method in any thread.
         """
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(PATIENCE_S)

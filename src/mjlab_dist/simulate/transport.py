@@ -1,7 +1,7 @@
 """Connections between the launcher and a rank, and the memory in which they exchange actions and results.
 
 A connection carries pickled commands and replies. Tensors are not pickled: a rank of the launcher's machine shares
-memory with the launcher, and a rank of another machine receives and sends one piece of bytes per step.
+memory with the launcher, and a rank of another machine receives and sends one block of bytes per step.
 """
 
 from __future__ import annotations
