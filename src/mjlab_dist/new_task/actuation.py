@@ -115,7 +115,7 @@ class Inputs(NamedTuple):
 
 
 def action_inputs(model: mujoco.MjModel, pose: NDArray[np.float64], blocks: Mapping[str, Block]) -> Inputs:
-    """Return the function from actions to the inputs of all actuators.
+    """Return the numbers from which the inputs of all actuators are computed for given actions.
 
     Args:
         model: The MuJoCo model.

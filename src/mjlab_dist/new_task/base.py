@@ -135,7 +135,7 @@ def ground_height(model: mujoco.MjModel, data: mujoco.MjData) -> float:
 
 
 def _clearance(model: mujoco.MjModel, data: mujoco.MjData, body: int) -> float:
-    """Return the height of a body's frame above the lowest point of all colliding geoms fixed to it, in m."""
+    """Return the height of a body's origin above the lowest point of all colliding geoms fixed to it, in m."""
     fixed = (model.body_weldid[model.geom_bodyid] == model.body_weldid[body]) & (
         model.geom_contype | model.geom_conaffinity != 0
     )

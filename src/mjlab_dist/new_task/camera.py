@@ -59,7 +59,7 @@ def shows_robot(model: mujoco.MjModel, start: mujoco.MjData) -> bool:
     corners = _corners(model, start)
     if not model.ncam or not len(corners):
         return bool(model.ncam)
-    # Corners in the frame of the camera, which looks along -z; then in the picture, whose upper edge is at y = 1
+    # Corners in the coordinate system of the camera, which looks along -z; then in the picture, with y = 1 at its top
     local = (corners - start.cam_xpos[0]) @ start.cam_xmat[0].reshape(3, 3)
     depth_m = -local[:, 2]
     in_front = depth_m > model.vis.map.znear * model.stat.extent

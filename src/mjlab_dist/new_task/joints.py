@@ -137,7 +137,7 @@ def is_hinge(model: mujoco.MjModel, joint: int) -> bool:
 
 
 def is_stuck(model: mujoco.MjModel, joint: int) -> bool:
-    """Return whether damping prevents a joint from moving, as in the base of a robot that other code moves.
+    """Return whether a joint's damping is so high that the joint counts as fixed, as in a base that other code moves.
 
     Args:
         model: The MuJoCo model.

@@ -38,7 +38,8 @@ class Leg:
 def find_legs(model: mujoco.MjModel, data: mujoco.MjData, base: int, joints: Sequence[int]) -> list[Leg]:
     """Return the legs of a robot.
 
-    A foot is a link at the end of a chain of driven joints that is about as low as the lowest link, and below the base.
+    A foot is the last link of a chain of driven joints that starts at the base, if it is about as low as the lowest
+    of these links.
 
     Args:
         model: The MuJoCo model.

@@ -177,7 +177,7 @@ def _first_moment(model: mujoco.MjModel, start: mujoco.MjData, joint: int) -> fl
 
 
 def _tips(model: mujoco.MjModel, joint: int, along: float) -> bool:
-    """Return whether a joint can change the direction of gravity in the frames behind it."""
+    """Return whether a joint can change the direction of gravity relative to the bodies behind it."""
     import mujoco
 
     kind = model.jnt_type[joint]
@@ -189,7 +189,7 @@ def _tips(model: mujoco.MjModel, joint: int, along: float) -> bool:
 def _lever_m(
     model: mujoco.MjModel, start: mujoco.MjData, joint: int, foot: NDArray[np.float64], size_m: float
 ) -> float:
-    """Return the distance of a foot from the axis of a hinge in m, at least half its size; 1 for a slide joint."""
+    """Return the distance of a foot from the axis of a hinge in m, at least ``size_m``; 1 for a slide joint."""
     if not is_hinge(model, joint):
         return 1.0
     return max(float(np.linalg.norm(np.cross(start.xaxis[joint], foot - start.xanchor[joint]))), size_m)

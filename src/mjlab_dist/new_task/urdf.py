@@ -115,7 +115,7 @@ def _meshes(tree: ET.Element) -> Iterator[tuple[str, ET.Element]]:
 
 
 def _locate(urdf: Path, name: str) -> Path | None:
-    """Return the file of a mesh. The folder of its ROS package must be a parent of the URDF, or be in a parent."""
+    """Return the file of a mesh. Its ROS package must be a folder above the URDF, or be in such a folder."""
     url = urlsplit(name)
     if url.scheme == "package":
         inside = Path(url.path.lstrip("/"))
