@@ -57,7 +57,7 @@ def measure(term: dict[str, Any], data: mujoco.MjData, commands: dict[str, np.nd
 
 
 def in_base(vector: Any, data: mujoco.MjData, params: dict[str, Any]) -> np.ndarray:
-    """Return a vector of the world frame in the frame of a floating base."""
+    """Convert a vector from the world frame to the frame of a floating base."""
     rotation = np.zeros(9)
     mujoco.mju_quat2Mat(rotation, base(data, params).qpos[3:])
     return rotation.reshape(3, 3).T @ vector
@@ -141,7 +141,7 @@ def main() -> None:
     parser.add_argument("directory", type=Path, help="directory that mjlab-dist export wrote")
     parser.add_argument("--seconds", type=float, default=10.0, help="simulated time")
     parser.add_argument("--command", action="append", default=[], metavar="NAME=VALUE,...", help="value of a command")
-    parser.add_argument("--output", type=Path, help="file of the states, .npz")
+    parser.add_argument("--output", type=Path, help="npz file to which the states are written")
     args = parser.parse_args()
     pairs = [text.partition("=")[::2] for text in args.command]
     commands = {name: np.array([float(value) for value in values.split(",")]) for name, values in pairs}
@@ -149,7 +149,7 @@ def main() -> None:
     if commands.keys() != known.keys():
         parser.error(f"give --command NAME=VALUE,... for each of the commands: {', '.join(known) or 'none'}")
     positions, velocities, inputs, took_s = run(args.directory, args.seconds, commands)
-    print(f"{len(inputs)} control steps; measuring and the policy took {1e6 * took_s:.0f} µs per step")
+    print(f"{len(inputs)} control steps; measuring and running the policy took {1e6 * took_s:.0f} µs per step")
     print("Last positions:", np.array2string(positions[-1], precision=3, suppress_small=True))
     if args.output is not None:
         np.savez(args.output, qpos=positions, qvel=velocities, ctrl=inputs)

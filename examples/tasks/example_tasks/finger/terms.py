@@ -14,7 +14,8 @@ class Target(Command):
     """A ball that the fingertip must touch, at a place that the finger can reach.
 
     The two tendons bend the middle and the distal joint together. A target is the position of the tip for random joint
-    angles: an angle of the proximal joint, a random share of it for the middle joint, and 0.8 of that for the distal.
+    angles: an angle for the proximal joint, a random share of this angle for the middle joint, and 0.8 of the middle
+    joint's angle for the distal joint.
 
     Attributes:
         value: Position of the ball in the x-z plane, in m; (num_envs, 2).
