@@ -242,7 +242,11 @@ def can_capture_steps(env: Env, agent: AgentConfig, *, is_main: bool) -> bool:
     can_capture = env.device != "cpu" and env.sim.captured and not recurrent
     if can_capture and env.uncapturable_terms and is_main:
         terms = ", ".join(f"env.{term}" for term in env.uncapturable_terms)
-        emit("status", text=f"--env.sim.capture step: called between graphs, because they cannot be captured: {terms}.")
+        emit(
+            "status",
+            text="--env.sim.capture step: these terms are called between graphs, because they cannot be captured: "
+            f"{terms}.",
+        )
     return can_capture
 
 

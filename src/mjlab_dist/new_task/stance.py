@@ -37,7 +37,7 @@ NUM_STEPS = 60
 """Number of steps of the search for the joint positions."""
 
 KEEP = 0.03
-"""Weight of a joint's distance (in rad) from the reference pose, relative to that of a foot's error (in leg lengths)."""
+"""Weight of a joint's distance (in rad) from the reference pose, relative to a foot's error (in leg lengths)."""
 
 LEVEL = 0.3
 """Weight of the slope of a foot, likewise relative to that of the foot's error."""
