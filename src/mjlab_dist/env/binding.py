@@ -196,7 +196,7 @@ class Binder:
 
 
 class _MetricsOutsideOfGraphs:
-    """The metrics of a term that cannot be part of a CUDA graph, and is called between two graphs."""
+    """The metrics of a term that cannot be part of a CUDA graph and is therefore called between two graphs."""
 
     def __init__(self, term: Term, env: Env) -> None:
         self._term = term
@@ -218,10 +218,10 @@ def look_up(kind: str, name: str, known: Mapping[str, T]) -> T:
     Args:
         kind: Kind of the part, for messages.
         name: Its name.
-        known: All of that kind by name.
+        known: All parts of that kind by name.
 
     Raises:
-        UserError: If there is none with this name.
+        UserError: If there is no part with this name.
     """
     if name not in known:
         raise UserError(f"{kind} {name}: the task has {', '.join(known) or 'none'}")

@@ -186,7 +186,7 @@ class _Memory:
         if self.next_lag is not None:
             again = torch.rand(self.lag.shape, device=self.lag.device) < self._jitter
             write_rows(self.next_lag, again, self._drawn())
-            # The lag grows by at most 1 per step, so no observed value was measured earlier than the one before.
+            # The lag grows by at most 1 per step, so no observed value is older than the one before it.
             torch.minimum(self.lag + 1, self.next_lag, out=self.lag)
         # With a delay, the newest observed value is ``lag`` rows before the last row.
         rows = self._last - self.lag.unsqueeze(1) - self._newest_first

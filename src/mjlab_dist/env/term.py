@@ -89,7 +89,7 @@ def is_capturable(term: object) -> bool:
 
 
 class OutsideOfGraphs:
-    """Wrapper of a term that cannot be part of a CUDA graph, and is called between two graphs.
+    """Wrapper of a term that cannot be part of a CUDA graph and is therefore called between two graphs.
 
     Each call copies the result of the term to the same memory, because the next graph reads the result from there.
     """
@@ -293,7 +293,7 @@ class Command(Term):
         """Use these numbers instead of random ones: in the next step in every env, and whenever a draw is due.
 
         Args:
-            numbers: One number per row of ``ranges``, which may be outside of the range; None to draw at random again.
+            numbers: One number per row of ``ranges``, possibly outside of the range; None to draw at random again.
         """
         self._held = None if numbers is None else torch.tensor(numbers, device=self.value.device)
         assert self._held is None or len(self._held) == len(self.ranges)
@@ -304,7 +304,7 @@ class Command(Term):
         return {"value": self.value, "left_s": self.left_s}
 
     def uniform(self) -> torch.Tensor:
-        """Draw every number uniformly from its range, in every env, (num_envs, d); return held numbers instead."""
+        """Draw every number uniformly from its range in every env, (num_envs, d). If numbers are held, return those."""
         if self._held is not None:
             return self._held.repeat(len(self.left_s), 1)
         low, high = self.ranges.unbind(dim=1)

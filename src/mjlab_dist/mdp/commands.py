@@ -31,7 +31,7 @@ class Velocity(Command):
         heading_rad: Target heading, (num_envs,).
         has_heading: Whether the env has a target heading, (num_envs,) of bool.
         error_m_s: Distance between commanded and actual horizontal velocity in the latest step, (num_envs,).
-        error_rad_s: Difference between commanded and actual yaw rate in the latest step, (num_envs,).
+        error_rad_s: Absolute difference between commanded and actual yaw rate in the latest step, (num_envs,).
     """
 
     schedulable = ("standing_share", "heading_share", "heading_gain")

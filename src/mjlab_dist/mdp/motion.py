@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class Motion(Command):
     """Target state of the robot at the end of the current step, from reference motions that repeat.
 
-    At its end, a motion repeats from the place that it has reached, so one cycle of a gait is enough. The task needs
+    When a motion ends, it repeats from the place that it has reached, so one cycle of a gait is enough. The task needs
     the event :func:`start_in_motion`, which starts episodes in a motion.
 
     The motion file is an npz file with ``fps`` (frames per second), ``joints`` (names of k hinge or slide joints), and
