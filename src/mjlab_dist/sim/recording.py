@@ -68,7 +68,8 @@ def replay(graphs: Sequence[wp.Graph], stream: wp.Stream | None) -> None:
 def launching(device: wp.Device) -> Iterator[None]:
     """Make other threads wait while this thread launches kernels on the CPU.
 
-    Without this lock, envs that are simulated in two threads get each other's numbers, or the process crashes.
+    Without this lock, envs that are simulated in two threads would read each other's numbers, or the process
+    would crash.
 
     Args:
         device: Device of the kernels. On a GPU, no thread waits.

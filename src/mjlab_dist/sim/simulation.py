@@ -158,7 +158,7 @@ class Simulation:
     def version(self) -> tuple[int, ...] | None:
         """Version of the state; None if ``qpos`` or ``qvel`` is an inference tensor: torch counts no writes to these.
 
-        It changes when a program that may change the state runs, and when torch writes to ``qpos`` or ``qvel``.
+        The version changes if a program that may change the state runs, or if torch writes to ``qpos`` or ``qvel``.
         """
         if self.qpos.is_inference() or self.qvel.is_inference():
             return None

@@ -1,6 +1,7 @@
 """Random draws that depend on the seed and the ids of envs, but not on how the envs are split over ranks.
 
-The generators of all ranks have the same state. Every rank draws for all envs, and keeps the rows of its own envs.
+The generators of all ranks start in the same state and stay equal, because every rank draws for all envs. It keeps only
+the rows of its own envs.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class Job:
     """All envs of all ranks."""
 
     configs: tuple[TrainConfig, ...]
-    """Config of each variant. All variants have the same number of envs: the envs of variant 0 come first."""
+    """Config of each variant. All variants have the same number of envs; the envs of variant 0 come first."""
     num_envs: int
     """Number of envs of all variants."""
     seed: int
