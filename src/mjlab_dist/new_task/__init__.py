@@ -83,7 +83,7 @@ def create(
         directory: Directory in which the package is created; the current directory by default.
         goal: Goal of the task; by default it is guessed.
         floating: Whether to add a free joint to the root link of a URDF.
-        robot: Name of the robot. Published motors are looked up by it, and by the names of file, folder and model.
+        robot: Name of the robot. Published motors are found by this name, or by the name of the file, folder or model.
 
     Raises:
         UserError: If the task cannot be created; in that case nothing is written.

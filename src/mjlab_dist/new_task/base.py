@@ -27,7 +27,7 @@ FALLEN_SHARE = 0.2
 """Ground clearance of the base of a fallen robot, as a share of the clearance at the start."""
 
 MAX_BELLY = 0.9
-"""Maximum distance between the base and the lowest point of its body if the robot stands, as a share of its height."""
+"""Maximum distance from a standing robot's base to the lowest point of its body, as a share of the base's height."""
 
 FLUID_KG_M3 = 100.0
 """Minimum density of the medium in which a robot swims. Air has 1.2 kg/m3, water 1000 kg/m3."""
@@ -58,7 +58,7 @@ class Base:
     rise_m: float
     """Depth by which the robot penetrates the ground in the start state; 0 if it does not."""
     min_height_m: float
-    """Minimum height of the base of a robot that has not fallen; without a free joint, of the vertical joint."""
+    """Minimum height of the base of a robot that has not fallen; without a free joint, position of the slide joint."""
     speed_m_s: float
     """Walking speed for a robot of this height; for a robot that swims, half its length per second."""
 

@@ -45,7 +45,7 @@ class Lacks:
     home: tuple[float, ...] = ()
     """Positions of all joints in the pose in which the robot stands, if that is not the reference pose."""
     weightless: tuple[str, ...] = ()
-    """Names of the first bodies of arms with torque motors that sag at action 0: model.py compensates gravity."""
+    """Names of the first bodies of arms with torque motors that sag at action 0; model.py compensates their weight."""
     mocap_welds: tuple[int, ...] = ()
     """Indices of constraints that attach a robot without actuators to a mocap body. Motors replace the constraints."""
     touching: tuple[tuple[str, str], ...] = ()

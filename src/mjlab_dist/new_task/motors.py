@@ -24,7 +24,7 @@ LEG_MARGIN = 1.5
 """The same for joints of legs. It is smaller, because the load of a bent leg is overestimated."""
 
 MIN_DAMPING_S = 0.04
-"""Minimum of damping divided by stiffness, in s: motors of legs also move the body, which needs more damping."""
+"""Minimum ratio of damping to stiffness, in s: motors of legs also move the body, which needs more damping."""
 
 UPRIGHT_MARGIN = 1.3
 """Stiffness of the joints of one or two legs, divided by the stiffness below which the robot falls over."""

@@ -40,7 +40,7 @@ KEEP = 0.03
 """Weight of a joint's distance (in rad) from the reference pose, relative to a foot's error (in leg lengths)."""
 
 LEVEL = 0.3
-"""Weight of the slope of a foot, likewise relative to that of the foot's error."""
+"""Weight of the slope of a foot, likewise relative to a foot's error."""
 
 NUM_STARTS = 6
 """Number of poses from which the search for the legs' joint positions starts."""
