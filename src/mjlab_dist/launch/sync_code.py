@@ -21,7 +21,7 @@ from mjlab_dist.messages import Listener
 SKIPPED = {"__pycache__", "node_modules"}
 """Directories that are skipped if the project is not in git. Hidden directories, such as .venv, are skipped, too."""
 
-MAX_BYTES = 2**30
+MAX_BYTES = 10**9
 """Maximum size of a project. Larger projects contain data, which would take too long to copy before every start."""
 
 RECORD = '"${{XDG_CACHE_HOME:-$HOME/.cache}}/mjlab_dist/synced/{name}"'
@@ -183,7 +183,7 @@ def list_files(root: Path, log_root: Path) -> list[str]:
     size = sum((root / name).lstat().st_size for name in found)
     if size > MAX_BYTES:
         raise UserError(
-            f"--sync-code: {root} has {size / 2**30:.1f} GB of files; copy the data yourself, and add it to .gitignore"
+            f"--sync-code: {root} has {size / 10**9:.1f} GB of files; copy the data yourself, and add it to .gitignore"
         )
     return sorted(found)
 
