@@ -45,10 +45,10 @@ SETTLE_STEPS = 10
 """Control steps before a robot is drawn."""
 
 THUMBNAIL = (192, 144)
-"""Width and height of a robot in the picture of a package, in pixels."""
+"""Width and height of one robot in a picture, in pixels. A picture shows all robots of a package."""
 
 COLUMNS = 6
-"""Robots in a row of the picture of a package."""
+"""Robots per row of a picture."""
 
 NOTES = {
     "gymnasium_robotics": (

@@ -120,7 +120,7 @@ def _command(name: str) -> Callable[[Sequence[str], str], None]:
 def _leave(code: int) -> None:
     """End with an exit code. If torchrun or SLURM started this process, skip the interpreter's shutdown.
 
-    Threads of torch.distributed still run at this time. After an error, the shutdown waits for NCCL's communicators,
+    Threads of torch.distributed are still running then. After an error, the shutdown waits for NCCL's communicators,
     and these may wait for ranks that wait for this rank. A thread that needs the interpreter during the shutdown aborts
     the process, so that a finished run would be reported as failed.
     """

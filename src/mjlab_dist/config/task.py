@@ -70,7 +70,7 @@ class ActionConfig:
     """Keyword arguments of the class."""
     actuators: tuple[str, ...]
     """Names of actuators, or regular expressions. By default, there is one action per actuator. Actuators that match
-    one expression are in the model's order."""
+    the same expression are in the model's order."""
     scale: float | dict[str, float] = 1.0
     """Units of the value per unit of action; or one number per regular expression, for the actions whose names match
     it. The first expression that matches counts. By default, actions have the names of their actuators."""

@@ -33,7 +33,7 @@ def view(
 ) -> None:
     """Play a policy in a viewer until Ctrl-C, or until the native viewer's window is closed.
 
-    Threads of the viewer still run when this function returns, so the caller must end the process.
+    The viewer's threads are still running when this function returns, so the caller must end the process.
 
     Args:
         train_config: The run's config.
@@ -64,7 +64,7 @@ def view_dump(
 ) -> None:
     """Show the states that led to numbers that are not finite, on a page, until Ctrl-C.
 
-    Threads of the viewer still run when this function returns, so the caller must end the process.
+    The viewer's threads are still running when this function returns, so the caller must end the process.
 
     Args:
         train_config: The run's config.
@@ -95,7 +95,7 @@ def watch(
 ) -> None:
     """Watch a run that another process trains, on a page, until Ctrl-C.
 
-    Threads of the viewer still run when this function returns, so the caller must end the process.
+    The viewer's threads are still running when this function returns, so the caller must end the process.
 
     Args:
         run_dir: The run directory. Nothing is written to it.
