@@ -64,7 +64,7 @@ check() {
 
 # Fail if there is no such host.
 require_host() {
-  [ -d "$LAB/$1/work" ] || fail "there is no host '$1'; run: hosts_lab.sh up 2"
+  if [ -z "$1" ] || [ ! -d "$LAB/$1/work" ]; then fail "there is no host '$1'; run: hosts_lab.sh up 2"; fi
 }
 
 is_on() {
@@ -193,9 +193,9 @@ as_first_process() {
 }
 
 run_on() {
-  local host=$1
-  shift
+  local host=${1:-}
   require_on "$host"
+  shift
   [ $# -gt 0 ] || fail "exec $host: give a command"
   exec nsenter --target "$(<"$LAB/$host/pid")" --net --mount --uts --ipc --pid --wdns="$PWD" -- "$@"
 }

@@ -117,6 +117,12 @@ def test_a_cable_can_be_unplugged_and_a_host_switched_off(lab: Lab):
         assert lab(*reach) == "255\n", cut
         lab(*repair.split())
         assert lab(*reach) == "0\n", repair
+    # Commands without the name of a host
+    for name in ("start", "kill", "link", "exec"):
+        environ = {**os.environ, "HOSTS_LAB": str(lab.directory)}
+        done = subprocess.run([SCRIPT, name], env=environ, capture_output=True, text=True, check=False)
+        assert done.returncode == 1
+        assert "there is no host ''" in done.stderr
     assert [line.split()[-1] for line in lab("status").splitlines()] == ["on"] * len(HOSTS)
 
 
