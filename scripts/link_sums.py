@@ -17,7 +17,7 @@ SIZES = (1, 10_000, 1_000_000)
 """Values per sum: one value, as many as cartpole's gradients have, and as many as a humanoid's gradients have."""
 
 REPETITIONS = {1: 60, 10_000: 60, 1_000_000: 8}
-"""Number of sums of each size, of which the median is printed."""
+"""Number of sums that are timed for each size. The median time is printed."""
 
 
 def main() -> None:

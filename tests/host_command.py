@@ -2,7 +2,7 @@
 
 The arguments are the ID of the process whose namespaces the server has entered, and the command. On a host of
 :class:`host_lab.Lab`, the only argument is the command as JSON. No ID is needed, because such a host has only one
-server. JSON keeps tests that search for a command line from finding this process.
+server. The command is JSON so that tests that search for a command line do not find this process.
 
 The SSH server of a host runs this script without arguments for each session. The script then runs the client's command.
 If the command starts an agent, the agent is forked as described above.

@@ -291,7 +291,7 @@ def test_row_29_a_killed_run_is_resumed_at_once(command: Command, training: Trai
     process.communicate()
     run = only_run(command.cwd)
     assert (run / LEASE_FILE).is_file()
-    # After the launcher was killed, ranks may train for some seconds until the kernel has ended all of them.
+    # After the launcher was killed, ranks may train for a few seconds until the kernel has ended all of them.
     last = max(list_checkpoints(run)) + 40
     again = command("train", "--resume", str(run), "--max-iterations", str(last), "--checkpoint.interval", "100")
     assert again.code == Exit.DONE, again.err

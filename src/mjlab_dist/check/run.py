@@ -47,7 +47,10 @@ TIMER_STEPS = 20
 """Commands and interval events are due for the first time within this many steps."""
 
 EXTRA_STEPS = ITERATION_STEPS + 7
-"""Number of extra steps that other envs take before they load a state, so that their counters in Python differ."""
+"""Steps that the second envs of the resume check take before they load the state of the first ones.
+
+Thus counters that a term keeps in Python differ, and the check finds them.
+"""
 
 
 def check(config: TrainConfig) -> Iterator[Check]:

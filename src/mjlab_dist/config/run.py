@@ -173,8 +173,8 @@ class PlayConfig:
     """PNG file to write, such as walking.png: a strip of frames of one env, at equal intervals. Frames are nearly
     square, so the size of the strip sets their number. Default: no strip."""
     seconds: float | None = None
-    """Simulated time to play, in s. All episodes that end within this time count. Default: until every env has played
-    one episode. With frames, the default is 3 s, or one episode if it is shorter."""
+    """Simulated time to play, in s. All episodes that end within this time are counted. Default: until every env has
+    played one episode. With frames, the default is 3 s, or one episode if it is shorter."""
     num_envs: int | None = None
     """Number of envs to play in parallel. Default: 16, or 1 with a viewer."""
     viewer: Literal["web", "native", "none", "auto"] = "none"

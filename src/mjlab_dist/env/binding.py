@@ -359,7 +359,7 @@ def _check_lengths(flag: str, func: Callable[..., Any], params: Mapping[str, Par
     try:
         hints = typing.get_type_hints(func.__init__ if isinstance(func, type) else func, localns={"Env": object})
     except NameError:
-        return  # an annotation of the user that only type checkers can resolve
+        return  # the annotation names a type that only type checkers can resolve
     for name, value in params.items():
         wanted = typing.get_args(hints.get(name))
         is_fixed = typing.get_origin(hints.get(name)) is tuple and Ellipsis not in wanted

@@ -92,7 +92,7 @@ class Episodes:
         self._values = torch.zeros(num_metrics, sim.num_envs, device=sim.device)
         self._finished = torch.zeros(sim.num_envs, device=sim.device)
 
-        # Rows that are summed over ended episodes: the number 1, steps, reward terms, reasons of the end, metrics
+        # Rows that are summed over ended episodes: ones, steps, reward terms, reasons for ending, metrics
         self._sizes = [1, 1, num_terms, 1 + num_terminations, num_metrics]
         self._ledger = torch.zeros(sum(self._sizes), sim.num_envs, device=sim.device)
         self._ledger[0] = 1.0

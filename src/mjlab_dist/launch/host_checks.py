@@ -363,5 +363,5 @@ def _compare_python(kind: str, version: str, library: str | None) -> str | None:
     if (kind, version.split(".")[:2]) != (own_kind, own_version.split(".")[:2]):
         return f"{has}; {SAME}"
     if version != own_version and library is not None:
-        return f"{has}, and {library}, the standard library of this machine, exists there too; {SAME}"
+        return f"{has}; {library} exists there too, but is for this machine's release only; {SAME}"
     return None

@@ -201,8 +201,8 @@ def check_drawing(environ: Mapping[str, str], library: str = "libEGL.so.1") -> F
     try:
         ctypes.CDLL(library)
     except OSError:
-        figure = f"{library} cannot be loaded: MuJoCo Warp's slower ray tracer draws videos"
-        fix = "sudo apt install libegl1 (its name on Debian and Ubuntu)"
+        figure = f"{library} cannot be loaded, so MuJoCo Warp's slower ray tracer draws videos"
+        fix = "sudo apt install libegl1 (the package's name on Debian and Ubuntu)"
         return Finding(name="drawing", figure=figure, status=Status.WARNING, fix=fix)
     return Finding(name="drawing", figure=library)
 

@@ -72,7 +72,8 @@ class JointPositions(Term):
 class JointAngles(Term):
     """Sines, then cosines, of the positions of hinges relative to the start state; (num_envs, 2 * joints).
 
-    Unlike positions, these numbers have no jumps and no limits if a hinge turns around completely.
+    A position grows with every full turn of a hinge. These numbers stay between -1 and 1, and are the same after a full
+    turn.
     """
 
     def __init__(self, env: Env, joints: tuple[str, ...], entity: str | None = None) -> None:

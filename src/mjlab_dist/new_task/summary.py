@@ -17,7 +17,7 @@ def found(robot: Robot) -> str:
     kinds = dict.fromkeys(block.kind for block in robot.blocks.values())
     base = "a fixed base"
     if robot.base is not None:
-        kind = "a floating base" if robot.base.is_free else "a base that moves along a plane"
+        kind = "a floating base" if robot.base.is_free else "a base that moves in a plane"
         base = f"{kind} (joint {robot.base.joint})"
     parts = [
         base,

@@ -59,7 +59,7 @@ def resolve(task: str, config: PlayConfig, warn: Callable[[str], None]) -> tuple
         return read_config_file(run_dir, trust=config.trust, uses_ssh=False), find(run_dir)
     checkpoint = Path(config.checkpoint)
     if not checkpoint.is_file():
-        raise UserError(f"--checkpoint {checkpoint}: there is no such file; name one, or latest or best of the --run")
+        raise UserError(f"--checkpoint {checkpoint}: there is no such file; give a file, or latest or best with --run")
     return read_config_file(
         find_run(config.log_root, task, str(run_of(checkpoint))), trust=config.trust, uses_ssh=False
     ), checkpoint

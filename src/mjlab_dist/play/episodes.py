@@ -26,7 +26,7 @@ from mjlab_dist.play.video import Strip, Video
 
 @dataclass(frozen=True, kw_only=True)
 class PlayResult:
-    """Returns, lengths, reasons of the end and metrics of the played episodes."""
+    """Returns, lengths, reasons for ending and metrics of the played episodes."""
 
     checkpoint: Path
     """The checkpoint that was played."""
@@ -136,7 +136,7 @@ def play_policy(env: Env, policy: MLPModel, checkpoint: Path, config: PlayConfig
     result = PlayResult(checkpoint=checkpoint, returns=[], lengths=[], outcomes={})
     outcomes = dict.fromkeys(env.episode_outcomes(), 0.0)
     playing = torch.ones(config.num_played, dtype=torch.bool)
-    # Steps, until an episode has ended in every env, or the time is over
+    # Steps: for the given time or, without one, until an episode has ended in every env
     step = 0
     obs = env.reset()
     with torch.inference_mode():

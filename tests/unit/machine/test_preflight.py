@@ -1,4 +1,4 @@
-"""Requirements of this machine before ranks start. Where possible, tests cause the real fault for each check."""
+"""Checks of this machine before ranks start. Where possible, tests cause the real fault for each check."""
 
 from __future__ import annotations
 
