@@ -153,7 +153,7 @@ def _print_replayed(dump: Path, envs: Sequence[Replayed]) -> None:
         print(f"  {_verdict(env)}")
     if len(envs) > SHOWN:
         num_reproduced = sum(env.reproduced for env in envs)
-        print(f"\n{len(envs) - SHOWN} more envs are not shown. The steps of {num_reproduced} of {len(envs)} envs were reproduced")
+        print(f"\n{len(envs) - SHOWN} more envs are not shown. {num_reproduced} of {len(envs)} steps were reproduced")
 
 
 def _verdict(env: Replayed) -> str:
