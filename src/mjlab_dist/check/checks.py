@@ -157,7 +157,7 @@ def first_difference(mine: Iterable[Entry], theirs: Iterable[Entry]) -> str:
 
     Args:
         mine: One rollout.
-        theirs: The other, over the same steps.
+        theirs: The other rollout, over the same steps.
 
     Returns:
         Place, tensors and step; empty if nothing differs.
@@ -214,7 +214,7 @@ def check_resume(going_on: Sequence[Entry], resumed: Sequence[Entry]) -> Check:
 
 
 class Buffers:
-    """Use of the buffers for constraints and contacts in a rollout."""
+    """Measures how much of the buffers for constraints and contacts a rollout uses."""
 
     def __init__(self, env: WatchedEnv) -> None:
         """Count nothing yet.

@@ -51,7 +51,7 @@ class HostSyncs(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Return False: otherwise torch imports its compiler, for 3 s, only to exclude this class from compilation."""
+        """Return False: otherwise torch spends 3 s importing its compiler, only to exclude this class from compilation."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -65,7 +65,7 @@ class HostSyncs(TorchDispatchMode):
         return self._run(func, args, kwargs)
 
     def _run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Execute an operation that is not composed of others."""
+        """Execute an operation that is not composed of other operations."""
         self.num_ops += 1
         if self._waits(func, args, kwargs):
             self.note(str(func))

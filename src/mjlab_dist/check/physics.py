@@ -22,7 +22,7 @@ MAX_M_S = 1000.0
 """Maximum velocity of a stable simulation."""
 
 PLAUSIBLE = 0.1
-"""Maximum speed of a plausible motion, as a share of these two limits. Fast electric motors reach half this speed."""
+"""Maximum plausible speed, as a share of the two limits above. Fast electric motors reach half this speed."""
 
 MAX_DEPTH = 0.1
 """Maximum depth of a contact that lasts, as a share of the size of the model (``mujoco.MjStatistic.extent``)."""
@@ -39,7 +39,7 @@ NUM_COMPARED = 4
 MAX_DIFFERENCE = 0.05
 """Maximum median of the difference from MuJoCo's C code, as a share of the change of the velocities.
 
-Because of float32 and of different contact points, single steps may differ more, but not half of all steps.
+Because of float32 and different contact points, some steps may differ more, but fewer than half of all steps.
 """
 
 NEGLIGIBLE = 0.1

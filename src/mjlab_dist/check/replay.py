@@ -360,7 +360,7 @@ def _compare(step: Recording, first: Recording) -> None:
     if len(step.operations) != len(first.operations):
         raise ReplayError(f"a step has {len(step.operations)} operations, and the first had {len(first.operations)}")
     if step.outputs != first.outputs:
-        raise ReplayError("a step returns other results than the first")
+        raise ReplayError("a step does not return the same tensors as the first step")
 
 
 @contextmanager

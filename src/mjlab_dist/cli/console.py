@@ -168,14 +168,14 @@ class TrainConsole:
             self._close()
             done = self._row.get("iteration", 0)
             when = f"after {done} of {self._max_iterations} iterations" if self._max_iterations else "before training"
-            self.print_line(f"Ended at once by {_name(signum)} {when}; no process is left.")
+            self.print_line(f"Ended at once by {_name(signum)} {when}; all processes have ended.")
             self._print_run_dir()
 
     def finished(self, run_dir: Path, stopped: bool = False) -> None:
         """Print how the run ended, its directory, and the command that plays it; print nothing if no iteration ended.
 
         Args:
-            run_dir: The run directory. If another launcher started the ranks, this directory was unknown before.
+            run_dir: The run directory. If another launcher started the ranks, it was unknown until now.
             stopped: Whether the run was stopped before its last iteration.
         """
         with self._lock:

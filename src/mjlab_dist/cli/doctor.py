@@ -93,4 +93,4 @@ def _show(found: Mapping[str, Sequence[Finding]], num_failed: int) -> None:
         console.print(table)
     checks = "1 check fails" if num_failed == 1 else f"{num_failed} checks fail"
     machines = "These machines" if len(found) > 1 else "This machine"
-    console.print(f"{checks}: fix that before training." if num_failed else f"{machines} can train.")
+    console.print(f"{checks}: fix this before training." if num_failed else f"{machines} can train.")

@@ -34,7 +34,7 @@ def waiting_for_ranks(prog: str) -> Iterator[Listener]:
         with EventPrinter(make_console(stderr=True, soft_wrap=True)) as printer:
             yield printer.listen
     except KeyboardInterrupt:
-        print("Stopped by Ctrl-C; no process is left.", file=sys.stderr)
+        print("Stopped by Ctrl-C; all processes have ended.", file=sys.stderr)
         sys.exit(128 + signal.SIGINT)
     except RankError as error:
         print(f"{error.report}{prog}: {error}", file=sys.stderr)

@@ -17,7 +17,7 @@ FILES = {
     CONFIG_FILE: "all fields of the run's config, except directories and addresses of the machine that trained",
     CHECKPOINT: "policy and value function with their normalizers; torch.load reads it",
     METRICS_FILE: "one row per iteration of training",
-    ONNX: "the policy with its normalizers; its metadata describe all inputs and outputs",
+    ONNX: "the policy with its normalizers; its metadata describes all inputs and outputs",
     PROVENANCE_FILE: "versions, commit, command line and devices of training",
     MANIFEST: "format of this file",
     CARD: "this page",
@@ -73,8 +73,8 @@ def card(packed: Packed) -> str:
         _section("Versions", ("package", "version"), _versions(packed.provenance)),
         _use(packed),
         _section("Files", ("file", "contents"), ((f"`{name}`", text) for name, text in _files(packed))),
-        "Nothing in this file is executed when mjlab_dist opens it. Its config can call functions of mjlab_dist, of "
-        "installed task packages and of your own project only, unless you add `--trust`.",
+        "Nothing in this file is executed when mjlab_dist opens it. Without `--trust`, its "
+        "config can only call functions of mjlab_dist, of installed task packages and of your own project.",
     ]
     return "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
 
@@ -170,7 +170,7 @@ def _files(packed: Packed) -> Iterable[tuple[str, str]]:
 
 
 def _section(title: str, head: tuple[str, str], rows: Iterable[tuple[str, str]]) -> str:
-    """Return a section with a table; empty without rows."""
+    """Return a section with a table; empty if there are no rows."""
     lines = [f"| {_cell(left)} | {_cell(right)} |" for left, right in rows]
     if not lines:
         return ""

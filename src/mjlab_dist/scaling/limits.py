@@ -112,8 +112,8 @@ def _few_envs(first: Row, last: Row) -> list[str]:
     if ratio < FIXED:
         return []
     return [
-        f"too few envs per rank: {last.num_envs} envs take {ratio:.2f} times as long as in proportion to "
-        f"{first.num_envs} envs; use more --num-envs, or fewer ranks"
+        f"too few envs per rank: the computing time per env is {ratio:.2f} times as long with "
+        f"{last.num_envs} envs as with {first.num_envs}; use more --num-envs, or fewer ranks"
     ]
 
 

@@ -82,7 +82,7 @@ def test_ranks_that_slow_each_other_down_share_cores(config: TrainConfig) -> Non
 def test_a_rank_with_few_envs_does_not_get_faster(config: TrainConfig) -> None:
     # A quarter of the envs should take a quarter of the time
     (limit,) = find_limits("strong", [ALONE, row(4, [[0.5] * 4] * 2, num_envs=16)], config, CPUS)
-    assert limit.startswith("too few envs per rank: 16 envs take 2.00 times")
+    assert limit.startswith("too few envs per rank: the computing time per env is 2.00 times as long with 16 envs")
     assert names(find_limits("strong", [ALONE, row(4, [[0.26] * 4] * 2, num_envs=16, speed=390)], config, CPUS)) == [
         "nothing"
     ]
