@@ -63,15 +63,15 @@ class AgentConfig:
     init_std: float = 1.0
     """Initial standard deviation of the actions."""
     min_std: float = 1e-3
-    """Minimum standard deviation of the actions. Its gradient is not cut off at the minimum, so that updates can
-    raise the standard deviation again."""
+    """Minimum standard deviation of the actions. At the minimum, the gradient is not cut off, so that updates
+    can raise the standard deviation again."""
     std_type: Literal["scalar", "log"] = "scalar"
     """Parameter of the standard deviation. scalar: the value itself. log: its logarithm, so that updates scale with the
     value."""
     orthogonal_init: bool = False
     """Initialize the networks with orthogonal weights and zero biases, instead of torch's default. The gain is 0.01 in
-    the policy's last layer, so that initial actions hardly depend on the observation, 1 in the value function's last
-    layer, and sqrt(2) in all other layers (Andrychowicz et al. 2021, arXiv:2006.05990, section 3.2)."""
+    the policy's last layer, 1 in the value function's last layer, and sqrt(2) in all other layers. The gain of
+    0.01 makes initial actions nearly independent of the observation (Andrychowicz et al. 2021, arXiv:2006.05990, section 3.2)."""
     rnn: Literal["none", "lstm", "gru"] = "none"
     """Recurrent layers before the policy's and the value function's hidden layers. Mini-batches then consist of whole
     envs."""

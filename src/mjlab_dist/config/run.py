@@ -129,8 +129,8 @@ class TrainConfig:
     evaluate_episodes: int = 64
     """Number of episodes of an evaluation. The ranks share the episodes in batches of 16."""
     video_interval: int | None = None
-    """Iterations between videos. A separate process on one core records the first checkpoint after each interval, and
-    the last one. Default: no videos."""
+    """Iterations between videos. A separate process on one core makes a video of the first checkpoint after each
+    interval, and of the last one. Default: no videos."""
     video_length: float = 5.0
     """Length of each video, in simulated seconds; at most 60."""
     torchrunx_log_dir: str | None = None

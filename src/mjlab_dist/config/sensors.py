@@ -14,8 +14,8 @@ descendants."""
 class ContactConfig:
     """Contact sensors for elements of the scene, one row per element. The sensor term Contact reads them.
 
-    An entity is given by its name, and the names of its elements are then written without the prefix. An empty entity
-    is the MJCF of sim.model. Without an entity, names are those of the whole scene, with prefixes.
+    An entity is given by its name, and the names of its elements are then written without the prefix. An empty text
+    as the entity means the MJCF of sim.model. If the entity is None, names are those of the whole scene, with prefixes.
     """
 
     names: tuple[str, ...]
@@ -26,7 +26,7 @@ class ContactConfig:
     """Entity of the elements. Default: the whole scene."""
     other_names: tuple[str, ...] = ()
     """Regular expressions that match the names of the other elements: only contacts with them count. The body world
-    stands for everything static. Default: contacts with anything count."""
+    stands for everything static. Default: all contacts count."""
     other_kind: ElementKind = "body"
     """Kind of the other elements. They must not contain each other: contacts of the inner element would count twice."""
     other_entity: str | None = None

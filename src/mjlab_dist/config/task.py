@@ -73,7 +73,7 @@ class ActionConfig:
     the same expression are in the model's order."""
     scale: float | dict[str, float] = 1.0
     """Units of the value per unit of action; or one number per regular expression, for the actions whose names match
-    it. The first expression that matches counts. By default, actions have the names of their actuators."""
+    it. If several match, the first one applies. By default, actions have the names of their actuators."""
     offset: float | Literal["home"] | dict[str, float] = 0.0
     """Value at action 0, as a number or by regular expressions. home: the joint's position in the start state
     (sim.keyframe)."""
@@ -276,7 +276,7 @@ class TerrainConfig:
     """Width of the flat ground around the grid, in m. There is no ground outside of this border."""
     resolution_m: float = 0.05
     """Distance between the points of the height field, in m. Widths are rounded to multiples of this distance, and
-    vertical faces become slopes of this width."""
+    vertical faces become slopes that are as wide as this distance."""
     seed: int = 1
     """Seed of the terrain. All ranks have the same terrain."""
 
