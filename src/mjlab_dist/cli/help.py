@@ -132,7 +132,7 @@ def take_help(argv: Sequence[str]) -> tuple[HelpRequest | None, list[str]]:
     """Take ``-h``, ``--help``, ``--help PREFIX`` or ``--help-all`` out of argv.
 
     Returns:
-        The request, or None if there is none, and the rest.
+        The request, or None without such a flag; and the other arguments.
     """
     for i, arg in enumerate(argv):
         if arg == "--help-all":
@@ -178,7 +178,7 @@ def short_page(page: Page, prog: str, config: TrainConfig, tasks: Sequence[str] 
         page: The command's help.
         prog: The command, with the task if there is one.
         config: Defaults.
-        tasks: Tasks to list; none if one is named.
+        tasks: Tasks to list; empty if the user has named a task.
     """
     known = {flag.path: shortened(flag) for flag in flags_of(config)}
     known |= {flag.path: flag for flag in page.all_own}
@@ -320,7 +320,7 @@ def _width() -> int:
 
 
 def _left_width(flags: Iterable[Flag]) -> int:
-    """Return the width of the column of flags. The text of a longer flag starts in the next line."""
+    """Return the width of the column of flags. The text of a longer flag starts on the next line."""
     return min(max((len(flag.usage) for flag in flags), default=0), max(24, 3 * _width() // 10)) + 4
 
 

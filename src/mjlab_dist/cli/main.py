@@ -113,7 +113,7 @@ def _run(command: str, argv: Sequence[str], prog: str) -> None:
 
 
 def _command(name: str) -> Callable[[Sequence[str], str], None]:
-    """Return a command's function. Only its module is imported, to start fast."""
+    """Return a command's function. To start fast, import only the command's module."""
     return importlib.import_module(f"mjlab_dist.cli.{name.replace('-', '_')}").main
 
 

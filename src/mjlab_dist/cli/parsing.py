@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 ConfigT = TypeVar("ConfigT")
 
 _NUMBERS = re.compile(r"(INT|FLOAT)( (INT|FLOAT|\.\.\.))+")
-"""Matches the form of several numbers."""
+"""Matches the form of a flag that takes several numbers, such as FLOAT FLOAT."""
 
 
 def parse(default: ConfigT, argv: Sequence[str], prog: str, own: Iterable[Flag] = ()) -> ConfigT:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from mjlab_dist.play import PlayResult, Replayed
 
 SHOWN = 4
-"""Maximum number of envs of a dump to print."""
+"""Maximum number of envs that are printed for a dump."""
 
 
 def main(argv: Sequence[str], prog: str) -> None:

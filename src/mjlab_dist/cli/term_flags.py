@@ -91,7 +91,7 @@ class _Entry:
 
 
 def _find(env: EnvConfig, flag: str) -> _Entry | None:
-    """Return the entry of a mapping that a flag names; None if it names a field of a dataclass, or nothing."""
+    """Return the entry of a mapping that a flag names; None if the flag names a field of a dataclass, or nothing."""
     head, *typed = flag.removeprefix("--").replace("-", "_").split(".")
     if head != "env" or not flag.startswith("--") or not typed:
         return None

@@ -71,7 +71,7 @@ def evaluate(train_config: TrainConfig, checkpoint: Path, config: EvaluateConfig
 
     Raises:
         UserError: If the policy cannot be evaluated here.
-        RankError: If one of several ranks ended early. An error of a single rank is raised unchanged.
+        RankError: If one of several ranks ended early. If there is only one rank, its error is raised unchanged.
     """
     # Batches
     points = make_points(train_config, config.vary)

@@ -159,13 +159,14 @@ def largest_difference(
 ) -> float:
     """Play the policy, compute the same steps with exported policies, and return the largest difference.
 
-    Actions are compared with those of the policy, and targets that are inputs of actuators with the inputs in the env.
+    Actions are compared with those of the policy. Targets that are inputs of actuators are compared with the inputs in
+    the env.
 
     Args:
         env: Envs without noise and delays.
         policy: The policy.
         runners: Exported policies by name.
-        num_states: Size of their state.
+        num_states: Number of values of their state.
         num_steps: Number of control steps.
 
     Raises:

@@ -99,7 +99,7 @@ def choose_opengl(environ: MutableMapping[str, str]) -> None:
 
 
 def play(train_config: TrainConfig, checkpoint: Path, config: PlayConfig) -> PlayResult:
-    """Play on the CPU: one episode in each env, or all episodes that end within some seconds.
+    """Play on the CPU: one episode in each env, or all episodes that end within the given time.
 
     Args:
         train_config: The run's config.
@@ -130,7 +130,7 @@ def play_policy(env: Env, policy: MLPModel, checkpoint: Path, config: PlayConfig
     pictures = Video(config, env) if config.video else Strip(config, env) if config.frames else None
     seconds = STRIP_S if config.seconds is None and config.frames else config.seconds
     num_steps = None if seconds is None else max(1, round(seconds / env.step_dt_s))
-    # Sums over the current episode of each env, and the episodes that count
+    # Sums over the current episode of each env, and the results of the counted episodes
     current_return = torch.zeros(config.num_played)
     length = torch.zeros(config.num_played, dtype=torch.long)
     result = PlayResult(checkpoint=checkpoint, returns=[], lengths=[], outcomes={})

@@ -77,7 +77,7 @@ def replay(train_config: TrainConfig, path: Path, config: PlayConfig) -> list[Re
         copy_state(before, {**env.sim.physics, "episode_length": env.episode_length_buf})
     except UserError as error:
         raise UserError(f"--nan-dump {path}: {error}") from error
-    nothing = torch.zeros(1, env.num_envs, env.num_actions)  # for envs without a step
+    nothing = torch.zeros(1, env.num_envs, env.num_actions)  # for envs whose step is 0
     actions = torch.cat([dump["actions"], nothing])[rows, every]
     obs, rewards, _, _ = env.step(actions)
     again = {"qpos": env.sim.qpos, "qvel": env.sim.qvel}

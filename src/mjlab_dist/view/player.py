@@ -82,7 +82,7 @@ class Player:
     handles them between two steps. Without :meth:`start`, :meth:`step` handles them.
 
     Attributes:
-        env: The envs. Other threads must not access their tensors.
+        env: The envs. Only the thread that steps the envs may access their tensors.
         frame: Result of the latest step.
         history: Frames of the latest seconds, oldest first.
         paused: Whether the simulation is paused.

@@ -57,7 +57,7 @@ class Length(NamedTuple):
         """
         if self.total_timesteps is None or newest is None:
             return self.max_iterations
-        # The remaining steps, in whole iterations with the current number of steps, as in the runner
+        # As in the runner: divide the remaining steps by the current number of steps per iteration
         now, start = (_whole(str((row or {}).get("total_steps", 0))) or 0 for row in (newest, before))
         per_iteration = (now - start) // max(1, newest["iteration"] - (before or {"iteration": 0})["iteration"])
         return newest["iteration"] + max(0, self.total_timesteps - now) // max(1, per_iteration)

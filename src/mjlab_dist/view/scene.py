@@ -293,7 +293,7 @@ def _extent(model: mujoco.MjModel, geoms: list[int]) -> float:
 
 
 def _spacing(model: mujoco.MjModel) -> float:
-    """Return the distance between envs that are drawn side by side, in m, so that only their planes overlap."""
+    """Return the distance between envs that are drawn side by side, in m; only planes overlap at this distance."""
     solid = [geom for geom in range(model.ngeom) if model.geom_type[geom] != mujoco.mjtGeom.mjGEOM_PLANE]
     sizes = model.geom_rbound[solid]
     return max(1.0, 1.3 * (_extent(model, solid) + 2 * float(np.median(sizes))) if solid else 1.0)

@@ -94,7 +94,7 @@ class Watcher:
         self._wake.set()
 
     def _look(self, is_watched: bool) -> None:
-        """Read the files if the interval between two reads is over."""
+        """Read the files if the interval between two reads has passed."""
         now_s = time.monotonic()
         if now_s < self._look_due_s:
             return
