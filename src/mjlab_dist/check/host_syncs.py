@@ -51,7 +51,7 @@ class HostSyncs(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Return False: otherwise torch spends 3 s importing its compiler, only to exclude this class from compilation."""
+        """Return False: otherwise torch spends 3 s importing its compiler, to exclude this class from compilation."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -70,8 +70,8 @@ class AgentConfig:
     value."""
     orthogonal_init: bool = False
     """Initialize the networks with orthogonal weights and zero biases, instead of torch's default. The gain is 0.01 in
-    the policy's last layer, 1 in the value function's last layer, and sqrt(2) in all other layers. The gain of
-    0.01 makes initial actions nearly independent of the observation (Andrychowicz et al. 2021, arXiv:2006.05990, section 3.2)."""
+    the policy's last layer, 1 in the value function's last layer, and sqrt(2) in all other layers (Andrychowicz
+    et al. 2021, arXiv:2006.05990, section 3.2). With 0.01, initial actions hardly depend on the observation."""
     rnn: Literal["none", "lstm", "gru"] = "none"
     """Recurrent layers before the policy's and the value function's hidden layers. Mini-batches then consist of whole
     envs."""
