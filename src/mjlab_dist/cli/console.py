@@ -175,7 +175,7 @@ class TrainConsole:
         """Print how the run ended, its directory, and the command that plays it; print nothing if no iteration ended.
 
         Args:
-            run_dir: The run directory. If another launcher started the ranks, it was unknown until now.
+            run_dir: The run directory. If another launcher started the ranks, the directory was unknown until now.
             stopped: Whether the run was stopped before its last iteration.
         """
         with self._lock:
