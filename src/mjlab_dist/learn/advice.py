@@ -68,7 +68,7 @@ class Advice:
         """Return the free bytes, and all bytes that the run can use."""
         if self._device != "cpu":
             return torch.cuda.mem_get_info(self._device)
-        # Not the machine's memory, because a container may get only a part of it. All ranks use about the same amount.
+        # A container may get only a part of the machine's memory. All ranks use about the same amount.
         free = free_cpu_bytes()
         return free, free + 1e6 * memory_mb(torch.device("cpu")) * (self._config.cpu_ranks or 1)
 

@@ -51,7 +51,7 @@ class GraphSequence:
         gc.collect()
         torch.cuda.synchronize()
         with no_gc(), torch.cuda.stream(self.stream), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "The CUDA Graph is empty")  # as between two consecutive calls
+            warnings.filterwarnings("ignore", "The CUDA Graph is empty")  # no operations between two calls
             self._begin()
             try:
                 yield
@@ -104,7 +104,7 @@ class CapturedStep:
 
         Args:
             backward: Computes this rank's gradients of a mini-batch.
-            reduce: Replaces these gradients by those of all ranks.
+            reduce: Reduces these gradients over all ranks.
             apply: Updates the parameters.
             device: ``cuda:<index>``.
         """
@@ -161,7 +161,7 @@ class CapturedCall(Generic[T]):
         """Create the callable; the first call runs eagerly.
 
         Args:
-            function: A function that can be recorded (docs/decisions/0014). The next call overwrites its result.
+            function: A function that can be recorded (docs/decisions/0014). Each call overwrites the previous result.
             name: Name of the function for the warning if it cannot be recorded.
             device: ``cuda:<index>``.
             sim: The physics that the function runs, if any.
@@ -208,7 +208,7 @@ class CapturedCall(Generic[T]):
             self._outputs.append(outputs)
 
     def _mark_changed(self) -> None:
-        """Invalidate cached values: a replay changes the state without running the Python code that does this."""
+        """Invalidate cached values: a replay changes the state without the Python code that would invalidate them."""
         if self._sim is not None:
             self._sim.mark_changed()
 

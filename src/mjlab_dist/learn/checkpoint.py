@@ -221,7 +221,7 @@ class CheckpointStore:
         if best:
             _point(best_link, best[0])
         elif not self._config.keep_best or not best_link.exists():
-            # Returns are known, or no best checkpoint is kept. Without metrics, an existing link is the best guess.
+            # The link is outdated, or no best checkpoint is kept. Without metrics, a valid link is the best guess.
             best_link.unlink(missing_ok=True)
 
     def _prune(self, needed: Path) -> None:
@@ -263,7 +263,7 @@ def save(path: Path, content: dict[str, Any]) -> None:
     """Write a checkpoint under a temporary name, sync it, then rename it.
 
     Args:
-        path: Its path; the directory is created.
+        path: Path of the checkpoint; its directory is created.
         content: Tensors, containers and plain values.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -398,7 +398,7 @@ def _temporary(path: Path) -> Path:
 
 
 def _point(link: Path, target: Path) -> None:
-    """Point a link to a file in its directory. An existing link is replaced atomically."""
+    """Point a symbolic link to a file in the same directory. An existing link is replaced atomically."""
     if follow_link(link) == target:
         return
     temporary = _temporary(link)

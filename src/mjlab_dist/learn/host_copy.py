@@ -14,7 +14,7 @@ def copy_to_host(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         tensors: On any device.
 
     Returns:
-        A copy of each on the CPU, without a gradient, with its own memory.
+        Copies on the CPU, without gradients; each copy has its own memory.
     """
     # Copies from a GPU go to pinned memory, so that they run while the host continues.
     copies = [tensor.detach().to("cpu", non_blocking=True, copy=True) for tensor in tensors]

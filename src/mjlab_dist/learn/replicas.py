@@ -21,7 +21,7 @@ from mjlab_dist.learn.moments import NormalizerMoments
 from mjlab_dist.learn.optimizer import Adam
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
-"""Adam's state of a parameter, without the number of its steps, which is the same on all ranks."""
+"""Adam's state of a parameter, except the number of steps, which is the same on all ranks."""
 
 
 class Replicas:
@@ -149,7 +149,7 @@ class Replicas:
 def find_unlike_ranks(size: int, device: str) -> list[int]:
     """Return the ranks that round differently from rank 0. This is a collective.
 
-    It compares the device, the instruction set and the results of some operations.
+    The function compares the device, the instruction set and the results of some operations.
 
     Args:
         size: Number of parameters. Some libraries choose instructions by size.

@@ -50,7 +50,7 @@ MIN_SHARED_FLOP = 1e9
 
 
 class Runner:
-    """The training loop of one rank. The process group exists already. Nothing in a rollout waits for the device.
+    """The training loop of one rank. The process group must already exist. Nothing in a rollout waits for the device.
 
     Attributes:
         env: This rank's envs.
@@ -166,7 +166,7 @@ class Runner:
                 iteration=done,
                 counters=content and content.get("counters"),
             )
-            # Iterations for the steps that are left: before a resume, iterations may have had more or fewer steps.
+            # Iterations for the remaining steps: iterations before the resume may have had more or fewer steps.
             if self._config.total_timesteps is not None:
                 left = self._config.total_timesteps - metrics.total_steps
                 self.max_iterations = done + max(0, left // metrics.num_samples)

@@ -143,7 +143,7 @@ class VideoWriter:
                 stderr=subprocess.DEVNULL,
                 env={
                     **os.environ,
-                    # All of sys.path, as in multiprocessing, because it includes the directory of the user's script.
+                    # Pass all of sys.path, as multiprocessing does: it includes the directory of the user's script.
                     "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)),
                     "CUDA_VISIBLE_DEVICES": "",  # so that it takes no GPU memory; EGL can still use the GPUs
                     "OMP_NUM_THREADS": "1",

@@ -153,7 +153,7 @@ def _write_and_try(
     for is_last in (False,) * MAX_RETRIES + (True,):
         _write_files(names, robot, package, project)
         config, failed = try_task(names, package.parent)
-        # Too small buffers drop constraints, which can be the cause of all other problems.
+        # Buffers that are too small drop constraints, and this can cause all other problems.
         if is_last or all(check.name != "buffers" for check in failed):
             return robot, config, failed[0].text if failed else ""
         sizes = {"njmax": max(2 * robot.njmax, MIN_SIZE), "nconmax": max(2 * robot.nconmax, MIN_SIZE)}
@@ -237,7 +237,7 @@ def _made_at_once(folder: Path) -> Iterator[Path]:
     finally:
         shutil.rmtree(around, ignore_errors=True)
         for parent in missing:
-            with contextlib.suppress(OSError):  # not empty, because it contains the task
+            with contextlib.suppress(OSError):  # a folder that contains the task is not empty
                 parent.rmdir()
 
 

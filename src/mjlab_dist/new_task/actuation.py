@@ -25,7 +25,7 @@ STRONG = 30.0
 """Maximum torque or force for an action of 1, divided by the load of the joint. Some MJCFs have unrealistic limits."""
 
 STRONG_RAD_S2 = 300.0
-"""Acceleration of the joint that an action of 1 may cause even if this needs more than ``STRONG`` times the load."""
+"""Joint acceleration that an action of 1 may cause even if this needs more than ``STRONG`` times the load."""
 
 Kind = Literal["position", "velocity", "effort", "muscle"]
 

@@ -58,7 +58,8 @@ class Base:
     rise_m: float
     """Depth by which the robot penetrates the ground in the start state; 0 if it does not."""
     min_height_m: float
-    """Minimum height of the base of a robot that has not fallen; without a free joint, position of the slide joint."""
+    """Minimum height of the base of a robot that has not fallen; without a free joint, minimum position of the vertical
+    slide joint."""
     speed_m_s: float
     """Walking speed for a robot of this height; for a robot that swims, half its length per second."""
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 ASPECT = VIDEO_SIZE[0] / VIDEO_SIZE[1]
-"""Width of a frame of a video, divided by its height."""
+"""Width of a video frame divided by its height."""
 
 MIN_INSIDE = 0.8
 """Minimum share of the corners of a robot's bounding boxes that a camera must show."""
@@ -35,7 +35,7 @@ class View:
 
 
 def find_view(model: mujoco.MjModel, start: mujoco.MjData) -> View:
-    """Return the center and the size of all moving bodies and the bodies that they are attached to.
+    """Return the view that contains all moving bodies and the bodies that they are attached to.
 
     Args:
         model: The model.

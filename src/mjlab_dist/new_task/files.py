@@ -154,5 +154,8 @@ def _locate(name: str, bases: tuple[Path, ...], folders: list[str]) -> _Place | 
 
 
 def _normal(path: Path) -> Path:
-    """Return an absolute path without ``..``. Links are not followed, so that relative paths in the MJCF stay valid."""
+    """Return an absolute path without ``..``.
+
+    Symbolic links are not followed, so that relative paths in the MJCF stay valid.
+    """
     return Path(os.path.abspath(path))  # noqa: PTH100 (resolve() follows links)

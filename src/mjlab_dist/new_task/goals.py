@@ -171,7 +171,7 @@ def find_end(model: mujoco.MjModel, start: mujoco.MjData, joints: Sequence[int])
         start: The start state.
         joints: The driven joints.
     """
-    # The arm: the joints that move all ends of the robot
+    # The arm: the joints that move every last link of the robot
     bodies = {int(model.jnt_bodyid[j]) for j in (*joints, *followers(model))}
     ends = [b for b in bodies if not any(other != b and is_below(model, other, b) for other in bodies)]
     moving_all = [j for j in joints if all(is_below(model, end, int(model.jnt_bodyid[j])) for end in ends)]

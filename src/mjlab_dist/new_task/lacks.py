@@ -49,8 +49,8 @@ class Lacks:
     mocap_welds: tuple[int, ...] = ()
     """Indices of constraints that attach a robot without actuators to a mocap body. Motors replace the constraints."""
     touching: tuple[tuple[str, str], ...] = ()
-    """Names of each fixed body and a link on it that touch. Their contacts must be excluded: MuJoCo itself excludes
-    contacts of a link with its parent only if both can move."""
+    """Names of a fixed body and of a link on it, for each pair that touches. Their contacts must be excluded: MuJoCo
+    itself excludes contacts of a link with its parent only if both can move."""
     end_site: tuple[str, tuple[float, float, float]] | None = None
     """Body of the end effector, and the position of its site in the frame of the body, if the MJCF has no such site."""
     target: bool = False
@@ -74,7 +74,7 @@ def find_names(spec: mujoco.MjSpec, model: mujoco.MjModel, key: int | None) -> L
 
     Args:
         spec: The MJCF.
-        model: The model that it compiles to.
+        model: The model compiled from the MJCF.
         key: The keyframe that episodes start from.
     """
     free = {i for i, joint in enumerate(spec.joints) if joint.type == FREE}

@@ -196,7 +196,7 @@ def _lever_m(
 
 
 def dof_inertias(model: mujoco.MjModel, start: mujoco.MjData) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return two inertias of each degree of freedom, (nv,) each: with all others fixed, and with all others free.
+    """Return two inertias of each degree of freedom, (nv,) each: with the other degrees fixed, and with them free.
 
     Args:
         model: The MuJoCo model.
@@ -221,7 +221,7 @@ def _root(model: mujoco.MjModel, leg: Leg) -> int:
 def _grouped(model: mujoco.MjModel, made: dict[int, ActuatorConfig]) -> dict[str, ActuatorConfig]:
     """Group the motors of similar joints: joints of one type whose limit and stiffness differ by at most a factor of 2.
 
-    All motors of a group get its largest parameters.
+    All motors of a group get the largest parameters in the group.
     """
     alike: dict[tuple[bool, float, int], list[int]] = {}
     for joint, motor in made.items():

@@ -16,7 +16,7 @@ class Preset:
     label: str
     """Maker and name of the robot."""
     name: str
-    """Word that names of the robot contain, such as file names: lowercase letters, digits and underscores."""
+    """Word that the robot's names (such as file names) contain: lowercase letters, digits and underscores."""
     source: str
     """Publication of the parameters."""
     motors: dict[str, ActuatorConfig]
@@ -232,7 +232,7 @@ _YAM = Preset(
         "joint4": _motors("joint4", stiffness=4.76, damping=1.52, effort=10.0, velocity=30.0, armature=0.0018),
         "joint5": _motors("joint5", stiffness=1.44, damping=0.459, effort=10.0, velocity=30.0, armature=0.0018),
         "joint6": _motors("joint6", stiffness=0.453, damping=0.144, effort=10.0, velocity=30.0, armature=0.0018),
-        # The motor drives the fingers through a crank of 0.0263 m/rad, with a tenth of the force
+        # The motor drives the fingers through a crank of 0.0263 m/rad, and is limited to a tenth of its force
         "gripper": _motors(
             "(left|right)_finger", stiffness=110.0, damping=69.9, effort=38.0, velocity=0.789, armature=2.6
         ),

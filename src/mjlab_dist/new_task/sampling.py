@@ -59,7 +59,8 @@ def calmed(model: mujoco.MjModel, start: mujoco.MjData, decimation: int, blocks:
             break
         least = min(num_halved.values())
         causes = [name for name in driving(model, blocks, fastest) if name in num_halved]
-        if not causes or num_halved[causes[0]] >= least + MAX_LEAD:  # no block drives the joint, or this did not help
+        # No block drives the joint, or halving the torques of the block did not help
+        if not causes or num_halved[causes[0]] >= least + MAX_LEAD:
             causes = [name for name, number in num_halved.items() if number == least]
         for name in causes:
             num_halved[name] += 1

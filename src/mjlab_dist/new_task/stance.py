@@ -28,7 +28,7 @@ SUNK = 0.75
 """Minimum height of the base of a standing robot, as a share of its height in the pose."""
 
 UPRIGHT = 0.9
-"""Minimum cosine of the angle by which the base of a standing robot has turned."""
+"""Minimum cosine of the angle by which the base of a standing robot has tilted."""
 
 FULL_ORIENTATION = 5
 """Minimum number of joints of a leg that can keep its foot level."""
@@ -171,7 +171,7 @@ class _Search:
     def _linearized(
         self, data: mujoco.MjData, position: NDArray[np.float64], shift: NDArray[np.float64]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return the residuals in m and their derivatives by the joint positions."""
+        """Return the residuals in m and their derivatives with respect to the joint positions."""
         import mujoco
 
         model, keep = self._model, KEEP * self._size_m

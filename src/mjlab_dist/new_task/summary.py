@@ -56,8 +56,8 @@ def guessed(robot: Robot) -> list[str]:
 def first_flags(config: TrainConfig) -> list[str]:
     """Return the three flags to try first, with the values of the config.
 
-    The flags set the first number of the most important reward, the scale of the actions, and the stiffness of added
-    motors. Without added motors, the third flag sets the weight of the last reward.
+    The flags set a number in the first reward, which is the most important one, the scale of the actions, and the
+    stiffness of added motors. Without added motors, the third flag sets the weight of the last reward.
 
     Args:
         config: The config of the task.

@@ -25,7 +25,7 @@ REACHES = 0.25
 """Maximum height of a wheel above the lowest point of the robot, as a share of the wheel's radius."""
 
 FULL_SPEED = 2.0
-"""Ratio of the robot's speed for actions of 1 to its speed in the reward."""
+"""Ratio of the robot's speed for actions of 1 to the speed at which the reward is 1."""
 
 LAG = 0.25
 """Velocity error at which a motor reaches its torque limit, as a share of the target velocity for an action of 1."""
@@ -80,7 +80,7 @@ def wheel_motors(
         model: The MuJoCo model.
         base: The body of the base.
         wheels: The wheels.
-        speed_m_s: Speed of the robot in the reward.
+        speed_m_s: Speed at which the reward is 1.
     """
     if not wheels:
         return {}, {}

@@ -84,8 +84,8 @@ class Simulator(Protocol):
 class Envs:
     """All envs of a task, in the order of their global ids, on one or several ranks.
 
-    Envs whose episode ends start the next episode in the same step. Every call returns new arrays. Use the object only
-    in the process that made it, and from one thread at a time.
+    When the episode of an env ends, its next episode starts in the same step. Every call returns new arrays. Use
+    the object only in the process that made it, and from one thread at a time.
 
     Attributes:
         num_envs: Number of envs on all ranks.
@@ -198,9 +198,9 @@ class Envs:
         """Let a policy act for several steps, from the current observations.
 
         Args:
-            policy: Function from observations, tensors by group, to actions, (n, num_actions). Ranks get a copy of it,
-                pickled by cloudpickle, and call it with the observations of their own n envs. Draws of the policy from
-                torch's default generator do not depend on the number of ranks.
+            policy: Function that maps observations (tensors by group) to actions, (n, num_actions). Ranks get a copy
+                of it, pickled by cloudpickle, and call it with the observations of their own n envs. Draws of the
+                policy from torch's default generator do not depend on the number of ranks.
             num_steps: Number of control steps.
 
         Raises:

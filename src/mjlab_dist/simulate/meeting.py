@@ -29,7 +29,7 @@ class Meeting:
     num_own: int
     """Number of ranks on the launcher's machine. These have the lowest rank numbers."""
     directory: Path
-    """Directory of the Unix socket, which only this user can open."""
+    """Directory of the Unix socket; only this user can open the directory."""
     address: tuple[str, int] | None
     """Address and port for the ranks of other machines; None if there are no other machines."""
 

@@ -98,7 +98,7 @@ class Ranks:
             timeout_s=self._hang_timeout,
         )
         with opened as (meeting, arrived):
-            # Ranks, supervised by a thread. By default, they write no log files: the directory is removed later.
+            # Ranks, supervised by a thread. By default, they write no log files: the directory will be removed.
             config = dataclasses.replace(config, torchrunx_log_dir=config.torchrunx_log_dir or "")
             plan = RunPlan(hosts=hosts, budget=None, run_dir=directory)
             launch = functools.partial(

@@ -13,17 +13,17 @@ if TYPE_CHECKING:
 
 
 def hopper() -> mujoco.MjSpec:
-    """Load the hopper: a leg with a foot that moves in a plane."""
+    """Load the hopper, which moves in a plane: a leg with a foot."""
     return _load("hopper.xml")
 
 
 def half_cheetah() -> mujoco.MjSpec:
-    """Load the half-cheetah: a back with a hind leg and a front leg that moves in a plane."""
+    """Load the half-cheetah, which moves in a plane: a back with a hind leg and a front leg."""
     return _load("half_cheetah.xml")
 
 
 def walker2d() -> mujoco.MjSpec:
-    """Load the walker: two legs that move in a plane. As in v5, both feet have the same friction."""
+    """Load the walker, which moves in a plane: two legs. As in v5, both feet have the same friction."""
     return _load("walker2d_v5.xml")
 
 

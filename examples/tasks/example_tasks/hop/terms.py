@@ -26,7 +26,7 @@ class Hop(Command):
         gain: Increase of the current hop's maximum height in this step, as a share of the target, (num_envs,). Heights
             above the target do not count.
         followed: Number of hops of this episode that followed their command, (num_envs,).
-        finished: Number of hops of this episode whose time is over, (num_envs,).
+        finished: Number of hops of this episode whose time ``hop_s`` has passed, (num_envs,).
     """
 
     def __init__(self, env: Env, *, height_m: Range, hop_s: float = 0.8, resample_s: Range = (1.6, 3.0)) -> None:
@@ -57,7 +57,7 @@ class Hop(Command):
         reached = torch.minimum(apex, self._target_m) - torch.minimum(self._apex_m, self._target_m)
         torch.div(reached, self._target_m, out=self.gain)
         self._apex_m.copy_(apex)
-        # Hops whose time is over
+        # Hops whose time has passed
         self._age_s += env.step_dt_s
         over = is_due & (self._age_s > self._hop_s)
         low, high = (self._target_m * factor for factor in FOLLOWED)

@@ -32,7 +32,7 @@ def pusher_to_box(env: Env) -> torch.Tensor:
 
 
 def box_angle(env: Env) -> torch.Tensor:
-    """Return sine and cosine of four times the box's yaw: a quarter turn does not change the box; (num_envs, 2)."""
+    """Return sine and cosine of 4 times the box's yaw: the box looks the same after a quarter turn; (num_envs, 2)."""
     w, _, _, z = env.sim.qpos[:, env.joints[BOX].qpos][:, 3:].unbind(dim=1)
     yaw = 8.0 * torch.atan2(z, w)
     return torch.stack([yaw.sin(), yaw.cos()], dim=1)
@@ -46,8 +46,8 @@ def at_goal(env: Env, command: str, scale_m: float) -> torch.Tensor:
 def behind_box(env: Env, command: str, scale_m: float, distance_m: float = 0.09) -> torch.Tensor:
     """Reward: 1 - tanh(distance / scale_m), with the distance of the pusher from a point behind the box; (num_envs,).
 
-    From this point, the pusher can push the box to the goal. It is distance_m behind the center of the box. With the
-    box within 0.03 m of the goal, the reward is 1.
+    From this point, the pusher can push the box to the goal. It is distance_m behind the center of the box. If the
+    box is within 0.03 m of the goal, the reward is 1.
     """
     to_goal = box_to_goal(env, command)
     distance = to_goal.norm(dim=1, keepdim=True)

@@ -37,7 +37,7 @@ class LoggerGroup:
 
         Args:
             file: The video.
-            iteration: Iteration of the checkpoint that it shows.
+            iteration: Iteration of the checkpoint that the video shows.
         """
         for logger in self.loggers:
             logger.video(file, iteration)

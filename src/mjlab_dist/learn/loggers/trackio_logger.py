@@ -30,7 +30,7 @@ class TrackioLogger(Logger):
         """Start a run of trackio, or continue it if the run is resumed.
 
         Args:
-            run_dir: The run directory. The run of trackio has the name of the task and of this directory.
+            run_dir: The run directory. The name of the trackio run is ``<task>_<name of this directory>``.
             config: The run's config.
             resumed_at: See :class:`Logger`. trackio keeps the rows of later iterations that it already has.
         """
@@ -91,7 +91,7 @@ def _collected_warnings(package: Path, collected: collections.deque[str]) -> Ite
 
     Args:
         package: The package's directory.
-        collected: Receives the first line of each.
+        collected: Receives the first line of each warning.
     """
     show_others = warnings.showwarning
 

@@ -157,7 +157,7 @@ class WandbLogger(Logger):
             "init_timeout": START_S / 2,
             "finish_timeout": self._close_s - 1,
             "finish_timeout_raises": True,
-            "x_transaction_log_flush_interval": 1.0,  # in s: if wandb is killed, rows of this time may be lost
+            "x_transaction_log_flush_interval": 1.0,  # in s: if wandb is killed, the rows of this interval may be lost
         }
         self._started = False
         self._start_by = time.monotonic() + START_S
@@ -236,7 +236,7 @@ class _WandbProcess:
         """
         # wandb's service process leaves files when it is killed.
         self._temporary = tempfile.TemporaryDirectory(prefix="mjlab-dist-", ignore_cleanup_errors=True)
-        # This process may have a service process for other runs, which must not be shared.
+        # This process may have a service process of wandb for other runs. This run must not use it.
         environ = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"}
         self._link, other_end = socket.socketpair()
         self._link.setblocking(False)

@@ -28,7 +28,7 @@ from typing import Any, NoReturn
 import psutil
 
 # Why not call wandb in rank 0 and rely on its own service process, wandb-core? Measured with wandb 0.31:
-# - run.log blocks while wandb-core is stopped, and raises after wandb-core has been killed.
+# - run.log blocks while wandb-core is stopped (SIGSTOP), and raises after wandb-core has been killed.
 # - wandb.init waits for a network until init_timeout, and raises without an API key. It does not go offline by itself.
 # - After a SIGKILL of the caller, wandb-core ends by itself unless it is stopped. wandb-symon ends 4 s after wandb-core
 #   has been killed. Both leave sockets and directories in TMPDIR.
@@ -73,7 +73,7 @@ def _call_with_parents_end(end: Callable[..., NoReturn]) -> None:
 
 
 def _end(temporary: str, *_: object) -> NoReturn:
-    """Kill wandb's processes, which would need seconds to end by themselves, and end this one."""
+    """Kill wandb's processes, which would need seconds to end by themselves, and end this process."""
     for process in psutil.Process().children(recursive=True):
         process.kill()
     shutil.rmtree(temporary, ignore_errors=True)

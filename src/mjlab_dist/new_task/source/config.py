@@ -126,7 +126,7 @@ from mjlab_dist.mdp import {", ".join(modules)}
 
 
 def _constants(robot: Robot) -> dict[str, list[str]]:
-    """Return the lines of the constants that terms use as parameters, by name."""
+    """Return the source lines of each constant that terms use as a parameter, by the name of the constant."""
     found: dict[str, list[str]] = {}
     if robot.base is not None:
         what = "The free joint of the robot's base." if robot.base.is_free else "The joint along which the robot moves."

@@ -69,7 +69,7 @@ _NO_TERMINATIONS = [
 
 
 def _turning(robot: Robot) -> str:
-    """Return the argument that names the hinges without limits, whose distances wrap around; empty without any."""
+    """Return the argument that names the hinges without limits, whose distances wrap around; empty if none exist."""
     return ", endless=_ANGLES" if set(robot.observed.angles) & set(robot.joints) else ""
 
 
