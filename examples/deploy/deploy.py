@@ -48,7 +48,7 @@ class Policy:
 
 
 def measure(term: dict[str, Any], data: mujoco.MjData, commands: dict[str, np.ndarray]) -> np.ndarray:
-    """Return the values of an observation term, without clip, scale and history, which are part of the policy."""
+    """Return the values of an observation term; the policy itself applies clip, scale and history."""
     if term["term"] == COMMAND:
         return commands[term["params"]["name"]]
     if term["term"] not in TERMS:

@@ -27,7 +27,7 @@ WARM_UP = 3
 
 
 class GraphSequence:
-    """A sequence of torch operations, recorded as CUDA graphs, and of calls that a graph cannot contain."""
+    """A sequence of torch operations (recorded as CUDA graphs) and calls that a graph cannot contain."""
 
     def __init__(self, device: str) -> None:
         """Create an empty sequence.

@@ -134,8 +134,8 @@ class CheckpointStore:
     def read_newest(self, needed: Mapping[str, type] | None = None) -> tuple[Path, bytes] | None:
         """Find the newest checkpoint that can be read, for every rank to resume from.
 
-        Newer checkpoints that cannot be read are renamed, with a warning. Old checkpoints that the previous writer had
-        no time to remove are removed.
+        Newer checkpoints that cannot be read are renamed, with a warning. The method also removes old checkpoints that
+        the previous writer had no time to remove.
 
         Args:
             needed: Entries that a checkpoint must have, as in :data:`LEARNER`.
@@ -384,7 +384,7 @@ def _check_sums(data: bytes) -> None:
     if not zipfile.is_zipfile(io.BytesIO(data)):
         return  # torch's older format, or a file that torch cannot read
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        # torch does not compress its files. Another file could expand to more data than fits into memory.
+        # torch does not compress its files. A compressed file could expand to more data than fits into memory.
         if sum(file.file_size for file in archive.infolist()) > len(data):
             raise zipfile.BadZipFile("its contents are larger than the file")
         damaged = archive.testzip()

@@ -16,7 +16,7 @@ class Clock:
     """Records timestamps, and sums the time that this rank spends in collectives (operations that all ranks join).
 
     Attributes:
-        last_waits_s: Seconds of each collective in the result of the last :meth:`pop_wait_s`.
+        last_waits_s: Seconds of each collective that the last call of :meth:`pop_wait_s` counted.
     """
 
     def __init__(self, device: str) -> None:

@@ -362,7 +362,7 @@ class Runner:
 
     def _iteration(self, obs: TensorDict, iteration: int) -> tuple[TensorDict, Sample]:
         clock = self.alg.clock
-        # Rollout. FSDP2 gathers parameters in it. The update reuses them, and cannot use tensors of inference mode.
+        # Rollout. FSDP2 gathers parameters here; the update reuses them, and cannot use tensors of inference mode.
         start = clock.mark()
         no_grad = torch.no_grad() if self.alg.sharding.sharded else torch.inference_mode()
         with no_grad, self._threads(shared=False):

@@ -72,7 +72,7 @@ class CheckpointWriter:
         self._store, self._loggers = store, loggers
 
     def write(self, row: Row, ranks: Sequence[Row] = ()) -> None:  # noqa: ARG002 (only the loggers write rows)
-        """Give the checkpoints that were written since the last row."""
+        """Give the loggers the checkpoints that were written since the last row."""
         while self._store.written:
             iteration, path = self._store.written.popleft()
             self._loggers.checkpoint(path, iteration)

@@ -215,7 +215,7 @@ def _actuated(model: mujoco.MjModel) -> set[int]:
 def _carts(model: mujoco.MjModel, joints: list[int]) -> list[int]:
     """Return the slide joint of a cart with poles: a chain of one horizontal slide joint and hinges with wide ranges.
 
-    The hinges are horizontal, and the poles are above them in the reference pose; otherwise nothing is returned.
+    The hinges are horizontal, and the poles are above them in the reference pose; otherwise the result is empty.
     """
     import mujoco
 

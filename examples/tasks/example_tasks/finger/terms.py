@@ -27,7 +27,7 @@ class Target(Command):
         Args:
             env: The envs.
             bend_rad: Range of the angle of the proximal joint.
-            curl: Range of the angle of the middle joint, as a share of the proximal joint's.
+            curl: Range of the angle of the middle joint, as a share of the proximal joint's angle.
             resample_s: Range of the time between two targets.
             marker: Mocap body of the ball.
         """

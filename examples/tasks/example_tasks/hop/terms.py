@@ -81,7 +81,7 @@ def _hop(env: Env, command: str) -> Hop:
 
 
 def hop_gain(env: Env, command: str) -> torch.Tensor:
-    """Reward: height gained in this step, as a share of the target; the sum is 1 if a hop reaches it; (num_envs,)."""
+    """Reward: height gained in this step, as a share of the target; the sum over a hop is at most 1; (num_envs,)."""
     return _hop(env, command).gain
 
 

@@ -224,7 +224,7 @@ class _WandbProcess:
     """A process that runs :mod:`mjlab_dist.learn.loggers.wandb_process`. Sending and receiving do not wait.
 
     Raises:
-        ConnectionError: If the process has ended, when sending or receiving.
+        ConnectionError: If the process has ended before a message is sent or received.
         OSError: If the process cannot be started.
     """
 
