@@ -169,7 +169,7 @@ CARTPOLE_OBSERVATIONS, CARTPOLE_HIDDEN, CARTPOLE_ACTIONS = 5, (64, 64), 1
 CARTPOLE_COMPUTE_S = 0.13
 """Computing time of an iteration of cartpole-balance with 256 envs per rank on an idle machine, in s.
 
-docs/performance.md has 125,630 steps/s with two ranks.
+Half of the time with 512 envs per rank: docs/performance.md has 125,630 steps/s with two ranks of 512 envs.
 """
 
 SETTINGS = {"default": (1, FP32_BYTES), "bf16": (1, 2), "period 4": (4, FP32_BYTES), "period 16": (16, FP32_BYTES)}
@@ -182,7 +182,7 @@ def link_network(link: LinkSums) -> Network:
 
 
 def cartpole_communication_s(link: LinkSums, setting: str) -> float:
-    """Return the time that collectives of an iteration of cartpole-balance take over a link, with two ranks."""
+    """Return the time of the collectives in an iteration of cartpole-balance, for two ranks connected by a link."""
     period, value_bytes = SETTINGS[setting]
     number = parameters(CARTPOLE_OBSERVATIONS, CARTPOLE_HIDDEN, CARTPOLE_ACTIONS)
     network = link_network(link)
