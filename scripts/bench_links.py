@@ -119,7 +119,7 @@ def relay(link: Link, devices: Sequence[str], ready: Connection) -> None:
     Args:
         link: The link.
         devices: Names of the devices.
-        ready: Is closed when the devices exist.
+        ready: Connection that this function closes when the devices exist.
     """
     os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))  # other programs would delay packets further
     ends: list[int] = []
@@ -194,7 +194,7 @@ def end_on_signals() -> None:
 
 
 def run(*command: str) -> str:
-    """Run a command and return its output. End this script if it fails."""
+    """Run a command and return its output. End this script if the command fails."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"{' '.join(command)}: {done.stderr.strip()}")

@@ -2,7 +2,7 @@
 
 A quadruped on stairs is simulated on the CPU, in one process with one thread, with random actions. Times are medians of
 the CPU time per control step of all envs. A contact is wrong if its normal points into the ground or if it is deeper
-than 5 cm; on these stairs, MuJoCo's C code finds no such contact.
+than 5 cm; on these stairs, MuJoCo's C code finds hardly any such contacts.
 
     uv run python scripts/bench_terrain.py --num-envs 64
 """

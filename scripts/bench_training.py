@@ -49,7 +49,7 @@ def main() -> None:
                 took = time.monotonic() - start
                 if done.returncode:
                     sys.exit(done.stderr.decode())
-                # Its last row of metrics
+                # The last row of the run's metrics
                 (metrics,) = Path(root).rglob("metrics.jsonl")
                 last = json.loads(metrics.read_text().splitlines()[-1])
             print(f"{args.task}  {ranks} rank(s)  seed {seed}  {took:.0f} s  mean return {last['mean_return']:.0f}")

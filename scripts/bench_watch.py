@@ -3,8 +3,8 @@
 uv run python scripts/bench_watch.py
 
 One run trains all the time. Each round measures this run without watch, with watch but without a page, and with watch
-and a page in headless Chromium, which draws without a GPU. Training leaves --spare-cores to watch and the browser; with
-0, training, watch and the browser share all cores.
+and a page in headless Chromium, which draws without a GPU. Training does not use --spare-cores cores, which are for
+watch and the browser; with 0, training, watch and the browser share all cores.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def main() -> None:
     env, policy = load_env_and_policy(config, checkpoint, args.num_envs, args.seed)
 
     # One episode per env
-    # After a fall, the env starts another episode. Its tracking counts too, but each env counts at most one fall.
+    # After a fall, the env starts another episode, whose tracking counts too; each env counts at most one fall.
     tracking, speed = torch.zeros(2, args.num_envs)
     fell = torch.zeros(args.num_envs, dtype=torch.bool)
     obs = env.reset()

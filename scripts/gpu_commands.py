@@ -89,7 +89,7 @@ class Ended:
             codes: Accepted exit codes. Default: 0.
 
         Raises:
-            PartError: With the end of the output.
+            PartError: With the end of the output, if the exit code is a different one.
         """
         if self.code not in (codes or (0,)):
             how = "ran past its time limit" if self.timed_out else f"ended with exit code {self.code}"
@@ -119,12 +119,12 @@ class Commands:
         cwd: Path | str = ROOT,
         stops: bool = False,
     ) -> Ended:
-        """Run a command until it ends or its time limit is over, and kill the processes that it leaves.
+        """Run a command until it ends or reaches its time limit, and kill the processes that it leaves behind.
 
         Args:
             args: Command line.
             limit_s: Seconds after which the command is killed with all its processes.
-            name: Beginning of its log file's name.
+            name: Beginning of the name of the command's log file.
             first: Regular expression of the line whose time is measured.
             env: Additional environment variables.
             cwd: Working directory.
@@ -258,7 +258,7 @@ def installed(name: str) -> list[str]:
     path = Path(sys.executable).parent / name
     if path.is_file():
         return [str(path)]
-    # A package that is only in a directory of PYTHONPATH has no such files: call the command's function.
+    # If the package is found through PYTHONPATH but is not installed, this file does not exist: call the function.
     function = {"train": "train", "mjlab-dist": "umbrella"}[name]
     return [sys.executable, "-c", f"from mjlab_dist.cli.main import {function}; {function}()"]
 

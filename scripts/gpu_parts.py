@@ -98,7 +98,7 @@ def describe_machine(site: Site, data: Data) -> None:
     log_root = str(site.data)
     args = [*installed("mjlab-dist"), "doctor", "--json", "--log-root", log_root]
     ended = site.commands.run(args, limit_s=60, name="doctor")
-    # Keep names and results only: figures contain the name of the host and its paths.
+    # Keep only the names and results of checks: their figures contain the host's name and paths.
     data["doctor"] = [{"name": c["name"], "status": c["status"]} for c in last_json(ended)["checks"]]
 
 
@@ -347,7 +347,7 @@ def _follow(site: Site, run: Path) -> Data:
     if site.sizes.follow_s is not None:
         args += ["--seconds", str(site.sizes.follow_s)]
     ended = site.commands.run(args, limit_s=TRAIN_LIMIT_S, name="follow")
-    ended.check("follow_velocity.py", 0, 1)  # 1: the robot does not walk
+    ended.check("follow_velocity.py", 0, 1)  # exit code 1: the robot does not walk
     return last_json(ended)
 
 

@@ -52,7 +52,7 @@ class Overlap:
         dist.all_reduce(_flat(list(self._net.parameters())))
 
     def two(self) -> None:
-        """Compute all gradients. Sum those of the other layers while those of the first layer are computed."""
+        """Compute all gradients; while computing those of the first layer, sum the gradients of the other layers."""
         self._missing = len(self._early)
         self.backward()
         dist.all_reduce(_flat(list(self._layers[0].parameters())))
