@@ -49,7 +49,7 @@ def write_page(output: Path, results: Mapping[str, Result], data_dir: Path, dry_
         lines += [DRY_RUN, ""]
     lines += [
         "Written by `uv run python scripts/gpu_report.py`, which runs every part in processes of its own.",
-        "Speeds and times are medians over iterations without the first three; the minimum and maximum are in",
+        "Speeds and times are medians over all iterations except the first three; the minimum and maximum are in",
         "brackets.",
     ]
     for title, names, render in SECTIONS:
@@ -292,14 +292,14 @@ def _render_speed(found: Mapping[str, Result]) -> Lines:
     return [
         *_table(("task", "envs", "capture", *SPEED_HEAD), speeds),
         "",
-        "Env-steps/s count the time of collection and update, as in metrics.jsonl; the wall clock also counts",
-        "metrics, writing and checkpoints. Shares of an iteration:",
+        "Env-steps/s are for the time of collection and update, as in metrics.jsonl; by the wall clock, the time",
+        "also includes metrics, writing and checkpoints. Shares of an iteration:",
         "",
         *_table(head, shares),
         "",
         "How shares are measured: the times of collection, update and waiting are medians of `train`, by CUDA",
-        "events. Another process measures the env alone, with random actions. There, events before and after the",
-        "physics in control steps without CUDA graphs give the time of the physics, and replays of the recorded",
+        "events. Another process measures the env alone, with random actions. In this process, events before and after",
+        "the physics in control steps without CUDA graphs give the time of the physics, and replays of the recorded",
         "control step give the time of the env. The env layer is the env without the physics. The policy, with",
         "storage, is the collection without the env. Policies in training and random actions lead to different",
         "contacts, so small differences and negative shares are not significant.",
@@ -369,7 +369,7 @@ def _render_trainings(found: Mapping[str, Result]) -> Lines:
         *_table(head, rows),
         "",
         "Minutes do not include start-up. 80% tracking while exploring: the first iteration in which the reward for",
-        "the linear velocity is at least 80% of its maximum per step, and the mean episode at least 95% of the full",
+        "the linear velocity is at least 80% of its maximum per step, and the mean episode is at least 95% of the full",
         "length. Without exploration: `scripts/follow_velocity.py` on the CPU, with commands of 0.5 to 1.0 m/s. A",
         "policy walks if tracking earns at least 80% of its maximum and at most one robot in twenty falls.",
     ]

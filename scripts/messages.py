@@ -30,7 +30,7 @@ Not listed: help, files that new-task writes, asserts, and parts of a single wor
 """
 
 NO_PARTS = ("cli/help.py", "new_task/source/")
-"""Modules whose texts are help, or files that new-task writes; only the errors that they raise are listed."""
+"""Modules with the texts of help pages and of files that new-task writes; only errors that they raise are listed."""
 
 SHOWN = {"print": "print", "print_line": "print", "failed": "print", "warning": "warning"}
 """Functions and methods that show their arguments to the user: name, and kind of message."""

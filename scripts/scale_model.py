@@ -202,9 +202,9 @@ class Partition:
     bodies: float
     """Bodies of a GPU."""
     halo: float
-    """Bodies at the six faces of a cube. The neighbours need the states of these bodies."""
+    """Bodies at the six faces of a cube. The neighbors need the states of these bodies."""
     exchange_s: float
-    """Time to send the velocities of the halo to all neighbours once."""
+    """Time to send the velocities of the halo to all neighbors once."""
     exchanges_s: float
     """Time of all exchanges of a physics step, including those of the solver's iterations."""
     reductions_s: float

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Network:
-    """Connection between neighbours in a ring or a tree of GPUs."""
+    """Connection between neighbors in a ring or a tree of GPUs."""
 
     name: str
     """Name in the tables."""
