@@ -8,7 +8,7 @@ maximum.
 
 With --peer, the script trains the task instead, with 64 envs on two ranks, and compares the speed with that of mjlab
 1.6.0: training Mjlab-Velocity-Flat-Unitree-Go1 with 64 envs reached 146 to 160 env-steps/s on two cores of the same
-kind. The physics took 94 % of that time (docs/performance.md).
+kind. The physics took 94% of that time (docs/performance.md).
 """
 
 from __future__ import annotations
