@@ -1,4 +1,4 @@
-"""The lease of a run, a file that names the launch that writes the run: acquiring, waiting for and losing a lease."""
+"""The lease of a run, a file that names the launch that trains the run: acquire, wait for and lose a lease."""
 
 from __future__ import annotations
 

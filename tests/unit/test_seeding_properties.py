@@ -1,4 +1,4 @@
-"""Properties of seeds: the same place in a run gives the same numbers; ranks and iterations give different ones."""
+"""Properties of seeds: the same seed, rank and iteration give the same numbers; other ranks and iterations do not."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ def test_a_term_that_is_not_capturable_is_skipped() -> None:
 
 
 def with_events(events: dict[str, Any]) -> TrainConfig:
-    """Return a task with other events."""
+    """Return the cartpole task with these events instead of its own."""
     config = dataclasses.replace(config_of("cartpole-balance"), num_envs=8, total_num_envs=None)
     return changed(config, "env.events", events)
 

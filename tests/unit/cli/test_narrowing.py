@@ -1,4 +1,4 @@
-"""Flags change a part of a config in the same way as they change the whole config."""
+"""Flags that are parsed for a part of a config have the same effect as if they were parsed for the whole config."""
 
 from __future__ import annotations
 

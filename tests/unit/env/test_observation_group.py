@@ -290,7 +290,7 @@ def test_with_jitter_values_arrive_in_order_and_every_delay_is_drawn(
             arrived[:] = now
             assert torch.equal(state["x.lag"], state["x.next_lag"])
         before = state["x.lag"].clone(), state["x.next_lag"].clone()
-        # Columns are values of one term. Compute the time at which each was measured
+        # Columns are values of one term at different times. Compute the time at which each value was measured
         values = observed.observe().double().numpy() - source.at(np.zeros(NOISY))
         times = values.round().astype(int)
         start = 15 * (now >= 15)

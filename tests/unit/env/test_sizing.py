@@ -41,7 +41,7 @@ def _warp() -> None:
     start_warp("cpu")
 
 
-# The calculation of the number
+# The calculation of the number of envs
 
 
 def room(env_bytes: int, usable_bytes: int) -> Room:
@@ -267,7 +267,7 @@ def test_a_rank_trains_with_the_number_of_envs_that_fit(tmp_path: Path, monkeypa
     assert result.metrics["total_steps"] == 5 * 128 * 4
     assert result.checkpoint == checkpoint_path(result.run_dir, 5)
 
-    # The search for the number has no effect: the run equals one whose config has this number.
+    # The search for the number of envs has no other effect: the run equals one whose config has this number.
     same, _ = train(small(tmp_path, num_envs=128, max_iterations=5))
     assert same.metrics["mean_step_reward"] == result.metrics["mean_step_reward"]
     assert same.metrics["loss/value"] == result.metrics["loss/value"]

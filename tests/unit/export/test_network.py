@@ -1,6 +1,7 @@
 """The exported policy computes the same actions as the policy, and the same actuator inputs as the env.
 
-Depending on the config, its state contains histories of observations, the last action, and recurrent states.
+Depending on the config, the exported policy's state contains histories of observations, the last action, and
+recurrent states.
 """
 
 from __future__ import annotations

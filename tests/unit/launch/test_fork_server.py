@@ -21,7 +21,7 @@ assert not torch.cuda.is_initialized()
 assert warp._src.context.runtime is None
 print(len(list(Path("/proc/self/task").iterdir())))
 """
-    # OpenBLAS has threads too, but ends them before a fork. So the test disables these threads.
+    # OpenBLAS has threads too, but ends them before a fork. Disable them, because the program counts threads.
     environ = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""Number and pauses of restarts, without real ranks. tests/distributed/test_faults.py uses real ranks."""
+"""Number of restarts and the pauses before them, with fake ranks. tests/distributed/test_faults.py uses real ranks."""
 
 from __future__ import annotations
 

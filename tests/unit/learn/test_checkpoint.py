@@ -1,4 +1,4 @@
-"""Checkpoints are never partial, are kept by age and return, and are read without running code."""
+"""Checkpoints are never partial and are read without running code; the newest and the best ones are kept."""
 
 from __future__ import annotations
 

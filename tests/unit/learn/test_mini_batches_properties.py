@@ -12,7 +12,7 @@ from mjlab_dist.learn.mini_batches import copy_batch, recurrent_mini_batches, sh
 
 
 def rollout(steps: int, envs: int, kind: str) -> RolloutStorage:
-    """Return a rollout in which every value is the number of its sample: step * envs + env."""
+    """Return a rollout in which every value is the index of its sample: step * envs + env."""
     storage = RolloutStorage(kind, envs, steps, TensorDict({"actor": torch.zeros(envs, 2)}, [envs]), [1], "cpu")
     numbers = torch.arange(float(steps * envs)).view(steps, envs, 1)
     for step in range(steps):

@@ -223,7 +223,7 @@ def test_durations_and_the_history_of_forces() -> None:
         ends = torch.from_numpy(rng.random(8) < 0.03)
         end_episodes(env, ends)
         env.step(swing(now, 8))
-        # Envs whose episode ends start without contacts. In the other envs, times continue.
+        # If an episode ends, the env's next episode starts without contacts. In the other envs, times continue.
         touch = feet.in_contact.numpy()
         landed = contact + env.step_dt_s
         last_contact = np.where(~touch & (contact > 0), landed, last_contact)

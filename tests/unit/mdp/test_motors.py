@@ -131,7 +131,7 @@ def test_each_env_samples_its_delay_for_each_episode() -> None:
 
 
 def motor_network(*more: torch.nn.Module) -> torch.nn.Sequential:
-    """Return a network with three position errors and three velocities as inputs, and `more` layers at its end."""
+    """Return a network whose inputs are three position errors and three velocities. Its last layers are `more`."""
     return torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ELU(), torch.nn.Linear(8, 1), *more)
 
 

@@ -29,7 +29,7 @@ def test_the_terrain_around_a_new_place_is_drawn() -> None:
     qpos[1] = 3.0
     assert view.picture().tolist() == [0, 0, 3]
     assert places == [(0, 0)], "the renderer is kept while the env stays"
-    # As if a curriculum moved the env
+    # Move the env, as a curriculum may do
     env.origins[1] = torch.tensor([8.0, -8.0, 0.5])
     assert view.picture().tolist() == [8, -8, 3]
     assert view.picture().tolist() == [8, -8, 3]

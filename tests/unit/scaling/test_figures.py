@@ -12,7 +12,7 @@ from mjlab_dist.scaling.rank import IterationTimes, RankTimes
 
 
 def rank(number: int, times: IterationTimes, memory_mb: float = 1000.0, host: str = "a") -> RankTimes:
-    """Return times of a rank. Its first iterations take ten times as long as the others."""
+    """Return the times of a rank, whose first iterations take ten times as long as the others."""
     info = RankInfo(
         pid=1, rank=number, host=host, device="cpu", name="CPU", memory_gb=8, capability=None,
         first_env_id=0, num_envs=16, seed=number, egl_device=None,

@@ -245,7 +245,7 @@ def test_a_motor_applies_the_requested_torque_within_its_limits(
 
 
 def test_a_motor_does_not_exceed_its_no_load_speed() -> None:
-    """Check a wheel without gravity whose commanded torque is very large."""
+    """Command a very large torque for the motor of a wheel, on which gravity has no effect."""
     wheel = '<mujoco><worldbody><body><joint name="axle"/><geom size=".1" mass="1"/></body></worldbody></mujoco>'
     motor = ActuatorConfig(joints=("axle",), kind="effort", effort_limit=2.0, velocity_limit=30.0)
     model = build_model(scene(model=wheel, actuators={"it": motor}))

@@ -79,7 +79,7 @@ DRAWS: dict[str, Callable[[int], torch.Tensor]] = {
         }.items()
     },
 }
-"""Draws by name. Each takes the number of envs."""
+"""Functions that draw random numbers, by name. The argument is the number of envs."""
 
 REFUSED: dict[str, Callable[[int], torch.Tensor]] = {
     "randperm": torch.randperm,
@@ -90,7 +90,7 @@ REFUSED: dict[str, Callable[[int], torch.Tensor]] = {
     "standard_gamma": lambda n: Gamma(torch.ones(n), 1.0).sample(),
     "sample_dirichlet": lambda n: Dirichlet(torch.ones(n, 3)).sample(),
 }
-"""Draws that `make` supports only on a single rank, by the name in the error message. Each takes the number of envs."""
+"""Draws that `make` supports only on a single rank, by the name in the error message."""
 
 
 def weights(num_envs: int) -> torch.Tensor:

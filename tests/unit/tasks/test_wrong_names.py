@@ -93,7 +93,7 @@ def broken(config: TrainConfig, path: str, parameter: str) -> EnvConfig:
 
 
 def make_and_step(config: EnvConfig) -> None:
-    # Without capture, physics is faster to build. Terms look up their names in the same way
+    # Without capture, physics is faster to build. Terms look up their names in the same way with and without it
     env = Env(dataclasses.replace(config, sim=dataclasses.replace(config.sim, capture="off")), 2, "cpu")
     env.step(torch.zeros(2, env.num_actions))
 

@@ -1,6 +1,6 @@
 """Which requests the viewer answers: on loopback, those of programs on this machine; otherwise, those with the token.
 
-It never answers requests of other websites.
+It never answers requests from other websites.
 """
 
 from __future__ import annotations
