@@ -58,7 +58,7 @@ def pytest_configure() -> None:
 
 
 def pytest_collection(session: pytest.Session) -> None:
-    """Import torch and rsl_rl as ranks do: without torch's compiler, whose import takes a third of the time."""
+    """Import torch and rsl_rl as ranks do: without torch's compiler, which takes a third of the import time."""
     if not session.config.pluginmanager.has_plugin("dsession"):  # xdist's main process, which runs no tests
         from mjlab_dist.imports import import_learner
 
@@ -111,7 +111,7 @@ class Done:
 
 @pytest.fixture(autouse=True, scope="session")
 def _signals_are_delivered() -> Iterator[None]:
-    """Reset signals that nohup, or `pytest &` in a script, has set to be ignored: commands would inherit this."""
+    """Handle signals that nohup, or `pytest &` in a script, has set to be ignored: commands would ignore them too."""
     handlers = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
     before = {each: signal.signal(each, handler) for each, handler in handlers.items()}
     yield
@@ -247,7 +247,7 @@ def warm_agents(warm_starts: WarmStarts | None) -> Iterator[None]:
 
 @pytest.fixture
 def command(tmp_path: Path, request: pytest.FixtureRequest, warm_starts: WarmStarts | None) -> Iterator[Command]:
-    """Run an installed command. Its processes that have not ended after the test are killed, and the test fails.
+    """Run installed commands. If any of their processes has not ended after the test, kill it, and fail.
 
     Most commands are forked from a process that has imported their libraries. Tests with the marker `cold`, and their
     fixtures, start each command as users do.

@@ -216,7 +216,7 @@ def add_mass(env: Env, mask: torch.Tensor, body: str, kg: float) -> None:
 
 
 def add_mass_by_env(env: Env, mask: torch.Tensor, body: str) -> None:
-    """Event: add the env's id, as a number of kg, to the mass of a body."""
+    """Event: add i kg to the mass of a body in env i."""
     column = env.sim.field("body_mass")[:, env.sim.model.body(body).id]
     write_rows(column, mask, column + env.env_ids)
 

@@ -78,7 +78,7 @@ def never_waits(indices: bool = True) -> Iterator[HostSyncs]:
     """Raise AssertionError at the end of the context if an operation waited for the device.
 
     Args:
-        indices: Whether integer indices raise too.
+        indices: Whether indexing with integer tensors raises too.
     """
     with HostSyncs(indices) as syncs:
         yield syncs

@@ -34,7 +34,7 @@ from mjlab_dist.distributed.slurm import slurm_hosts
 PROGRAMS = ("sbatch", "srun", "scontrol", "squeue", "scancel", "expire", "preempt")
 
 STATE = "FAKE_SLURM"
-"""Environment variable with the directory of jobs. The file ``nodes`` there lists the nodes of the cluster."""
+"""Environment variable with the directory of jobs. Its file ``nodes`` lists the nodes of the cluster."""
 
 PLACE = "FAKE_SLURM_PLACE"
 """Variable that marks the processes of a step or a script. Its value is <job>.<step>, or <job>.batch for a script."""
@@ -179,7 +179,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def environ_of(job: Job) -> dict[str, str]:
-    """Return the environment of a script, on as many nodes as there are now."""
+    """Return the environment of a job's script, which gets the cluster's current nodes, up to the job's maximum."""
     options = job["options"]
     least, _, most = options.get("--nodes", "1").partition("-")
     nodes = slurm_hosts({"nodes": (root() / "nodes").read_text()}, "nodes")[: int(most or least)]
@@ -309,7 +309,7 @@ def squeue(argv: Sequence[str]) -> int:
 
 
 def expire(argv: Sequence[str]) -> int:
-    """Send the signal that a job has requested (--signal) for the time before its time limit."""
+    """Send the signal that a job has requested (--signal) to receive before its time limit."""
     (job,) = jobs_named(argv[0])
     match = re.fullmatch(r"([A-Z0-9]+)@\d+", job["options"]["--signal"])
     assert match, job["options"]["--signal"]

@@ -217,7 +217,7 @@ class Lab:
 
 
 def _pid_inside(pid: int) -> int:
-    """Return the process ID in the innermost namespace."""
+    """Return the ID that a process has in its innermost PID namespace."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith("NSpid:")).split()[-1])
 

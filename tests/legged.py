@@ -209,7 +209,7 @@ def make(num_envs: int, seed: int = 0, config: EnvConfig = CONFIG, **changes: An
 def refused(config: EnvConfig = CONFIG, **changes: Any) -> str:
     """Return the error message for envs with these changed fields, in one line."""
     config = dataclasses.replace(config, **changes)
-    # Without capture, physics is faster to build. Terms are checked in the same way
+    # Without capture, physics is faster to build. Terms are checked in the same way with and without it
     sim = dataclasses.replace(config.sim, capture="off")
     with pytest.raises(UserError) as caught:
         make(2, config=config, sim=sim)
@@ -238,7 +238,7 @@ def randomize_state(env: Env, seed: int = 1) -> None:
 def assert_uniform(values: np.ndarray, low: float, high: float) -> None:
     """Check that values are uniform: their Kolmogorov-Smirnov distance must be below 2 / sqrt(n).
 
-    For uniform values, the distance exceeds this limit once in 1,500 times.
+    For uniform values, the distance exceeds this limit with a probability of 1 in 1,500.
     """
     ordered = np.sort(values)
     slack = 1e-5 * max(abs(low), abs(high))  # rounding of float32

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from mjlab_dist.launch.handshake import MAX_UNPROVEN
 
 LEAVING = 8
-"""Number of connections that are closed before the others."""
+"""Number of connections that are closed first, so that the listener serves others that wait."""
 
 
 @contextlib.contextmanager

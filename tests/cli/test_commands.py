@@ -232,7 +232,7 @@ def test_an_invalid_fault_is_refused(command: Command, fault: str) -> None:
 
 
 def test_repeated_gpu_is_refused(command: Command) -> None:
-    """This test also works without a GPU: if GPU 0 is missing or repeated, the line names the flag and its value."""
+    """This test works with and without a GPU: if GPU 0 is missing, the error names the flag and its value too."""
     done = command("train", "cartpole-balance", "--gpu-ids", "0", "0")
     assert done.code == 2
     assert done.err.startswith("train: --gpu-ids 0 0: ")

@@ -1,4 +1,4 @@
-"""play --nan-dump on dumps of real envs: one step diverges again when it is repeated, and one got NaN from a test."""
+"""play --nan-dump on dumps of real envs: a step that diverges again when it is repeated, or NaN that a test wrote."""
 
 from __future__ import annotations
 

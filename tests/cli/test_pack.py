@@ -67,7 +67,7 @@ def test_a_pack_has_the_files_of_the_run_but_names_nothing_of_the_machine(place:
     assert packed.keys() == {"iter", "actor_state_dict", "critic_state_dict"}
     for network in ("actor_state_dict", "critic_state_dict"):
         assert all(torch.equal(packed[network][name], value) for name, value in content[network].items())
-    # The config in the run contains a path of the machine, the config in the pack does not
+    # The config in the run contains a path of the machine; the config in the pack does not
     config, expected = (read_config_file(one, uses_ssh=False) for one in (pack, run))
     assert (config.log_root, expected.log_root) == ("logs", str(place / "logs"))
     assert config.env == expected.env

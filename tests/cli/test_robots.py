@@ -15,7 +15,7 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "try_robots.py"
 
 PACKAGES = {
     "gymnasium": ["**/*.xml"],
-    # Leave out copies of gymnasium's robots, and copies of the hands with touch sensors
+    # Leave out copies of gymnasium's robots, and the variants of hands that have touch sensors
     "gymnasium_robotics": [
         *(f"envs/assets/{place}" for place in ("adroit_hand/*.xml", "fetch/*.xml", "kitchen_franka/*/*.xml")),
         *(f"envs/assets/hand/{name}.xml" for name in ("reach", "manipulate_block", "manipulate_egg", "manipulate_pen")),

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 TASK = "cartpole-balance"
 
 DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY")
-"""Environment variables that name a display. Commands with changed ones are started by exec, which is slower."""
+"""Environment variables that name a display. A command for which they change is started by exec, which is slower."""
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Ranks that fail as they do with NCCL: other ranks do not notice the failure, and leaving the group waits for all.
+"""Ranks that fail as with NCCL: the other ranks notice no failure, and a rank cannot destroy the group on its own.
 
 test_failure_order.py launches these ranks.
 """

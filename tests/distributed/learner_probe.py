@@ -41,7 +41,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "scaled": {"reward_normalization": True},
     "bf16": {"precision": "bf16"},
 }
-"""Changes of the agent's config. With each, the update must not depend on the number of ranks."""
+"""Changes of the agent's config. With each change, the update must not depend on the number of ranks."""
 
 
 def config(variant: str) -> Any:

@@ -477,7 +477,7 @@ def training(
 def test_sigterm_stops_all_machines_cleanly(
     command: Command, training: subprocess.Popen[str], assert_within: Callable[[float, float], None]
 ):
-    # Suspend the agent of the other machine, so that it cannot react to messages. It must be ended too.
+    # Suspend the agent of the other machine, so that it cannot react to messages. It must still be ended.
     (agent,) = (p for p in command.processes() if OWN_DIRECTORY in p.cmdline())
     agent.suspend()
     training.terminate()

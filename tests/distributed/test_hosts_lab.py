@@ -1,6 +1,6 @@
 """Training on hosts that are network namespaces, each with its own SSH server, addresses, processes and files.
 
-scripts/hosts_lab.sh makes the hosts. If it lacks permission, these tests are skipped.
+scripts/hosts_lab.sh makes the hosts. If this script lacks permission, these tests are skipped.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ def test_two_ranks_train_and_leave_a_complete_run(command: Command, warm_starts:
     (log_of_1,) = (run / "torchrunx").rglob("localhost[[]1].log")
     assert "iteration" not in log_of_1.read_text()
 
-    # The run can be played by its name and as `latest`, and its config starts a new run. These commands are forked.
+    # The run can be played by its name and as `latest`, and a new run can use its config. These commands are forked.
     command.warm = warm_starts
     played = command("play", "cartpole-balance", "--run", "latest", "--num-envs", "2")
     assert played.code == 0, played.err
@@ -226,7 +226,7 @@ def reward(env):
 
 
 def train_with_own_exit(command: Command, at_exit: str, *flags: str, env: dict[str, str] | None = None) -> Done:
-    """Train with torchrun. Each rank registers a function that it would call if it shut down its interpreter."""
+    """Train with torchrun. Each rank registers a function that runs if the rank's interpreter shuts down."""
     (command.cwd / "own.py").write_text(OWN_REWARD.format(at_exit=at_exit))
     return command(
         "torchrun", "--nproc-per-node", "2", "--no-python", command.program("train"), "cartpole-balance", "--gpu-ids",

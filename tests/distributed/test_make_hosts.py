@@ -35,7 +35,7 @@ def lab(hosts: Lab) -> Iterator[Lab]:
 def start(lab: Lab, program: Path, *args: str, path: Path) -> int:
     """Start a program on host a, with the SSH config file as its first argument."""
     command = ("python", str(program), str(lab.ssh_config), *args)
-    cache = {"TORCHINDUCTOR_CACHE_DIR": str(lab.work / "cache")}  # otherwise, importing torch creates it in /tmp
+    cache = {"TORCHINDUCTOR_CACHE_DIR": str(lab.work / "cache")}  # otherwise, importing torch creates a cache in /tmp
     with path.open("w") as output:
         return lab.start("a", *command, output=output, env=cache)
 

@@ -155,7 +155,7 @@ def only_run(root: Path) -> Path:
 @pytest.mark.slow
 @pytest.mark.usefixtures("slow_training")
 def test_a_preempted_job_resumes_with_fewer_ranks(cluster: Cluster, wait_for: WaitFor):
-    """Train on three nodes until the time is over, then on two nodes until the job is preempted, then on one node."""
+    """Train on three nodes until the job's time limit, then on two nodes until it is preempted, then on one node."""
     root = cluster.command.cwd
 
     def rows() -> int:

@@ -25,7 +25,7 @@ TRAIN = (
 )  # fmt: skip
 SLOW = ("--logger", "tensorboard", "slow_logger:Slow", "--max-iterations", "1000000")
 VIDEOS = ("--video-interval", "5", "--video-length", "0.2")
-NUM_FRAMES = 7  # every third of 20 steps of 10 ms
+NUM_FRAMES = 7  # 0.2 s are 20 steps of 10 ms, and every third step is a frame
 
 TIMES = ("elapsed_s", "steps_per_s", "collect_s", "learn_s", "wait_s", "wait_share")
 

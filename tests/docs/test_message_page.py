@@ -1,4 +1,4 @@
-"""The file of all messages, tests/data/messages.txt. Only the tests in this module check the wording of messages."""
+"""The file tests/data/messages.txt lists all messages. Other tests check only parts of messages."""
 
 from __future__ import annotations
 

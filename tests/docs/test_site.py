@@ -30,7 +30,7 @@ from mjlab_dist.cli.main import SUMMARIES
 ROOT = Path(__file__).parents[2]
 
 BLOCKS = ("ul", "ol", "li", "table", "tr", "th", "td", "pre", "img", "blockquote", "h1", "h2", "h3", "h4")
-"""HTML elements. A page of the site must have as many of each as the page on GitHub."""
+"""HTML elements. A page of the site must have as many elements of each name as the same page on GitHub."""
 
 RESOURCES = {"link": "href", "script": "src", "img": "src", "iframe": "src", "source": "src", "video": "src"}
 """HTML elements that load a file, and the attribute with the file's address."""

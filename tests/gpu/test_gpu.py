@@ -153,7 +153,7 @@ def test_the_memory_of_a_first_run_is_free_for_a_second_run_in_the_same_process(
         build(env, *args, **kwargs)
 
     monkeypatch.setattr(Env, "__init__", watched)
-    gc.disable()  # otherwise the garbage collector may free the first run by chance
+    gc.disable()  # otherwise a garbage collection may free the first run's memory by chance
     try:
         for _ in range(2):
             mjlab_dist.train(
