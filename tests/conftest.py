@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 BIN = Path(sys.executable).parent
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-"""One thread per library. The tensors of tests are too small for more, and idle threads slow other test processes."""
+"""One thread per library. The tensors of tests are too small for more threads, and idle ones slow other processes."""
 
 HANG_S = 240
 """Seconds after which a test stops waiting. Everything that tests wait for is far faster, even on a busy machine."""

@@ -210,7 +210,7 @@ def height_reward(env: Env, sensor: str) -> torch.Tensor:
 
 
 def add_mass(env: Env, mask: torch.Tensor, body: str, kg: float) -> None:
-    """Event: add to the mass of a body."""
+    """Event: increase the mass of a body."""
     column = env.sim.field("body_mass")[:, env.sim.model.body(body).id]
     column.add_(mask * kg)
 

@@ -150,6 +150,6 @@ def is_agent(argv: Sequence[str]) -> bool:
 
 
 def name_of(argv: Sequence[str]) -> str:
-    """Return the name of the command: the program, or the command of mjlab-dist."""
+    """Return the name of the command: that of the program, or of the subcommand of mjlab-dist."""
     name = Path(argv[0]).name
     return argv[1] if name == "mjlab-dist" and len(argv) > 1 else name

@@ -106,7 +106,7 @@ class WarmStarts:
         return can_fork(argv, environ, cwd, self._environ)
 
     def start_on_host(self, first: int, log: IO[bytes]) -> subprocess.Popen[bytes]:
-        """Fork the server of the host with this first process (an ID), and wait until the server accepts commands."""
+        """Fork the server of the host whose first process has this ID, and wait until the server accepts commands."""
         with self.used():
             server = subprocess.Popen(
                 [SERVER.with_name(HOST_SERVER), str(first)],

@@ -43,7 +43,7 @@ TASKS = {
         *("--env.commands.velocity.params.heading_share", "0"),
     ),
 }
-"""Flags of training by task. tests/unit/export tests more combinations."""
+"""Flags for training each task. tests/unit/export tests more combinations."""
 
 
 @pytest.fixture(scope="module")

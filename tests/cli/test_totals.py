@@ -58,7 +58,7 @@ def test_ranks_share_totals_and_report_their_devices(command: Command) -> None:
     }
     assert "differ" not in done.out
 
-    # The config contains the requested total: a run with one rank has all envs on this rank.
+    # The config contains the requested total, so one rank that trains with this config gets all envs.
     config = read_config_file(run)
     assert (config.total_num_envs, config.total_timesteps) == (24, 3 * 24 * 8 + 5)
     again = command("train", "--config", str(run / "config.yaml"), "--cpu-ranks", "None", "--log-root", "again")

@@ -85,7 +85,7 @@ def test_the_page_follows_a_run_on_two_ranks_to_its_end(
     flags = (
         *("--num-envs", "8", "--max-iterations", "100000", "--checkpoint.interval", "2", "--log-ranks"),
         *("--agent.num-steps-per-env", "8", "--agent.num-learning-epochs", "1"),
-        *("--env.episode-length-s", "0.2"),  # short episodes: curves of returns need ended episodes
+        *("--env.episode-length-s", "0.2"),  # short episodes: curves of returns need episodes that have ended
         *("--logger", "tensorboard", "slow_logger:Slow"),
     )
     slow_training.write_text("0.5")

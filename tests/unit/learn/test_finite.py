@@ -137,7 +137,7 @@ def test_the_check_never_waits_for_the_device() -> None:
 
 
 def spin_by_mask(env: Env, _: RolloutStorage.Transition) -> None:
-    """Set the velocities of every second env to NaN, without an index."""
+    """Set the velocities of every second env to NaN, with a mask instead of indices."""
     env.sim.qvel.masked_fill_((torch.arange(NUM_ENVS) % 2 == 0).unsqueeze(1), NAN)
 
 

@@ -386,7 +386,7 @@ def test_a_reset_event_runs_in_envs_whose_episode_starts() -> None:
 
 
 class Twin:
-    """Steps envs together with copies that have no events. Both start each step from the same state."""
+    """Runs steps of envs, and of copies without events. Both start each step from the same state."""
 
     def __init__(self, env: Env) -> None:
         self.env = env

@@ -34,7 +34,7 @@ LAB = SimConfig(
 )
 
 Change = Callable[[np.ndarray, np.random.Generator], np.ndarray]
-"""Function from the original model's values, (objects, ...), to the values of an env."""
+"""Function that computes the values of an env from the original model's values, (objects, ...)."""
 
 
 def scaled(low: float, high: float) -> Change:

@@ -33,16 +33,16 @@ Trajectory = tuple[np.ndarray, np.ndarray]
 
 # Tolerances of float32 after 200 steps for qpos (m, rad) and qvel (m/s, rad/s). In brackets: largest differences.
 FREE_TOL = (1e-4, 3e-4)
-"""Cartpoles that do not reach an end of the rail (4.1e-5 and 9.6e-5 with 40 seeds)."""
+"""Cartpoles that do not reach an end of the rail (differences of up to 4.1e-5 and 9.6e-5 with 40 seeds)."""
 RAIL_TOL = (5e-4, 2e-3)
-"""Cartpoles that reach an end of the rail (9.1e-5 and 3.2e-4 with the seeds of the test).
+"""Cartpoles that reach an end of the rail (differences of up to 9.1e-5 and 3.2e-4 with the seeds of the test).
 
 With 40 seeds, differences are up to 2.4e-3 and 6.7e-2: some cartpoles reach the end one substep later.
 """
 FLIGHT_TOL = (5e-5, 1e-4)
-"""A free body in the air (1.5e-5 and 4.1e-5 with 40 seeds)."""
+"""A free body in the air (differences of up to 1.5e-5 and 4.1e-5 with 40 seeds)."""
 LANDING_TOL = (1e-5, 1e-4)
-"""A box that lands flat (8.1e-8 and 1.5e-6)."""
+"""A box that lands flat (differences of up to 8.1e-8 and 1.5e-6)."""
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -71,7 +71,7 @@ def config_with_more(task: str) -> TrainConfig:
 
 
 def cases() -> dict[tuple[str, str], tuple[str, str]]:
-    """Map each function and each parameter that has names as values to a task and the path of a term that uses it."""
+    """For each function and parameter whose values are names, return a task and the path of a term that uses both."""
     found: dict[tuple[str, str], tuple[str, str]] = {}
     for task in NAMES:
         for path, one in terms(config_with_more(task).env):
