@@ -208,5 +208,5 @@ def test_a_class_that_is_not_a_synchronizer_is_refused(command: Command, path: s
 def test_a_policy_too_small_to_shard_is_reported(command: Command) -> None:
     done = command(*BASE, "--fsdp-devices", "2", "--max-iterations", "1")
     assert done.code == 0, done.err
-    assert " 4 MiB." in done.out
+    assert " 4 MiB " in done.out
     assert " over 2 ranks" not in done.out

@@ -53,7 +53,7 @@ def test_every_task_is_valid(task: str):
         ("sync.compression", "--sync.compression", "", "fp16"),
         ("agent.rnn_hidden_dim", "--agent.rnn-hidden-dim", 0, "1"),
         ("agent.rnn_num_layers", "--agent.rnn-num-layers", -1, "1"),
-        ("checkpoint.interval", "--checkpoint.interval", 0, "1"),
+        ("checkpoint.interval", "--checkpoint.interval", 0, "600s"),
         ("checkpoint.interval", "--checkpoint.interval", "0s", "600s"),
         ("checkpoint.interval", "--checkpoint.interval", "ten minutes", "600s"),
         ("checkpoint.interval", "--checkpoint.interval", "-5s", "600s"),

@@ -51,7 +51,7 @@ def test_without_git_hidden_files_are_left_out(tmp_path: Path) -> None:
 
 def test_large_projects_are_refused(tmp_path: Path) -> None:
     with (tmp_path / "motions.npz").open("wb") as file:
-        os.truncate(file.fileno(), 2**31)
+        os.truncate(file.fileno(), 2 * 10**9)
     with pytest.raises(UserError, match=r"2\.0 GB"):
         list_files(tmp_path, tmp_path / "logs")
 
