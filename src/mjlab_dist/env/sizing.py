@@ -57,7 +57,7 @@ def choose_num_envs(rooms: Sequence[Room]) -> tuple[int, str]:
         Envs per rank, and a line for the user that explains the number.
 
     Raises:
-        UserError: If a rank has not enough memory for one env.
+        UserError: If a rank does not have enough memory for one env.
     """
     # The rank with the smallest capacity decides.
     capacities = [room.usable_bytes // room.env_bytes for room in rooms]
@@ -70,7 +70,7 @@ def choose_num_envs(rooms: Sequence[Room]) -> tuple[int, str]:
             "--agent.num-steps-per-env, --env.sim.njmax or --env.sim.nconmax"
         )
     num_envs = min(MAX_NUM_ENVS, 1 << (capacity.bit_length() - 1))
-    limit = ", the maximum for auto: larger batches hardly train faster" if num_envs == MAX_NUM_ENVS else ""
+    limit = ", the maximum for auto: larger batches hardly speed up training" if num_envs == MAX_NUM_ENVS else ""
     where = f"rank {rank} has the least memory, {usable}" if len(rooms) > 1 else f"{usable} can be used"
     return num_envs, f"--num-envs auto: {num_envs} envs per rank{limit}. An env needs {needed}; {where}."
 
