@@ -29,7 +29,7 @@ _ON_JOINTS = {int(mujoco.mjtTrn.mjTRN_JOINT), int(mujoco.mjtTrn.mjTRN_JOINTINPAR
 
 @dataclasses.dataclass(frozen=True)
 class ActionBlock:
-    """A block of ``env.actions`` and its actuators: an argument of the constructor of the block's class."""
+    """A block of ``env.actions`` and its actuators, as the constructor of the block's class receives them."""
 
     name: str
     """Name of the block in the config."""
@@ -81,7 +81,7 @@ class Action(Term):
         """Allocate the values.
 
         Args:
-            env: The envs. Sensors, commands and observations do not exist yet.
+            env: The envs. Their sensors, commands and observations do not exist yet.
             block: Name, config and actuators of the block.
 
         Raises:

@@ -126,7 +126,7 @@ class Actions:
             apply(self._env)
 
     def reset(self) -> None:
-        """Draw the latency of actions in the envs that were reset last; with jitter, also update it in other envs."""
+        """Draw the latency of actions in the envs that were reset last; with jitter, also update it in the others."""
         if self._draw_lags is not None:
             self._drawn.uniform_()
             self._draw_lags()
@@ -165,7 +165,7 @@ def _matches(pattern: str, names: list[str]) -> list[int]:
 
 
 def _targets(terms: Sequence[Action], ctrl: torch.Tensor) -> list[tuple[int, int, int]]:
-    """Return where the kernel writes: index of the action, address in the first env, distance between envs in bytes.
+    """Return, for each value that the kernel writes: index of the action, address in the first env, bytes between envs.
 
     For inputs of actuators that no block drives, the index is -1.
     """

@@ -304,7 +304,7 @@ class NamedTerm:
 
         Args:
             where: Path of the term in the config, such as ``env.rewards.slip``.
-            func: Its function or class, as package.module:name.
+            func: Function or class of the term, as package.module:name.
             call: The term.
         """
         self._where, self._func, self._call = where, func, call
@@ -325,7 +325,7 @@ def naming(where: str, func: str) -> Iterator[None]:
 
     Args:
         where: Path of the term in the config, such as ``env.rewards.slip``.
-        func: Its function or class, as package.module:name.
+        func: Function or class of the term, as package.module:name.
 
     Raises:
         UserError: If the term looked up a name that the model or the task does not have.
@@ -337,7 +337,7 @@ def naming(where: str, func: str) -> Iterator[None]:
             raise  # the message already names the term, by a flag
         raise UserError(f"{where}: {error}") from error
     except KeyError as error:
-        # MuJoCo's lookups by name, such as model.site("foot")
+        # Errors of MuJoCo's lookups by name, such as model.site("foot")
         match = re.fullmatch(r"Invalid name '(.*)'\. Valid names: (\[.*\])", str(error.args[0]))
         if match is None:
             error.add_note(_note(where, func, error))

@@ -106,7 +106,7 @@ def draw_until(
 
 
 class Bounds:
-    """Minimum and maximum of several numbers, some of which a curriculum may change.
+    """Minimum and maximum of several numbers; a curriculum may change some of these bounds.
 
     Attributes:
         low: Minimum of each number, (k,).

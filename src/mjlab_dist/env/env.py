@@ -339,7 +339,7 @@ class Env(Finder, VecEnv):
     def episode_outcomes(self) -> dict[str, torch.Tensor]:
         """Return termination reasons and metrics of the running episodes by name, (num_envs,) of float32 each.
 
-        ``termination/<reason>`` is 1 if the reason held in the latest step. Metrics are over the steps so far. If an
+        ``termination/<reason>`` is 1 if the reason held in the latest step. Metrics cover the steps so far. If an
         env's episode ended in the latest step, the values are those of this episode.
         """
         names = (*(f"termination/{name}" for name in self.termination_names), *self.metric_names)

@@ -25,7 +25,7 @@ _REDUCTIONS: dict[Reduction, int] = {
 
 
 class EpisodeTotals(NamedTuple):
-    """Sums over the episodes that ended since the previous totals; tensors on the env's device."""
+    """Sums over the episodes that ended since the totals were last read; tensors on the env's device."""
 
     episodes: torch.Tensor
     """Number of episodes, a scalar."""

@@ -23,8 +23,8 @@ class Events:
     """The events of a task.
 
     Attributes:
-        left_s: Time until each change at intervals in s, (num_envs, num_intervals), decreased by the env's
-            ``begin_step`` kernel.
+        left_s: Time in s until each event or randomization at intervals, (num_envs, num_intervals), decreased by the
+            env's ``begin_step`` kernel.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Events:
             env: The envs.
             configs: The events by name.
             binder: Builder of terms.
-            intervals: Further changes at intervals: the range of the times between them, in s, and the function.
+            intervals: For each randomization at intervals: range of the time between two draws, in s, and the function.
         """
         self._is_checked = False
         made: list[tuple[EventConfig, Change]] = []
@@ -80,7 +80,7 @@ class Events:
             event(env, mask)
 
     def draw_times(self, mask: torch.Tensor) -> None:
-        """Draw the time until each change at intervals happens for the first time in an episode.
+        """Draw the time until each event or randomization at intervals first happens in an episode.
 
         Args:
             mask: Envs in which an episode starts, (num_envs,) of bool.
@@ -89,7 +89,7 @@ class Events:
             self._draw(column, mask)
 
     def happen_at_intervals(self, env: Env) -> None:
-        """Make the changes that are due and draw the times of their next occurrence.
+        """Make the changes that are due, and draw the times until they are due again.
 
         Args:
             env: The envs.

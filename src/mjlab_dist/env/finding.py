@@ -125,7 +125,7 @@ class Finder:
             name: Their name in ``sim.distances``.
 
         Raises:
-            UserError: If there are none with this name.
+            UserError: If the config declares none with this name.
         """
         look_up("sim.distances", name, self.cfg.sim.distances)
         names, distances, points = declared_distances(self.sim.model, name)

@@ -110,11 +110,13 @@ def draw_lags(
     lag: wp.array2d[wp.int64],
     next_lag: wp.array2d[wp.int64],
 ):
-    """Draw the latency of actions in some envs, and with jitter also in others; one thread per env and action.
+    """Draw the latency of actions in the masked envs; with jitter, also update it in the others.
+
+    The kernel has one thread per env and action.
 
     Args:
         mask: Envs to draw for, (num_envs,).
-        drawn: One random number from [0, 1) per env, because all actions of an env are delayed by the same link.
+        drawn: One random number from [0, 1) per env, because one communication link delays all actions of an env.
         min_lag: Minimum lag of each action, in steps.
         spread: Maximum minus minimum lag of each action, in steps.
         jitter: Probability of a draw in envs outside the mask, per action.
@@ -282,7 +284,7 @@ def end_step(
 
     Args:
         timed_out: Whether the episode is cut off.
-        broken: Whether a number of the env is not finite: its episode terminates, does not count and earns nothing.
+        broken: Whether a number is not finite; if so, the episode terminates, does not count and earns nothing.
         values: Metrics of this step, (num_metrics, num_envs).
         reductions: How each metric is reduced over the steps of an episode: MEAN, SUM, MAX, MIN or LAST.
         steps: Steps of the episode, including this one.

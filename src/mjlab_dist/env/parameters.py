@@ -42,7 +42,8 @@ class Parameters:
             device: Device of the tensors.
 
         Raises:
-            UserError: If there is no such parameter, it has no numbers, or its term does not read it in every step.
+            UserError: If a parameter does not exist, is not a number or a tuple of numbers, or its term does not read
+                it in every step.
         """
         self._device = device
         self._terms = _terms(config)
@@ -161,7 +162,7 @@ def _terms(config: EnvConfig) -> dict[str, Any]:
 
 
 def _numbers(value: ParamValue) -> list[float]:
-    """Return the numbers of a number or a tuple of numbers; nothing for any other value."""
+    """Return a number or a tuple of numbers as a list; for any other value, return an empty list."""
     parts = value if isinstance(value, tuple) else (value,)
     numbers = [float(part) for part in parts if isinstance(part, int | float) and not isinstance(part, bool)]
     return numbers if len(numbers) == len(parts) else []

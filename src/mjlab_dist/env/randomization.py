@@ -54,8 +54,8 @@ class Randomizations:
     """All randomizations of a task, in config order, and the fields of the model that events change.
 
     Attributes:
-        intervals: Range of the times in s, and function of each randomization at intervals; the function takes the env
-            and a mask, (num_envs,) of bool.
+        intervals: For each randomization at intervals: range of the time between two draws, in s, and a function that
+            takes the env and a mask, (num_envs,) of bool.
     """
 
     def __init__(self, config: EnvConfig, sim: Simulation, parameters: Parameters) -> None:
@@ -104,7 +104,7 @@ class Randomizations:
         self._before = {name: field.clone() for name, field in self._fields.items()}
 
     def reset(self, mask: torch.Tensor) -> None:
-        """Restore the values after startup, and draw those of an episode.
+        """Restore the values from the end of startup, and draw those of the new episode.
 
         Args:
             mask: Envs in which an episode starts, (num_envs,) of bool.
@@ -124,7 +124,7 @@ class Randomizations:
         return lambda _, mask: draw.apply(mask, self._before[draw.name])
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Return the values at the end of startup of all fields that change later, by field name, (num_envs, ...)."""
+        """Return all fields that change after startup, with their values at its end: (num_envs, ...) by field name."""
         return self._before
 
 

@@ -107,7 +107,7 @@ class OutsideOfGraphs:
         self._is_first = True
 
     def __call__(self, *args: Any) -> torch.Tensor | None:
-        """Call the term. If a control step is being recorded, each replay of the step calls it instead."""
+        """Call the term. If a control step is being recorded, each replay of the step calls the term instead."""
         if self._is_first:
             # Graphs read the result from fixed memory: allocate it in the first call, which is never recorded.
             self._is_first = False
@@ -155,8 +155,8 @@ class Sensor(Term):
         """Measure the start state of new episodes, before observations read it.
 
         If ``forward_before_observation`` is set, the env calls this in every step, after the resets and ``forward``.
-        Without this setting, poses and MuJoCo's sensors are not those of the new episode, and the env does not call it.
-        The default does nothing, so the values set by :meth:`reset` and :meth:`cleared` remain.
+        Without this setting, the env does not call this method, because poses and MuJoCo's sensors are not those of the
+        new episode. The default does nothing, so the values set by :meth:`reset` and :meth:`cleared` remain.
 
         Args:
             env: The envs.
@@ -262,7 +262,7 @@ class Command(Term):
         """Draw new values.
 
         Args:
-            env: The envs. Where an episode starts, they are in the start state before reset events.
+            env: The envs. Those in which an episode starts are in the start state, before reset events.
             mask: Envs to draw for, (num_envs,) of bool.
         """
         raise NotImplementedError
@@ -280,7 +280,7 @@ class Command(Term):
         The env calls this in every step, before reset events.
 
         Args:
-            env: The envs. ``env.sim.reset_mask`` marks those in which an episode starts.
+            env: The envs. ``env.sim.reset_mask`` marks the envs in which an episode starts.
         """
         self._drawn_s.uniform_(*self._resample_s)
         self._advance()
@@ -304,7 +304,7 @@ class Command(Term):
         return {"value": self.value, "left_s": self.left_s}
 
     def uniform(self) -> torch.Tensor:
-        """Draw every number uniformly from its range in every env, (num_envs, d). If numbers are held, return those."""
+        """Draw every number uniformly from its range in every env, (num_envs, d), or return those of :meth:`hold`."""
         if self._held is not None:
             return self._held.repeat(len(self.left_s), 1)
         low, high = self.ranges.unbind(dim=1)

@@ -11,7 +11,7 @@ from tensordict import TensorDict
 from mjlab_dist.env.env import Env
 
 CHECK_INTERVAL = 32
-"""Control steps between two checks whether all episodes have ended; the check waits for the GPU."""
+"""Number of control steps between two checks of whether all episodes have ended; each check waits for the GPU."""
 
 
 class Policy(Protocol):
