@@ -49,7 +49,7 @@ def pose_error(
     num_rows: int,
     is_absolute: bool,
 ):
-    """Return the change of pose that the values command: position, then rotation vector."""
+    """Return the change of pose that the values of the block ask for: position, then rotation vector."""
     error = vec6()
     for r in range(num_rows):
         error[r] = values[env, r]

@@ -24,7 +24,7 @@ _POSE = ("x", "y", "z", "rx", "ry", "rz")
 
 
 class ActuatorInput(Action):
-    """Values are the inputs of the actuators, one per actuator: the default.
+    """The default class: values are the inputs of the actuators, one per actuator.
 
     The unit is that of the actuator: a target position in rad or m for a position motor, a target velocity for a
     velocity motor, a torque or force for an effort motor, an excitation for a muscle.
@@ -107,7 +107,7 @@ class Smoothed(Action):
         if not 0.0 < alpha <= 1.0:
             raise UserError(f"{block.flag}.params.alpha {alpha}: must be above 0 and at most 1")
         self._alpha = alpha
-        # The average of values minus offset: it starts at 0, as cleared() sets it.
+        # Average of (values - offset), set to 0 at the start of an episode: see cleared().
         self._mean = torch.zeros_like(self.values)
 
     def apply(self, env: Env) -> None:  # noqa: ARG002 (every action takes the env)

@@ -45,7 +45,7 @@ class TerrainLevels(Curriculum):
             joint: The robot's free joint.
 
         Raises:
-            UserError: If the task has no terrain, no such command, or fewer levels.
+            UserError: If the task has no terrain, no such command, or fewer than ``num_start_levels`` levels.
         """
         if env.terrain is None:
             raise UserError(

@@ -135,7 +135,7 @@ class Push(Term):
         Args:
             env: The envs.
             linear_m_s: Range of the velocity added along the world's x axis and along its y axis.
-            angular_rad_s: Range of the angular velocity added about each axis.
+            angular_rad_s: Range of the angular velocity added about each of the base's axes.
             joint: The body's free joint.
         """
         self._qvel = env.joints[joint].qvel
@@ -263,7 +263,7 @@ def _read_states(env: Env, file: str) -> list[np.ndarray]:
 
 
 def _split(flag: str, states: np.ndarray, nq: int, nv: int) -> dict[str, np.ndarray]:
-    """Return the positions and velocities of an array with both, (states, nq + nv)."""
+    """Split an array, (states, nq + nv), into positions and velocities."""
     if states.ndim != 2 or states.shape[1] != nq + nv:
         raise UserError(
             f"{flag}: has the shape {states.shape}; it must be (states, {nq + nv}), {nq} positions and then {nv} "

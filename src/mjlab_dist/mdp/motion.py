@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 class Motion(Command):
     """Target state of the robot at the end of the current step, from reference motions that repeat.
 
-    When a motion ends, it repeats from the place that it has reached, so one cycle of a gait is enough. The task needs
-    the event :func:`start_in_motion`, which starts episodes in a motion.
+    When a motion ends, it restarts at the place and with the heading that it has reached, so one cycle of a gait is
+    enough. The task needs the event :func:`start_in_motion`, which starts episodes in a motion.
 
     The motion file is an npz file with ``fps`` (frames per second), ``joints`` (names of k hinge or slide joints), and
     one array (frames, 7 + k) per motion: the robot's position in m, its unit quaternion (w, x, y, z), and the joint

@@ -53,7 +53,8 @@ class Reference(NamedTuple):
     pose: Floats
     """Position, orientation and joint positions, (frames, 7 + k)."""
     velocity: Floats
-    """Linear velocity in the motion's coordinate system, angular in the body's, joint velocities; (frames, 6 + k)."""
+    """Linear velocity in the motion's coordinate system, angular velocity in the body's frame, and joint velocities,
+    (frames, 6 + k)."""
 
     sites: Floats
     """Positions of the sites in the body's frame, one substep earlier, in m, (frames, sites, 3)."""

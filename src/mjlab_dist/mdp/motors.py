@@ -32,9 +32,10 @@ class DcMotor(Action):
     """DC motor: a PD controller tracks the target joint positions, within the limits of the motor.
 
     The values of the block are the targets. torque = stiffness * (target - position) - damping * velocity, between
-    effort_limit * (-1 - velocity / velocity_limit) and effort_limit * (1 - velocity / velocity_limit), and at most
-    effort_limit. The torque is computed in every physics step. Motors of ``sim.actuators`` follow the same law, and
-    need fewer operations. Use this class only if the targets are delayed by a number of physics steps.
+    effort_limit * (-1 - velocity / velocity_limit) and effort_limit * (1 - velocity / velocity_limit), and with a
+    magnitude of at most effort_limit. The torque is computed in every physics step. Motors of ``sim.actuators`` follow
+    the same law, and need fewer operations. Use this class only if the targets are delayed by a number of physics
+    steps.
 
     The actuators must be torque or force motors: ``<motor>`` of the MJCF, or ``sim.actuators`` of kind effort. The
     limits apply to the torque that this class commands.

@@ -189,7 +189,7 @@ class FootSlip(Term):
             velocities: Names of k ``framelinvel`` sensors of the MJCF, in the order of the feet.
 
         Raises:
-            UserError: If there is not one velocity sensor per foot.
+            UserError: If the number of velocity sensors differs from the number of feet.
         """
         self._feet = env.sensor(sensor, Contact)
         if len(velocities) != len(self._feet.names):
@@ -208,7 +208,7 @@ class FootSlip(Term):
 def stand_still(env: Env, command: str, moving_m_s: float = 0.1, joint: str = "root") -> torch.Tensor:
     """Return the squared speed of the base along its x and y axes, in m2/s2, if the robot must stand, else 0.
 
-    A command counts as standing if its norm is less than moving_m_s.
+    The robot must stand if the norm of the command is less than moving_m_s.
     """
     velocity = base_linear_velocity(env, joint)
     return velocity[:, :2].square().sum(dim=1) * (env.command(command).norm(dim=1) < moving_m_s)

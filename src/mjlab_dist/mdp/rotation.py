@@ -107,7 +107,7 @@ def angle_between(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 
 
 def half_angle(sine: torch.Tensor, cosine: torch.Tensor) -> torch.Tensor:
-    """Return the angle with a sine and a cosine that are not negative, in rad.
+    """Return an angle in rad from its sine and cosine, neither of which may be negative.
 
     In torch's atan2 and acos, the rounding of an element depends on its position in the tensor, so results would depend
     on the number of ranks. With atan, they do not.
