@@ -28,7 +28,7 @@ class Ground:
     cell: wp.vec2
     """Distance between neighboring points along x and y, in m."""
     thickness: float
-    """Thickness of the ground below the surface, in m; a sphere that is deeper has no contact."""
+    """Thickness of the ground below the surface, in m; a sphere whose center is deeper has no contact."""
 
 
 @wp.func
@@ -108,7 +108,7 @@ def closest_on_triangle(p: wp.vec3, a: wp.vec3, b: wp.vec3, c: wp.vec3) -> wp.ve
 
 @wp.func
 def closest_on_segments(a: wp.vec3, b: wp.vec3, c: wp.vec3, d: wp.vec3) -> wp.vec2:
-    """Return the nearest points of segments ab and cd, from 0 to 1 along each; the length of ab must not be 0."""
+    """Return the nearest points of segments ab and cd, from 0 to 1 along each; neither length may be 0."""
     u = b - a
     v = d - c
     w = a - c
@@ -118,7 +118,7 @@ def closest_on_segments(a: wp.vec3, b: wp.vec3, c: wp.vec3, d: wp.vec3) -> wp.ve
     uw = wp.dot(u, w)
     vw = wp.dot(v, w)
     across = uu * vv - uv * uv
-    s = float(0.5)  # for parallel segments any start is correct
+    s = float(0.5)  # for parallel segments, any initial s is correct
     if across > 1.0e-6 * uu * vv:
         s = wp.clamp((uv * vw - vv * uw) / across, 0.0, 1.0)
     t = wp.clamp((uv * s + vw) / vv, 0.0, 1.0)

@@ -1,4 +1,4 @@
-"""Collision of geoms with the surface of height fields, which replaces MuJoCo Warp's.
+"""Replacement for MuJoCo Warp's collision of geoms with the surface of height fields.
 
 MuJoCo Warp 4.0 divides a height field into prisms and collides geoms with each prism. At stairs, where one prism is
 higher than the next, the contacts are wrong: normals point down into the ground. Far from the middle of the field, the
@@ -33,7 +33,8 @@ def take_over(model: mujoco.MjModel, put: mjw.Model) -> None:
 
     Args:
         model: The model on the host.
-        put: The same model on the device, changed in place. Call this function before you record kernels that use it.
+        put: The same model on the device, changed in place. Call this function before you record kernels that use the
+            model.
     """
     # Models that are left to MuJoCo Warp
     fields = np.flatnonzero(model.geom_type == mujoco.mjtGeom.mjGEOM_HFIELD)

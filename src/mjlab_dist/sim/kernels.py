@@ -113,8 +113,8 @@ def _collect(device: str, program: Callable[[], None]) -> list[Variant]:
     def suggest_block_size(kernel: wp.Kernel, device: Any = None) -> tuple[int, int]:
         if not wp.get_device(device).is_cuda:
             return 1, 1
-        # Warp loads the default variant of the module to compute the occupancy of the kernel. The result sets only grid
-        # sizes, and the dry run launches nothing.
+        # Warp loads the default variant of the module to compute the occupancy of the kernel. Any result will do here:
+        # it sets only grid sizes, and the dry run launches nothing.
         note(kernel.module, device)
         return kernel.module.options["block_dim"], 1
 

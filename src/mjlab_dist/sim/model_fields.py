@@ -61,7 +61,7 @@ _SWITCHES = {
     "tendon_stiffness": "has_tendon_stiffness",
     "tendon_damping": "has_tendon_damping",
 }
-"""MuJoCo Warp skips a part of the physics if a field is initially 0. For each such field: the switch of the part."""
+"""Switch of the part of the physics that MuJoCo Warp skips if a field is initially 0, for each such field."""
 
 _check_version = functools.cache(util_pkg.check_version)
 """Cached, because MuJoCo Warp checks MuJoCo's version three times per model, and each check reads package metadata."""
@@ -88,7 +88,7 @@ def put_model(model: mujoco.MjModel, name: str, num_envs: int, fields: Iterable[
     except (NotImplementedError, ValueError) as error:
         raise UserError(f"--env.sim.model {name}: MuJoCo Warp: {' '.join(str(error).split())}") from error
     take_over(model, put)
-    put.opt.warn_overflow = 0  # the runner reports overflows once; otherwise every env prints them
+    put.opt.warn_overflow = 0  # the runner reports overflows once; otherwise, every env would print them
     # The argument batch_sizes does not apply to options.
     for field in set(fields) - sizes.keys():
         shared = getattr(put.opt, field)

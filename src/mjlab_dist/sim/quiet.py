@@ -13,7 +13,7 @@ import mjlab_dist
 from mjlab_dist.messages import emit
 
 _PACKAGE = Path(mjlab_dist.__file__).parent
-"""Folder of this package. Its own code issues no Python warnings."""
+"""Folder of this package. The package issues no Python warnings: those that name its files are from MuJoCo."""
 
 
 @contextlib.contextmanager

@@ -69,7 +69,7 @@ def build_model(config: SimConfig) -> mujoco.MjModel:
     add_distances(spec, config.distances, config.entities)
     _set_options(spec.option, config.options)
     model = _compile(f"--env.sim.model {_shown(config.model)}", spec.compile)
-    # The joint positions of a keyframe are also the targets of its position motors, so that these hold the start state.
+    # The joint positions of a keyframe are also the targets of position motors: the motors then hold the start state.
     for name, motor in motors.items():
         if motor.kind == "position":
             model.key_ctrl[:, model.actuator(name).id] = model.key_qpos[:, model.jnt_qposadr[model.joint(name).id]]
@@ -122,7 +122,8 @@ def find_file(flag: str, file: str) -> Path:
 def _compiled(flag: str, spec: mujoco.MjSpec) -> mujoco.MjSpec:
     """Compile a spec before anything is added to it.
 
-    Errors are then those of the MJCF itself. MuJoCo also adjusts keyframes to later changes only in a compiled spec.
+    Errors are then those of the MJCF itself. In addition, MuJoCo adjusts the keyframes to later changes only if the
+    spec has been compiled.
     """
     _compile(flag, spec.compile)
     return spec
@@ -208,7 +209,7 @@ def add_motors(spec: mujoco.MjSpec, configs: Mapping[str, ActuatorConfig]) -> di
 
 
 def _add_motor(spec: mujoco.MjSpec, joint: mujoco.MjsJoint, config: ActuatorConfig) -> None:
-    """Add a MuJoCo dcmotor, which applies the speed limit in every substep and integrates it implicitly.
+    """Add a MuJoCo dcmotor, which applies the speed limit in every substep and integrates the torque implicitly.
 
     The torque of a DC motor is K / R * (V - K * velocity). At maximum voltage it decreases linearly from the stall
     torque K * V / R to 0 at the no-load speed V / K (mujoco.readthedocs.io/en/latest/_static/dcmotor.pdf, equation 2).

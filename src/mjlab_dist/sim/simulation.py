@@ -22,7 +22,7 @@ from mjlab_dist.sim.memory import array_bytes
 from mjlab_dist.sim.quiet import quiet
 
 BUFFER_BITS = int(mjw.OverflowType.ALL & ~(mjw.OverflowType.ITERATIONS | mjw.OverflowType.LS_ITERATIONS))
-"""Overflows that drop contacts or constraints. The others mean that the solver has used all its iterations."""
+"""Overflows that drop contacts or constraints. The other bits mean that the solver has used all its iterations."""
 
 _INTEGRATION = (
     "qpos",
@@ -121,7 +121,7 @@ class Simulation:
             self.reset_mask, self._keys = wp.zeros(num_envs, dtype=wp.bool), wp.full(num_envs, -1, dtype=int)
             self._overflow, self._demand = (wp.zeros(size, dtype=int) for size in (num_envs, num_envs + 1))
 
-        # Views of the data and fields per env. Create all of them now: a recording of torch operations cannot do so.
+        # Views of data and fields per env. Create all now: they cannot be created while torch operations are recorded.
         self._views = {name: wp.to_torch(getattr(self._data, name)) for name in per_env_names()}
         self._field_views: dict[str, torch.Tensor] = {}
         self.qpos, self.qvel, self.ctrl = self.view("qpos"), self.view("qvel"), self.view("ctrl")
@@ -133,7 +133,7 @@ class Simulation:
         if self._unanchored:
             self.fields |= {name: self.view(name) for name in ("geom_xpos", "geom_xmat")}
 
-        # Recorded programs of the physics. Unlike MuJoCo Warp's reset, ours also clears the fields in _CARRIED.
+        # Recorded programs of the physics. Unlike MuJoCo Warp's reset, our reset also clears the fields in _CARRIED.
         self._clear_carried = self._clearing([self.physics[name] for name in _CARRIED if name in self.physics])
         self._record()
 
@@ -270,7 +270,7 @@ class Simulation:
         """Run programs of Warp kernels before every substep of :meth:`step`, as part of the same recording.
 
         Args:
-            programs: See :meth:`record`. They replace the programs of an earlier call, and run in this order.
+            programs: See :meth:`record`. They run in the given order, and replace the programs of an earlier call.
         """
         self._substep_programs = tuple(programs)
         self._record_program(self._step_programs[0])
@@ -357,7 +357,7 @@ class Simulation:
         return bool(self.model.opt.enableflags & mujoco.mjtEnableBit.mjENBL_SLEEP)
 
     def _everything(self) -> dict[str, torch.Tensor]:
-        """Return all data per env. This is the state if bodies may sleep: a step does not recompute their poses."""
+        """Return all data per env. If bodies may sleep, this is the state: a step does not recompute all poses."""
         return {name: view for name in per_env_names() if (view := self.view(name)).numel()}
 
     # The programs of the physics
@@ -430,7 +430,7 @@ def _launch_now(launch: Callable[[], None]) -> None:
 
 
 def copy_state(source: Mapping[str, torch.Tensor], target: Mapping[str, torch.Tensor]) -> None:
-    """Copy tensors by name into others, in place, because recorded graphs contain the addresses of the targets.
+    """Copy tensors in place to those with the same names, because recorded graphs contain the targets' addresses.
 
     Args:
         source: The saved tensors.

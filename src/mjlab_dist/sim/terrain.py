@@ -115,7 +115,7 @@ def add_terrain(spec: mujoco.MjSpec, config: TerrainConfig) -> None:
     """
     if not config.parts:
         return
-    # Height field. MuJoCo scales the lowest height to 0 and the highest to 1; span must not be 0 for flat ground.
+    # Height field. MuJoCo scales the lowest height to 0 and the highest to 1; span must be positive on flat ground too.
     terrain = Terrain(config)
     low, high = float(terrain.heights.min()), float(terrain.heights.max())
     span = max(high - low, 1e-6)

@@ -28,7 +28,7 @@ class Touch:
     """Contact of a sphere with the surface."""
 
     dist: float
-    """Distance between the two in m, negative if they overlap; ``_FAR`` without a contact."""
+    """Distance between sphere and surface in m, negative if they overlap; ``_FAR`` without a contact."""
     normal: wp.vec3
     """Unit vector from the ground to the sphere."""
     point: wp.vec3
@@ -95,7 +95,10 @@ def _is_another(point: wp.vec3, normal: wp.vec3, known: Touch, radius: float) ->
 
 @wp.func
 def _touch_between(ground: Ground, start: wp.vec3, end: wp.vec3, radius: float, margin: float) -> Touch:
-    """Return the contact of a capsule's middle with an edge of the surface, if it is deeper than those of the ends."""
+    """Return the contact of a capsule's middle part with an edge of the surface.
+
+    There is one only if it is deeper than a linear interpolation between the depths of the two ends.
+    """
     none = Touch()
     none.dist = _FAR
     # The deepest edge, and its position along the capsule
@@ -123,7 +126,7 @@ def _touch_between(ground: Ground, start: wp.vec3, end: wp.vec3, radius: float, 
     if place < 0.0:
         return none
     touch = _touch(ground, start + (end - start) * place, radius, margin, none, none)
-    # On a plane, the contacts of the two ends are sufficient: keep the middle only if it is deeper than the ends.
+    # On a plane, the depth is linear between the ends, and their contacts are sufficient: keep only a deeper contact.
     depth = (1.0 - place) * depth_of(ground, start) + place * depth_of(ground, end)
     if touch.dist < -depth * touch.normal[2] - radius - 1.0e-3:
         return touch
@@ -238,7 +241,7 @@ def _corner(size: wp.vec3, corner: int) -> wp.vec3:
 
 @wp.func
 def _touch_edges(ground: Ground, center: wp.vec3, rotation: wp.mat33, size: wp.vec3) -> Touch:
-    """Return the deepest contact of a box edge whose middle is deeper in the ground than both of its ends."""
+    """Return the deepest contact that :func:`_touch_between` finds on any edge of a box."""
     touch = Touch()
     touch.dist = _FAR
     for corner in range(8):
