@@ -97,7 +97,7 @@ class Binder:
         return [self.make_call(f"{kind}.{name}", config.func, config.params) for name, config in configs.items()]
 
     def make_classes(self, kind: str, configs: Mapping[str, TermConfig], base: type[TermT]) -> dict[str, TermT]:
-        """Make all terms of a kind, such as sensors, whose terms must be classes.
+        """Make all terms of a kind whose terms must be classes, such as sensors.
 
         Args:
             kind: Name of the kind in the config, such as ``sensors``.
@@ -116,7 +116,7 @@ class Binder:
             blocks: The blocks.
 
         Raises:
-            UserError: As :meth:`make_classes` does, or if a class does not accept its block.
+            UserError: In the cases of :meth:`make_classes`, or if a class does not accept its block.
         """
         return [self._make_class(f"actions.{block.name}", block.config, Action, block) for block in blocks]
 
@@ -146,7 +146,7 @@ class Binder:
             configs: The terms by name.
 
         Raises:
-            UserError: As :meth:`make_call` does, or if a term returns the wrong shape.
+            UserError: In the cases of :meth:`make_call`, or if a term returns the wrong shape.
         """
         env = self._env
         calls = [functools.partial(call, env) for call in self.make_calls(f"observations.{group}", configs)]

@@ -155,7 +155,7 @@ class _Draw:
 
         Args:
             mask: Envs to draw for, (num_envs,) of bool.
-            before: Values that the draws scale or are added to, with the shape of the field.
+            before: Values that the drawn numbers scale, or are added to, with the shape of the field.
         """
         shape = [len(self.field), *[1] * (self.field.dim() - 1)] if self._config.shared else self.field.shape
         drawn = self._draw(torch.empty(shape, device=self.field.device))

@@ -19,7 +19,7 @@ MEAN_OVER_EPISODES = 100
 """Number of episodes, over all ranks, that the running mean of a measure spans."""
 
 EPISODE_LENGTH = "episode_length"
-"""Measure: mean length of episodes, as a fraction of the maximum."""
+"""Name of a measure: the mean length of episodes, as a fraction of the maximum."""
 
 
 class TerrainLevels(Curriculum):

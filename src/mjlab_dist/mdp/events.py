@@ -150,7 +150,7 @@ class Push(Term):
 
 
 class Wrench(Term):
-    """Apply a random force and torque to bodies for some time. Use it at intervals, with ``every(low_s, high_s)``.
+    """Apply a random force and torque to bodies for a random time. Use it at intervals, with ``every(low_s, high_s)``.
 
     Attributes:
         left_s: Time until the wrench ends in s, (num_envs,); 0 if no wrench is applied.
