@@ -201,7 +201,7 @@ class Simulation:
         return field.expand(self.num_envs, *field.shape[1:])
 
     def refuse_shared_writes(self, flag: str) -> None:
-        """Raise if torch has written to a field that all envs share since :meth:`field` first returned the field.
+        """Raise if torch has written to a field that all envs share, at any time after :meth:`field` first returned it.
 
         Args:
             flag: Flag of the term that may have written, for the message.

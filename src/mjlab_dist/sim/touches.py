@@ -86,7 +86,7 @@ def _touch(ground: Ground, center: wp.vec3, radius: float, margin: float, first:
 
 @wp.func
 def _is_another(point: wp.vec3, normal: wp.vec3, known: Touch, radius: float) -> bool:
-    """Return whether a point is a separate contact, because the surface rises toward it from the known contact."""
+    """Return whether a point is a separate contact: the surface rises toward it, with a clearly different normal."""
     if known.dist >= _FAR:
         return True
     rises = wp.dot(point - known.point, known.normal) > 0.05 * radius
