@@ -92,7 +92,7 @@ class Binder:
             configs: The terms by name.
 
         Raises:
-            UserError: As :meth:`make_call` does.
+            UserError: In the cases of :meth:`make_call`.
         """
         return [self.make_call(f"{kind}.{name}", config.func, config.params) for name, config in configs.items()]
 
