@@ -162,7 +162,7 @@ def _try(name: str, path: Path, place: Path) -> tuple[str, str]:
     made = _run([str(Path(sys.executable).parent / "mjlab-dist"), "new-task", name, "--mjcf", str(path)], place, {})
     lines = [line.strip() for line in made.stdout.splitlines()]
     said = [line.removeprefix("Found: ").rstrip(".") for line in lines if line.startswith("Found: ")]
-    said += [line.removeprefix("its ").partition(" (")[0] for line in lines if line.startswith("its goal is ")]
+    said += [f"goal: {line.split()[3]}" for line in lines if line.startswith("its goal is ")]
     kind = "; ".join(said)
     if made.returncode:
         return "", _last_line(made)
@@ -252,7 +252,7 @@ def page(results: list[Tried], work: Path, pictures: Path) -> str:
         "Each section is about a folder with MJCFs. `new-task` was called for each MJCF that MuJoCo compiles",
         "and that has a joint to drive. Each task was trained for "
         f"{ITERATIONS} iterations with {NUM_ENVS} envs on a CPU:",
-        f"{trained} of {len(results)} train.",
+        f"{trained} of {len(results)} robots train.",
         "[performance.md](performance.md#robots-of-new-task) shows how well four of these robots learn. The",
         "pictures are taken with the camera of the MJCF, if this camera shows the robot.",
         "`scripts/try_robots.py` makes this page.",
@@ -260,7 +260,7 @@ def page(results: list[Tried], work: Path, pictures: Path) -> str:
     for package in dict.fromkeys(tried.package for tried in results):
         of_package = [tried for tried in results if tried.package == package]
         trained = sum(not tried.problem for tried in of_package)
-        lines += ["", f"## {package}", "", f"{trained} of {len(of_package)} train.", *NOTES.get(package, ())]
+        lines += ["", f"## {package}", "", f"{trained} of {len(of_package)} robots train.", *NOTES.get(package, ())]
         drawn = draw_sheet([tried for tried in of_package if not tried.problem], work)
         if drawn is not None:
             pictures.mkdir(exist_ok=True)
