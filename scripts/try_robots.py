@@ -247,7 +247,7 @@ def page(results: list[Tried], work: Path, pictures: Path) -> str:
         "# Robots",
         "",
         "After reading this page, you know which public robots `new-task` turns into a task that trains, what",
-        "it finds in their files, and why the others fail.",
+        "it finds in their files, and why the other robots fail.",
         "",
         "Each section is about a folder with MJCFs. `new-task` was called for each MJCF that MuJoCo compiles",
         "and that has a joint to drive. Each task was trained for "
