@@ -27,7 +27,8 @@ def find_names(what: str, patterns: Iterable[str], names: Sequence[str | None]) 
             raise UserError(f"{what} {pattern}: is not a regular expression: {error}") from error
         if not matches:
             known = ", ".join(dict.fromkeys(filter(None, names)))
-            raise UserError(f"{what} {pattern}: matches none of the model's {known or '(it has none)'}")
+            shown = f": {known}" if known else ", because there are none"
+            raise UserError(f"{what} {pattern}: matches none of the model's names{shown}")
         found |= matches
     if not found:
         raise UserError(f"{what}: the list is empty; omit the parameter to select all, or remove the term")
