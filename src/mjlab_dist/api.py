@@ -148,14 +148,14 @@ def load_policy(
         checkpoint: ``latest``, ``best`` (the highest mean return), or the name of a file in the run's checkpoints
             directory.
         device: ``cpu`` or ``cuda:<index>``.
-        log_root: Directory of all runs, where ``latest`` is searched.
+        log_root: Directory of all runs, which is searched for ``latest``.
         trust: Allow the run's config to name functions of any module. Such a config can run any code: read it first.
 
     Returns:
         A function from observations, (num_envs, width), to actions, (num_envs, num_actions), without exploration.
 
     Raises:
-        UserError: If there is no such run or checkpoint, or it is damaged.
+        UserError: If the run or the checkpoint does not exist or is damaged.
     """
     from mjlab_dist.learn.policy import Policy  # noqa: PLC0415 (imports torch)
 

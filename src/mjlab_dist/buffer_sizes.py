@@ -79,7 +79,7 @@ class Attempt:
     usage: Usage
     """Use of the buffers."""
     overflows: tuple[str, ...]
-    """Buffers that overflowed, by the names of ``mujoco_warp.OverflowType``."""
+    """Buffers that overflowed, named as in ``mujoco_warp.OverflowType``."""
 
 
 def can_constrain(model: mujoco.MjModel) -> bool:
@@ -227,7 +227,7 @@ class BufferGauge:
         """Count rows, contacts and pairs, and update the maxima."""
         import torch
 
-        # Contacts per env. Unused slots are counted for an additional env, which is dropped.
+        # Contacts per env. Unused slots count as contacts of one additional env, whose count is dropped.
         contacts = torch.zeros(self._num_envs + 1, dtype=torch.int64, device=self._slots.device)
         owners = torch.where(self._slots < self._num_contacts, self._env_of, self._num_envs).long()
         contacts = contacts.index_add_(0, owners, torch.ones_like(self._slots))[:-1]

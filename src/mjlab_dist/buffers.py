@@ -19,7 +19,7 @@ does.
 """
 
 ROW_OVERFLOWS = frozenset({"NEFC", "NJMAX_NNZ"})
-"""Overflows that a larger njmax fixes, by the names of ``mujoco_warp.OverflowType``."""
+"""Overflows that a larger njmax fixes, named as in ``mujoco_warp.OverflowType``."""
 
 CONTACT_OVERFLOWS = frozenset({"BROADPHASE", "NARROWPHASE", "CCD"})
 """Overflows that a larger nconmax fixes."""
@@ -34,7 +34,7 @@ unstable physics."""
 MIN_GROWTH = 1.25
 """Minimum ratio between the new size, without the margin, and the size that was too small.
 
-Counts may be too low: rows of contacts that were dropped are not counted.
+Counts may be too low: the rows of dropped contacts are not counted.
 """
 
 

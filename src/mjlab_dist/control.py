@@ -44,7 +44,7 @@ class Control:
         return self._stop.is_set()
 
     def request_stop(self) -> None:
-        """Request that training stops after the current iteration, with a checkpoint."""
+        """Ask training to write a checkpoint and stop after the current iteration."""
         self._stop.set()
 
     @property
@@ -53,7 +53,7 @@ class Control:
         return self._kill.is_set()
 
     def request_kill(self) -> None:
-        """Request that the launcher kills all ranks."""
+        """Ask the launcher to kill all ranks."""
         self._kill.set()
 
     def wait_for_stop(self, timeout_s: float) -> bool:

@@ -21,7 +21,7 @@ class Exit(enum.IntEnum):
     """A number was not finite, a buffer of the physics was too small, or parameters differed between ranks. A restart
     would not help."""
     INFRASTRUCTURE = 5
-    """A rank was killed or hung, and no further restart followed."""
+    """A rank was killed or stopped making progress, and the run was not restarted again."""
     RESUMABLE = 75
     """Stopped on request, with a checkpoint: use --resume to continue."""
     FORCED = 130

@@ -17,7 +17,7 @@ from mjlab_dist.wording import listed
 VARIABLE = "MJLAB_DIST_FAULT"
 
 ATTEMPT = "MJLAB_DIST_ATTEMPT"
-"""Variable with the number of the attempt, from 0, which the launcher sets for its ranks."""
+"""Variable that the launcher sets for its ranks: the number of the attempt, from 0."""
 
 Kind = Literal["raise", "sigkill", "sigstop", "exit", "skip_collective", "nan", "corrupt", "slow"]
 

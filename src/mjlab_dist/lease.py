@@ -3,7 +3,7 @@
 ``lease.json`` in the run directory names the launch that trains the run. To renew the lease, the launch updates the
 modification time of this file every few seconds. Rank 0 also renews the lease, before it writes metrics. File locks
 would not be enough, because many network file systems do not support them. The clocks of two machines are never
-compared: a launch that waits only checks whether the file changes.
+compared: a waiting launch only checks whether the file changes.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class _Look(NamedTuple):
 
 @dataclass(kw_only=True)
 class Lease:
-    """A lease that this launch has acquired. Rank 0 receives a copy if it runs in another process."""
+    """A lease that this launch has acquired. Rank 0 receives a copy if it runs in a separate process."""
 
     run_dir: Path
     """The run directory."""
@@ -90,7 +90,7 @@ class Lease:
     def renew(self) -> None:
         """Check that no other launch has taken over the run, and renew the lease if a renewal is due.
 
-        If the file system does not answer, this method raises no error; the next write to the file system does.
+        If the file system does not answer, this method raises no error, but the next write raises one.
 
         Raises:
             TakenOverError: If another launch has taken over the run. This launch must then write nothing more.
@@ -185,7 +185,7 @@ def acquire(
                 raise UserError(
                     f"--resume {run_dir}: {_named(look.owner)} is training this run; stop it, or wait until it ends"
                 )
-            # Dead: the process has ended, or the file has not changed for long
+            # Dead: the process has ended, or the file has not changed for EXPIRED_S
             if is_alive is False or (first is not None and now() - since >= EXPIRED_S):
                 _replace(path, own)
                 continue
@@ -201,7 +201,7 @@ def acquire(
 
 
 Held = Literal["yes", "no", "lost", "unknown"]
-"""Whether a launch is training a run. lost: it was killed or no longer renews its lease; unknown: not known yet."""
+"""Whether a launch is training a run. lost: it was killed, or stopped renewing the lease; unknown: not known yet."""
 
 
 class LeaseWatch:
@@ -244,7 +244,7 @@ class LeaseWatch:
 
 
 class _Process(NamedTuple):
-    """The kernel's description of a process."""
+    """A process, as ``/proc/<pid>/stat`` describes it."""
 
     state: str
     """State, one letter."""

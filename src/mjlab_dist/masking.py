@@ -9,8 +9,8 @@ MASK = "***"
 """Shown in place of a secret."""
 
 SECRETS = ("KEY", "TOKEN", "SECRET", "PASS", "CRED", "AUTH")
-"""Substrings in the names of secret variables. Only rank 0 can need these variables, and it runs on the machine of the
-command, so they are never sent to other machines."""
+"""Substrings in the names of secret variables. Only rank 0 can need these variables, and it runs on the machine where
+the command was started, so they are never sent to other machines."""
 
 LOGIN = re.compile(r"(://[^/:\s]*:)[^/\s]*@")
 """An address with a user's name and password."""

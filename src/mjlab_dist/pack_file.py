@@ -34,7 +34,7 @@ CARD = "README.md"
 ONNX = "policy.onnx"
 
 FORMAT = 1
-"""Version of the format. It increases when older versions of this package cannot read new packs any more."""
+"""Version of the format. It increases when a change makes new packs unreadable for older versions of this package."""
 
 KB, MB = 1 << 10, 1 << 20
 
@@ -156,7 +156,7 @@ def write_pack(path: Path, contents: Mapping[str, bytes]) -> None:
 
     Args:
         path: The file, which must not exist.
-        contents: Files by name, of those in :data:`LIMITS`.
+        contents: Contents of the files, by name; only the names in :data:`LIMITS` are allowed.
 
     Raises:
         OSError: If the file cannot be written.

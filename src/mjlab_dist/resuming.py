@@ -55,7 +55,7 @@ def check_same_run(config: TrainConfig, started: TrainConfig) -> None:
 
 
 def is_complete(run_dir: Path, config: TrainConfig) -> bool:
-    """Return whether a run has trained all its iterations; False if this number depends on the number of ranks.
+    """Return whether a run has trained all its iterations; False if their number depends on the number of ranks.
 
     Args:
         run_dir: The run directory.

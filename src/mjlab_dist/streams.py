@@ -39,7 +39,7 @@ def unfailing(descriptor: int, like: TextIO | None, *, by_line: bool) -> TextIO:
     Args:
         descriptor: Descriptor to write to; not closed with the stream. When a write fails, the descriptor becomes the
             null device.
-        like: Stream with the encoding and the handling of errors to use; None for UTF-8.
+        like: Stream whose encoding and error handling are used; None for UTF-8.
         by_line: Whether each line is written at once.
     """
     raw = _Unfailing(descriptor, "w", closefd=False)

@@ -35,8 +35,8 @@ def refuse_foreign(config: TrainConfig, file: Path, *, uses_ssh: bool) -> None:
 
     Args:
         config: The config.
-        file: The file that it was read from.
-        uses_ssh: Whether its ``ssh_config`` will be used.
+        file: The file that the config was read from.
+        uses_ssh: Whether the config's ``ssh_config`` will be used.
 
     Raises:
         UserError: If the config names any other function, or an SSH config file that will be used and is not in SSH's

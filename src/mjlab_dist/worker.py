@@ -204,7 +204,7 @@ def run_or_die(entry: Entry[Any], config: TrainConfig, plans: Sequence[RankPlan]
     """Run one of several ranks, send its result or error to the launcher, and end this process at once.
 
     If a failed rank only raised its error, the other ranks would wait for it in a collective operation for minutes. If
-    a rank only returned its result, it would wait for torchrunx's agent for seconds.
+    a rank only returned its result, it would wait for torchrunx's agent for several seconds.
 
     Args:
         entry: Function that this rank runs.
@@ -217,7 +217,7 @@ def run_or_die(entry: Entry[Any], config: TrainConfig, plans: Sequence[RankPlan]
     import_learner()
     own = rank_from_environment(os.environ)
     rank, plan = own.rank, plans[own.rank]
-    # SIGTERM stops the run gracefully. The launcher blocks the signal while it starts agents, and ranks inherit this.
+    # SIGTERM stops the run gracefully. The launcher blocks it while agents start, and ranks inherit the block.
     control = Control()
     signal.signal(signal.SIGTERM, lambda *_: control.request_stop())
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})

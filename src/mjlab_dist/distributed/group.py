@@ -26,7 +26,7 @@ TIMEOUT_S = 600
 START_TIMEOUT_S = 7200
 """Timeout for other ranks to start, in seconds; long, because one of them may be compiling kernels.
 
-This timeout matters if a rank fails and the launcher does not end the others, such as srun without --kill-on-bad-exit.
+This timeout matters if a rank fails and the launcher, such as srun without --kill-on-bad-exit, does not end the others.
 """
 
 _local_sum: contextvars.ContextVar[LocalSum | None] = contextvars.ContextVar("local_sum", default=None)

@@ -107,7 +107,7 @@ class LocalSum:
             link.connection.close()
 
     def _add_up(self, own: torch.Tensor, send: Sequence[torch.Tensor]) -> None:
-        """Add the tensors that the other ranks send to ``own``, in place.
+        """Add the tensors of the other ranks to ``own``, in place.
 
         Args:
             own: This rank's tensor.
@@ -256,7 +256,7 @@ def _accept(server: socket.socket, token: bytes, ranks: Sequence[int], timeout_s
             poll.poll(max(0.0, until - now) * 1000)
             with contextlib.suppress(OSError):
                 guests.append(_Guest(server.accept()[0]))
-            # Keep completed connections of ranks, and close other ones
+            # Of the completed connections, keep those of ranks, and close all others
             for guest in [guest for guest in guests if guest.is_done()]:
                 guests.remove(guest)
                 rank = guest.rank(token)
@@ -285,7 +285,7 @@ class _Guest:
         self._hello = b""
 
     def is_done(self) -> bool:
-        """Receive without waiting, and return whether no more of the message will arrive."""
+        """Receive without waiting; return True if the message is complete or late, or the connection has ended."""
         try:
             received = self.connection.recv(HELLO_BYTES - len(self._hello))
         except BlockingIOError:

@@ -58,7 +58,7 @@ def outside_launcher(environ: Mapping[str, str]) -> Literal["torchrun", "slurm"]
 
 
 def rank_from_environment(environ: Mapping[str, str]) -> Rank:
-    """Read this process's rank from the variables of torchrunx, torchrun or SLURM; without them, return the only rank.
+    """Read this process's rank from the variables of torchrunx, torchrun or SLURM; without them, return rank 0 of 1.
 
     Args:
         environ: The process's environment.

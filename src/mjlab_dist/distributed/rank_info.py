@@ -99,7 +99,8 @@ def exchange(store: Store | None, rank: int, world_size: int, key: str, value: A
         return [value]
     store.set(f"{key}/{rank}", json.dumps(value))
     values = [json.loads(store.get(f"{key}/{other}")) for other in range(world_size)]
-    # The store may be in rank 0's process, which may end after the exchange: rank 0 waits until all ranks have read.
+    # The store may be in rank 0's process, which may end after the exchange. Rank 0 therefore waits until all ranks
+    # have read the values.
     store.set(f"{key}/read/{rank}", "")
     if rank == 0:
         store.wait([f"{key}/read/{other}" for other in range(world_size)])

@@ -218,7 +218,7 @@ class Sharding:
             for e in self.sharded.values()
         ]
         total = sum(e.size_mb for e in self.sharded.values())
-        # 4 tensors per parameter: itself, its gradient and two Adam moments
+        # 4 tensors per parameter: the parameter, its gradient and two Adam moments
         saved = (
             f"Memory saved on every rank while parameters are not in use: {4 * total * kept:.1f} MiB of parameters, "
             "gradients and Adam moments."

@@ -25,7 +25,7 @@ SLURM = "slurm"
 def slurm_hosts(environ: Mapping[str, str], variable: str) -> tuple[str, ...]:
     """Return the hosts that a variable of SLURM lists, in order.
 
-    ``scontrol show hostnames`` prints the same, but containers often lack this program.
+    ``scontrol show hostnames`` prints the same list, but containers often lack this program.
 
     Args:
         environ: The process's environment.

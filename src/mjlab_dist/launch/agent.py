@@ -128,7 +128,7 @@ def _remove_own_directory() -> None:
 
 
 def _next_line(silence_s: float | None) -> bytes:
-    """Return the next line from the launcher; an empty line if the launcher has ended, or was silent for too long."""
+    """Return the next line from the launcher; no bytes if the launcher has ended, or was silent for too long."""
     ready, _, _ = select.select([0], [], [], silence_s)
     if not ready:
         return b""

@@ -23,7 +23,7 @@ from mjlab_dist.launch.handshake import accept_proven, authenticate, secret_of, 
 from mjlab_dist.wording import listed
 
 ABORT_POLL_S = 0.2
-"""Interval of checks for an abort while agents connect, in seconds."""
+"""Seconds between two checks for an abort while agents connect."""
 
 RANK_BYTES = 4
 """Length of an agent's first message: its rank in the group."""
@@ -37,7 +37,7 @@ class LauncherGroup(LauncherAgentGroup[Any]):
         secret: The secret of the launch.
         hosts: Machine of each agent.
         peers: Sockets of the agents that have connected.
-        is_aborted: Whether everything that waits for an agent must fail.
+        is_aborted: Whether every wait for an agent must fail at once.
     """
 
     listener: ClassVar[socket.socket]

@@ -1,8 +1,8 @@
 """Start torchrunx's agents: one on each machine, which starts the ranks of that machine.
 
 torchrunx would start agents with a shell command that exports the environment, and every user of a machine can read
-command lines. In this module, the agent on the launcher's machine inherits its environment, and agents on other
-machines read their environment from the standard input of an SSH session.
+command lines. In this module, the agent on the launcher's machine inherits its environment from the launcher, and
+agents on other machines read their environment from the standard input of an SSH session.
 """
 
 from __future__ import annotations

@@ -13,10 +13,10 @@ from mjlab_dist.launch.hosts import connect
 from mjlab_dist.machine.findings import Finding, Status
 
 ONLY_HERE = ("log root", "--logger wandb")
-"""Checks that matter only on the machine of rank 0, because only rank 0 writes and logs the run."""
+"""Checks that matter only on the machine of rank 0, because only rank 0 writes files and logs metrics."""
 
 TIMEOUT_S = 60
-"""Seconds to wait for the doctor of a machine."""
+"""Seconds to wait for a machine's result of ``mjlab-dist doctor``."""
 
 
 def examine_hosts(hosts: Sequence[str], ssh_config: str | None) -> dict[str, list[Finding]]:

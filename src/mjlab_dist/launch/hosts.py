@@ -88,7 +88,7 @@ def own_address(hosts: Sequence[str]) -> str:
         with socket.socket(family, socket.SOCK_DGRAM) as unsent, contextlib.suppress(OSError):
             unsent.connect((str(address), 9))  # sends nothing: the kernel only chooses the route
             return unsent.getsockname()[0]
-    return LOOPBACK  # no network: the hosts are other names of this machine
+    return LOOPBACK  # without a network, all hosts are names of this machine
 
 
 def listen_on(address: str, port: int = 0) -> socket.socket:
@@ -96,7 +96,7 @@ def listen_on(address: str, port: int = 0) -> socket.socket:
 
     Args:
         address: IPv4 or IPv6 address.
-        port: Port; 0 for any that is free.
+        port: Port; 0 for any free port.
 
     Raises:
         OSError: If the port is in use.

@@ -103,7 +103,7 @@ def read_record(line: bytes) -> logging.LogRecord:
         line: A line of JSON.
 
     Returns:
-        The record. If the line is not a complete record, a warning instead, for the log of the launcher's machine.
+        The record. If the line is not a complete record: a warning for the log of the launcher's machine.
     """
     try:
         fields = json.loads(line)

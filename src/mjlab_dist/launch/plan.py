@@ -37,8 +37,8 @@ from mjlab_dist.run_files import has_file, run_of
 from mjlab_dist.wording import listed
 
 MAX_TIMESTEP_S = 0.05
-"""Assumed maximum length of a physics step, in s. If an episode is shorter than a control step of such physics
-steps, the model is built to read the actual length."""
+"""Assumed maximum length of a physics step, in s. If an episode is shorter than a control step with physics
+steps of this length, the model is built to read the actual length."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,8 +139,8 @@ def plan_hosts(
 ) -> tuple[Host, ...]:
     """Choose the machines and devices of all ranks. With ``--sync-code``, also copy the project to the other machines.
 
-    Every command that starts ranks on several machines calls this function. It checks the flags of this machine's
-    devices, copies files, and then checks the other machines, which use the copied files.
+    Every command that starts ranks on several machines calls this function. It checks the flags that choose
+    this machine's devices, copies files, and then checks the other machines, which use the copied files.
 
     Args:
         config: The run's config.
@@ -236,7 +236,7 @@ def _check_init_from(config: TrainConfig, file: str) -> None:
     for part in ("actor_state_dict", "critic_state_dict"):
         if not isinstance(content.get(part), dict):
             raise UserError(f"--init-from {file}: has no {part}; give a checkpoint of a run, model_<iteration>.pt")
-    # Task, if the checkpoint is still in its run directory. trust is safe: no function of that run's config is called.
+    # Task, if the checkpoint is still in its run directory. trust=True is safe: no function of that config is called.
     run = run_of(Path(file))
     if not has_file(run, CONFIG_FILE):
         return

@@ -66,7 +66,7 @@ class Launch:
     name: str
     """Value of the variable that marks all its processes."""
     secret: bytes
-    """Secret of the launch, which only its processes know."""
+    """Secret of the launch, which only its processes have."""
     address: str
     """Address of this machine for the other machines; the loopback address if all ranks are on this machine."""
     agent_listener: socket.socket
@@ -187,7 +187,7 @@ def end_processes(config: TrainConfig, hosts: Sequence[str], launch: str, listen
 
 
 def exported_names(environ: Mapping[str, str]) -> list[str]:
-    """Return the names of the variables that ranks on other machines get. Ranks on this machine inherit all.
+    """Return the names of the variables that ranks on other machines get. Ranks on this machine inherit all variables.
 
     Args:
         environ: The process's environment.

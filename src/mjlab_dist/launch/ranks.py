@@ -179,7 +179,7 @@ def _debug(listen: Listener, text: str) -> None:
 
 
 def _with_log(error: RankError, logs: Path | None, plan: RunPlan, *outputs: IO[str]) -> RankError:
-    """Return an error with the path of the rank's log and, if it has no report, the error output of child processes."""
+    """Return an error with the path of the rank's log; without a report, add the error output of child processes."""
     for output in outputs:
         output.seek(0)
     message, report = str(error), error.report or "".join(output.read() for output in outputs)

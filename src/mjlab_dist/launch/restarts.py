@@ -156,7 +156,7 @@ def _at_checkpoint(error: RankError, config: TrainConfig, plan: RunPlan, listen:
 
 def _raise_if_final(error: RankError, config: TrainConfig, plan: RunPlan, control: Control, attempt: int) -> None:
     """Raise the error of an attempt if no further attempt may follow; otherwise, renew the run's lease."""
-    # Errors of this exit code, such as a non-finite number, would occur again
+    # Errors with this exit code, such as a non-finite number, would occur again
     if config.max_restarts == 0 or error.exit_code is Exit.NUMERICS or control.stop_requested:
         raise error
     if plan.lease is not None:

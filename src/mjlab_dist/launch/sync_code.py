@@ -29,7 +29,7 @@ RECORD = '"${{XDG_CACHE_HOME:-$HOME/.cache}}/mjlab_dist/synced/{name}"'
 file's name is a digest of the project's path."""
 
 READ_RECORD = f"cat {RECORD} 2>/dev/null || true"
-"""Program that prints this file, the record of the last copy."""
+"""Program that prints the file at :data:`RECORD`, the record of the last copy."""
 
 READ_FILES = "cd {root} 2>/dev/null || exit 0; xargs -0 sha256sum -z -- 2>/dev/null || true"
 """Program that reads names of files, and prints the digests of those that exist."""
@@ -222,7 +222,7 @@ class _Target:
         self._ssh = ["ssh", *file, *(word for option in options for word in ("-o", option))]
 
     def copy(self, project: Digests, *, overwrite: bool) -> Changes:
-        """Copy the project to the other machine, and remove copied files that are no longer part of it.
+        """Copy the project to the other machine, and remove copied files that are no longer in the project.
 
         Args:
             project: Digests of the files on this machine.

@@ -47,10 +47,10 @@ def train(
 ) -> RunResult:
     """Train a policy and wait for the result. May be called from any thread; one run at a time.
 
-    A single rank runs in this process, unless ``max_restarts`` is set or CUDA in this process cannot see its GPU.
-    Several ranks run in separate processes. torchrunx starts these processes, over SSH if they are on other machines. A
-    process that torchrun or SLURM started as one of several is itself one rank. Signal handlers stay as they are:
-    KeyboardInterrupt ends every rank.
+    A single rank runs in this process, unless ``max_restarts`` is set or CUDA in this process cannot see the rank's
+    GPU. Several ranks run in separate processes. torchrunx starts these processes, over SSH if they are on other
+    machines. A process that torchrun or SLURM started as one of several is itself one rank. Signal handlers stay as
+    they are: KeyboardInterrupt ends every rank.
 
     Args:
         config: The run.
@@ -167,7 +167,7 @@ def _prepare_process(device: RankDevice, *, is_own: bool) -> None:
 def _reserved(
     run_dir: Path, config: TrainConfig, devices: Sequence[str], listen: Listener, *, is_new: bool
 ) -> Iterator[Lease]:
-    """Hold the lease of the run, and write the run's config and origin into its directory.
+    """Hold the lease of the run, and write the run's config and provenance into its directory.
 
     After a UserError, a new directory is removed again: the run cannot train, and ``--run latest`` must not find it.
 

@@ -23,7 +23,7 @@ OTHER_GPUS = "see nvidia-smi, or choose other GPUs"
 
 MAX_RANKS_PER_CORE = 4
 """Maximum number of CPU ranks per core without --oversubscribe. It allows tests with a few ranks on small machines. A
-larger number is probably a typing error, and ranks would wait so long for each other that they seem to hang."""
+larger number is probably a mistake, and ranks would wait so long for each other that they seem to hang."""
 
 MIG = "MIG-"
 """Prefix of the UUIDs of MIG instances."""
@@ -109,8 +109,8 @@ def plan_devices(
         flags: The run's config, or its flags for devices.
         environ: The environment, for CUDA_VISIBLE_DEVICES.
         gpus: The machine's GPUs.
-        num_ranks: Number of ranks. They use the first of the chosen GPUs, or the CPU. None for one rank per GPU, or for
-            ``cpu_ranks`` ranks on the CPU.
+        num_ranks: Number of ranks. They use the first GPUs of those chosen, or the CPU. None for one rank per GPU, or
+            for ``cpu_ranks`` ranks on the CPU.
 
     Raises:
         UserError: If the chosen GPUs do not exist, cannot be used, are repeated, are too few, or are combined with CPU
@@ -248,7 +248,7 @@ def _query_card(card: int) -> list[Gpu]:
 
 
 def _query_instances(handle: Any) -> list[tuple[str, str | None]]:
-    """Return the UUID and model name of each MIG instance of a GPU that this user may use."""
+    """Return the UUID and model name of each of a GPU's MIG instances that this user may use."""
     import pynvml  # noqa: PLC0415
 
     found: list[tuple[str, str | None]] = []

@@ -1,4 +1,4 @@
-"""Check whether this machine can train: the checks before a run, and further ones. Imports no torch."""
+"""Check whether this machine can train: the checks before a run, and additional checks. Imports no torch."""
 
 from __future__ import annotations
 
@@ -233,9 +233,9 @@ def _has_launcher(process: psutil.Process) -> bool:
 
 
 def _is_launcher(process: psutil.Process) -> bool:
-    """Return whether a process may have launched ranks: a Python that is not a rank itself.
+    """Return whether a process may have launched ranks: a Python process that is not a rank.
 
-    The parent of an orphan is init or a similar process, which is not a Python.
+    The parent of an orphan is init or a similar process, which is not a Python process.
     """
     try:
         return Path(process.exe()).name.startswith("python") and LAUNCH not in process.environ()

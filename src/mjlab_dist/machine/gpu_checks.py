@@ -23,7 +23,7 @@ TOOLKIT = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).wp_cuda_toolkit_ve
 """Program that prints the CUDA version of a build of Warp, such as 12040 (0 without CUDA), given its library's path."""
 
 WARP_TIMEOUT_S = 10.0
-"""Timeout, in seconds, for loading Warp's library, which has 300 MB."""
+"""Timeout, in seconds, for loading Warp's library, a file of 300 MB."""
 
 SOURCES = {
     "torch": "https://pytorch.org/get-started",
@@ -36,7 +36,7 @@ DRIVERS = {12: 525, 13: 580}
 
 
 def check_torch() -> Finding:
-    """Check whether the installed torch can use the GPUs of this machine, which must have some."""
+    """Check whether the installed torch can use this machine's GPUs. There must be at least one GPU."""
     try:
         torch = metadata.distribution("torch")
     except metadata.PackageNotFoundError:
@@ -47,7 +47,7 @@ def check_torch() -> Finding:
 
 
 def check_warp() -> Finding:
-    """Check whether the installed Warp can use the GPUs of this machine, which must have some.
+    """Check whether the installed Warp can use this machine's GPUs. There must be at least one GPU.
 
     Only Warp's library contains the version of CUDA that it was built for. A separate process loads the library to read
     this version.

@@ -39,7 +39,7 @@ def learner_bytes(agent: AgentConfig, observations: Mapping[str, int], num_actio
 
     Args:
         agent: Config of the learner.
-        observations: Numbers per env in each observation group.
+        observations: Width of each observation group, by name.
         num_actions: Actions per env.
         device: ``cpu`` or ``cuda:<index>``.
     """

@@ -55,7 +55,7 @@ def kill_with_descendants(process: subprocess.Popen[bytes]) -> None:
                 descendant.kill()
     process.kill()
     with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(timeout=1)  # waiting longer does not help if it hangs in the kernel
+        process.wait(timeout=1)  # waiting longer does not help if the process hangs in a system call
 
 
 @contextlib.contextmanager
@@ -108,7 +108,7 @@ def remove_leftovers() -> None:
 
 
 def remove_own() -> None:
-    """Remove the temporary directories of the launches of this process, which is about to end at once."""
+    """Remove the temporary directories of this process's launches; the process is about to exit without cleanup."""
     for path in _own_directories(f"{TEMPORARY}{os.getpid()}-"):
         shutil.rmtree(path, ignore_errors=True)
 
@@ -190,7 +190,7 @@ def run_program(program: str, *args: str, timeout_s: float) -> str:
     Args:
         program: The code, which imports the standard library only.
         args: Its arguments.
-        timeout_s: Seconds until it is killed.
+        timeout_s: Seconds until the process is killed.
 
     Raises:
         OSError: If the code takes too long, or raises an exception; the message is that of the exception.

@@ -80,7 +80,7 @@ def _wandb_peer(environ: Mapping[str, str]) -> tuple[str, int]:
     """Return the host and port that Weights & Biases connects to: its server, or a proxy.
 
     Raises:
-        ValueError: If one of the two is not a URL.
+        ValueError: If the address of the server or proxy is not a URL.
     """
     from urllib.request import getproxies, proxy_bypass  # noqa: PLC0415 (slow to import, and needed here only)
 
