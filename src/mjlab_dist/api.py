@@ -39,8 +39,8 @@ def train(task: str | TrainConfig, *, quiet: bool = False, trust: bool = False, 
     """Train a policy and wait for the result, like the command ``train``.
 
     A single rank trains in this process, and its errors are raised unchanged. If there are several ranks,
-    ``max_restarts`` is set, or this process cannot see the rank's GPU, ranks train in separate processes. These have
-    all ended when this function returns or raises. Ctrl-C raises KeyboardInterrupt.
+    ``max_restarts`` is set, or this process cannot see the rank's GPU, ranks train in separate processes. All
+    these processes have ended when this function returns or raises. Ctrl-C raises KeyboardInterrupt.
 
     Args:
         task: Name of a task, or the config to start from.
@@ -213,11 +213,11 @@ def _start(task: str | TrainConfig, fields: Mapping[str, Any], *, trust: bool) -
 
 
 def configured(base: TrainConfig, fields: Mapping[str, Any]) -> TrainConfig:
-    """Return a config with other values.
+    """Return a copy of a config in which some fields have new values.
 
     Args:
         base: The config to start from.
-        fields: Values by name; nested names have dots. A whole object, such as ``agent``, is set before its fields.
+        fields: New values by name; nested names have dots. A whole object, such as ``agent``, is set before its fields.
 
     Raises:
         UserError: If a field does not exist, its value has a different type, or two fields exclude each other.

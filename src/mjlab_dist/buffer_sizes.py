@@ -51,9 +51,9 @@ class Usage:
     contacts_of_all: int
     """Maximum number of contacts in the whole batch."""
     pairs_of_all: int
-    """Maximum number of geom pairs in the whole batch that pass MuJoCo Warp's broad phase.
+    """Maximum number of geom pairs that pass MuJoCo Warp's broad phase, in the whole batch.
 
-    The list of pairs has as many entries as the list of contacts.
+    The list of pairs has room for as many entries as the list of contacts.
     """
 
     @property

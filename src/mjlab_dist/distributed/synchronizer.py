@@ -92,7 +92,7 @@ class AllReduce:
         return sent
 
     def due(self, iteration: int) -> bool:  # noqa: ARG002 (the protocol's)
-        """Return False: parameters are always equal."""
+        """Return False: parameters are always equal on all ranks."""
         return False
 
 

@@ -213,8 +213,8 @@ def _adapted_torchrunx(launch: Launch) -> Iterator[_Adapted]:
     """Adapt torchrunx to use the agents and the sockets of a launch. torchrunx's modules do not change.
 
     After an early interrupt, the thread of torchrunx's launcher may still be starting when this context ends. The
-    thread then cannot start the log process any more, and a running log process is killed: torchrunx would end the log
-    process only minutes later, and this process would wait for that.
+    context then prevents the thread from starting the log process, and kills a running log process: torchrunx would end
+    the log process only minutes later, and this process would wait until then.
     """
     import torchrunx.launcher
     import torchrunx.utils.log_streaming

@@ -266,7 +266,7 @@ def _ended_after_a_rank(agent: Ended, error: BaseException | None) -> bool:
     """Return whether an agent has ended because a rank on another machine ended.
 
     An agent is torchrunx's process that starts the ranks of one machine. If a rank is lost, all of torchrunx's agents
-    end. Their exit code is 0, or another one if they lose their connections first. torchrunx's launcher then raises
+    end. Their exit code is 0, or a different one if they lose their connections first. torchrunx's launcher then raises
     WorkerFailedError.
     """
     return agent.code == 0 or type(error).__name__ == "WorkerFailedError"

@@ -68,7 +68,7 @@ class There:
     recorded: Mapping[str, Set[str]]
     """Digests of the files that were copied to that machine: by the last copy, and by an interrupted one."""
     digests: Digests
-    """Digests of its files."""
+    """Digests of the files on that machine."""
     committed: Set[str]
     """Files that do not differ from the last commit of the git repository on that machine."""
 

@@ -158,7 +158,7 @@ def end_children(launch: str | None = None) -> None:
 
 
 def _wait_until_ended(processes: Sequence[psutil.Process]) -> None:
-    """Wait until descendants of this process have ended, but not forever.
+    """Wait until descendants of this process have ended, but at most :data:`PATIENCE_S`.
 
     A descendant whose parent has ended becomes a zombie until the first process of the machine removes it. In a
     container, this first process is often a program that never removes zombies.
@@ -169,8 +169,8 @@ def _wait_until_ended(processes: Sequence[psutil.Process]) -> None:
     while not all(_has_ended(process) for process in processes) and time.monotonic() < deadline:
         time.sleep(0.005)
     for process in processes:
-        with contextlib.suppress(psutil.Error):  # it is not a child of this process
-            process.wait(timeout=0)  # so that it does not remain as a zombie of this process
+        with contextlib.suppress(psutil.Error):  # not a child of this process
+            process.wait(timeout=0)  # otherwise, a child would remain as a zombie
 
 
 def _has_ended(process: psutil.Process) -> bool:
