@@ -161,7 +161,8 @@ def find_project(directory: Path) -> Path:
 def list_files(root: Path, log_root: Path) -> list[str]:
     """Return the files of a project: tracked by git, or new and not ignored.
 
-    Without git, all files are returned, except for those in hidden directories and in :data:`SKIPPED`.
+    Without git, all files are returned, except for those in hidden directories and in :data:`SKIPPED`, and those whose
+    names start with ``.env``.
 
     Args:
         root: Directory of the project.
@@ -196,7 +197,7 @@ def _is_file(path: Path) -> bool:
 def _walk(root: Path) -> Iterator[Path]:
     for folder, folders, files in os.walk(root):
         folders[:] = [name for name in folders if name not in SKIPPED and not name.startswith(".")]
-        yield from (Path(folder, name) for name in files)
+        yield from (Path(folder, name) for name in files if not name.startswith(".env"))  # such files have secrets
 
 
 def _digest(file: Path) -> str:

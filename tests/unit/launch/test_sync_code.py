@@ -42,11 +42,12 @@ def test_git_lists_committed_and_new_files(repository: Path) -> None:
     assert list_files(repository, repository / "runs") == [".gitignore", "link", "new.py", "src/a b\n'.py"]
 
 
-def test_without_git_hidden_files_are_left_out(tmp_path: Path) -> None:
-    for name in ("pyproject.toml", "src/task.py", ".venv/bin/python", "src/__pycache__/task.pyc", "logs/run/model.pt"):
+def test_without_git_hidden_directories_and_secrets_are_left_out(tmp_path: Path) -> None:
+    left_out = (".venv/bin/python", "src/__pycache__/task.pyc", "logs/run/model.pt", ".env", "src/.env.local")
+    for name in ("pyproject.toml", "src/task.py", ".python-version", *left_out):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    assert list_files(tmp_path, tmp_path / "logs") == ["pyproject.toml", "src/task.py"]
+    assert list_files(tmp_path, tmp_path / "logs") == [".python-version", "pyproject.toml", "src/task.py"]
 
 
 def test_large_projects_are_refused(tmp_path: Path) -> None:
