@@ -112,8 +112,8 @@ def read_config_file(path: Path, *, trust: bool = False, uses_ssh: bool = True) 
             or if ``--ssh-config`` replaces it.
 
     Raises:
-        UserError: If there is no such file, or it does not contain a config, or the config may run any code. The
-            message names the line.
+        UserError: If there is no such file, or it does not contain a config, or the config may run any code. If a value
+            is wrong, the message names its line.
     """
     import yaml  # noqa: PLC0415 (not needed to print help)
 

@@ -222,7 +222,8 @@ class PhysicsProbe:
     def _comparison(self, difference: float) -> str:
         if self._reason:
             return f"not compared with MuJoCo's C code, because {self._reason}"
-        return f"velocities equal those of MuJoCo's C code within {max(difference, 1e-6):.1g} of their change per step"
+        share = f"{max(difference, 1e-6):.1g}"
+        return f"velocities differ from those of MuJoCo's C code by {share} times their change per step"
 
     def _fastest(self) -> str:
         if not len(self._max_speeds):

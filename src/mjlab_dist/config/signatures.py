@@ -81,8 +81,8 @@ def check_model_params(flag: str, model: str, params: Mapping[str, Any]) -> None
     if not is_function(model):
         for name, value in params.items():
             raise UserError(
-                f"{_flag(flag, name)} {value}: the model is not a function, and takes no parameters; remove it, or set "
-                f"{flag}.model to package.module:function"
+                f"{_flag(flag, name)} {value}: the model is not a function, so it takes no parameters; remove this one "
+                f"or set {flag}.model to package.module:function"
             )
         return
     found = definition(*model.split(":", 1))

@@ -149,7 +149,7 @@ class Env(Finder, VecEnv):
         self._events = Events(self, config.events, binder, self._randomizations.intervals)
         self._events.start_up(self, self._everywhere)
         self._randomizations.end_startup()
-        # Observations come last: to measure their widths, they are evaluated, which needs sensors, commands and origins
+        # Observations, after most terms: to measure their widths, they are evaluated, which needs sensors and commands
         self.observation_groups = {
             group: binder.make_observations(group, terms) for group, terms in config.observations.items()
         }

@@ -356,7 +356,7 @@ def _compare_python(kind: str, version: str, library: str | None) -> str | None:
     Args:
         kind: Implementation, such as CPython.
         version: Version.
-        library: Directory of the standard library that the host's Python finds first; None if this is its own library.
+        library: Directory from which the host's Python imports the standard library; None if this is its own directory.
     """
     own_kind, own_version = platform.python_implementation(), platform.python_version()
     has = f"has {kind} {version}, but this machine has {own_kind} {own_version}"

@@ -265,7 +265,7 @@ def _adapted_torchrunx(launch: Launch) -> Iterator[_Adapted]:
 
 
 class _LogProcess(ForkProcess):
-    """Log process of torchrunx. It records whether it was killed, which happens at the end of a launch."""
+    """Log process of torchrunx. It records whether the launcher has killed it, as at the end of a launch."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)

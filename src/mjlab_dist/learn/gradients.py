@@ -12,7 +12,7 @@ class FlatGradients:
 
     Attributes:
         buffer: (number of parameters + 1,) in fp32. The last slot is reduced with the gradients.
-        groups: The part of the buffer that holds each group of parameters.
+        groups: For each group of parameters, the part of the buffer with its gradients.
     """
 
     def __init__(self, groups: Sequence[Sequence[torch.nn.Parameter]], device: str) -> None:

@@ -38,7 +38,7 @@ class HeightScan(LazySensor):
     Attributes:
         offsets: Horizontal offsets of the points from the base, forward and left, in m, (k, 2), in the order of the
             observation.
-        heights: Distances to the ground minus the offset, in m, (num_envs, k).
+        heights: Distances to the ground minus ``offset_m``, in m, (num_envs, k).
     """
 
     def __init__(

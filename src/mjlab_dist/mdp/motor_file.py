@@ -69,8 +69,8 @@ def read_layers(flag: str, file: str, num_inputs: int, activation: str) -> list[
             y = y if i + 1 == len(layers) else FUNCTIONS[activation](y)
         if not torch.allclose(evaluate(x), y, rtol=1e-3, atol=1e-4):
             raise UserError(
-                f"{flag}: its outputs differ from those of its layers with activation {activation}; change the "
-                "activation"
+                f"{flag}: linear layers with activation {activation} do not reproduce its outputs; set the activation "
+                "of the network"
             )
     return layers
 

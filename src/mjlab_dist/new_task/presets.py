@@ -187,7 +187,7 @@ _ANYMAL_C = Preset(
 _SPOT = Preset(
     label="Boston Dynamics Spot",
     name="spot",
-    source="Isaac Lab; torque of the knees: the largest of its table, near the angle of the standing robot",
+    source="Isaac Lab; the torque of the knees is the maximum of Isaac Lab's table of torques by knee angle",
     motors={
         "hips": _motors("[fh][lr]_h[xy](_leg_joint)?", stiffness=60.0, damping=1.5, effort=45.0),
         "knees": _motors("[fh][lr]_kn(_leg_joint)?", stiffness=60.0, damping=1.5, effort=113.0),

@@ -113,7 +113,7 @@ def _robot(packed: Packed) -> Iterable[tuple[str, str]]:
         yield "action terms", _code(env.actions)
         yield "observation terms", _code(env.observations.get("actor", {}))
         return
-    yield "control step", f"{about['control_step_s']:g} s, of {about['physics_step_s']:g} s physics steps"
+    yield "control step", f"{about['control_step_s']:g} s, in physics steps of {about['physics_step_s']:g} s"
     yield "actions", f"{len(about['actions'])}: {_code(one['name'] for one in about['actions'])}"
     yield "observations", ", ".join(f"`{one['name']}` ({one['width']})" for one in about["observations"])
     if about["commands"]:

@@ -60,7 +60,7 @@ def main(run_dir: Path) -> None:
     die_with_parent()
     os.nice(NICENESS)
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-    # Only this module may write to the pipe, so standard output is redirected: Warp and other libraries print to it
+    # Standard output is a pipe to rank 0. Keep the pipe for this module, and discard what libraries print
     pipe = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 

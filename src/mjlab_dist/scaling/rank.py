@@ -48,7 +48,7 @@ def time_rank(config: TrainConfig, plan: RankPlan, control: Control) -> RankTime
     Args:
         config: The run's config, with at least two iterations.
         plan: Device, budget and run directory.
-        control: Receives progress, and requests to stop.
+        control: Receives heartbeats. Its stop request ends training.
     """
     with joined(config, plan) as learner:
         import torch

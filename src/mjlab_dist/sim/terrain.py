@@ -66,7 +66,7 @@ class Terrain:
         self.size_m = (0.5 * config.resolution_m * cols, 0.5 * config.resolution_m * rows)
         self.heights: Floats = np.zeros((rows + 1, cols + 1), dtype=np.float32)
 
-        # Tiles: their heights, and the start of episodes in their middle
+        # Heights of the tiles, and the start position in the middle of each tile
         platform = _distance(config) <= 0
         self.origins: Floats = np.zeros((config.num_levels, config.num_columns, 3), dtype=np.float32)
         for level, column in itertools.product(range(config.num_levels), range(config.num_columns)):

@@ -51,7 +51,7 @@ def verify_rank(config: TrainConfig, plan: RankPlan, control: Control) -> Eviden
     Args:
         config: The run's config, with at least two iterations.
         plan: Device, budget and run directory.
-        control: Receives progress, and requests to stop.
+        control: Receives heartbeats. Its stop request ends training.
     """
     with _Written(plan.run_dir) as written, joined(config, plan) as learner:
         from mjlab_dist.verify.watched import Watch  # noqa: PLC0415 (imports torch)

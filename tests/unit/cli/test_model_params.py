@@ -157,8 +157,8 @@ def test_configs_of_older_versions_have_no_parameters() -> None:
         (
             "mjlab_dist_tasks.cartpole:cartpole.xml",
             {"leg_length": 0.3},
-            "--env.sim.model-params.leg-length 0.3: the model is not a function, and takes no parameters; remove it, "
-            "or set --env.sim.model to package.module:function",
+            "--env.sim.model-params.leg-length 0.3: the model is not a function, so it takes no parameters; remove "
+            "this one or set --env.sim.model to package.module:function",
         ),
     ],
 )

@@ -20,7 +20,7 @@ def test_rounding_errors_of_gradients_do_not_add_up(name: str) -> None:
         synchronizer.reduce(buffer)
         total += buffer[:-1]
         kl.append(buffer[-1].item())
-    # The sum lacks at most the rounding error of the last step, not the errors of all 64 steps.
+    # The sum is off by at most the rounding error of one step, not by the errors of all 64 steps.
     bits = torch.finfo(FORMATS[name])
     one_error = bits.eps * gradients.abs() + bits.smallest_normal * bits.eps
     assert (total - num_steps * gradients.double()).abs().le(one_error).all()

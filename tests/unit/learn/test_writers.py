@@ -158,7 +158,7 @@ def test_rows_that_a_power_failure_has_zeroed_are_dropped_with_a_warning(
     data[first : first + size] = bytes(size)
     (tmp_path / name).write_bytes(data.replace(b'"iteration": 0', b'"iteration": 10'))
     kept = [i for i in range(1, 11) if i not in lost]
-    if first != 2 * len(LINE) + 7:  # in other cases, a part of a row remains
+    if first != 2 * len(LINE) + 7:  # in the skipped case, parts of two rows remain in one line
         assert [one["iteration"] for one in read_metrics(tmp_path, name)] == kept
     (tmp_path / METRICS_FILE).touch()
     events: list[Event] = []
