@@ -209,7 +209,7 @@ class Sharding:
         if not self.sharded:
             return (
                 f"Nothing is sharded: no parameter has two or more dimensions, {min_size_mb:g} MiB or more, and a "
-                f"dimension that {self._num_devices} divides."
+                f"dimension divisible by {self._num_devices}."
             )
         kept = 1 - 1 / self._num_devices
         lines = [
