@@ -216,9 +216,12 @@ class Lab:
         return str(Path(f"/proc/{pid}/ns/pid").readlink())
 
 
-def _pid_inside(pid: int) -> int:
-    """Return the ID that a process has in its innermost PID namespace."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+def _pid_inside(pid: int) -> int | None:
+    """Return the ID that a process has in its innermost PID namespace; None if the process has ended."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
     return int(next(line for line in lines if line.startswith("NSpid:")).split()[-1])
 
 
