@@ -285,7 +285,7 @@ def test_the_project_is_copied_to_other_hosts(lab: Lab, tmp_path: Path):
     (theirs / "own_file").touch()
     run = train("refused", "keep")
     assert run.wait() == Exit.PREFLIGHT, run.output
-    assert f" {lab.work / 'project' / '.gitignore'} " in run.output
+    assert f"{lab.work / 'project' / '.gitignore'} has changes" in run.output
     assert (theirs / "own_rewards.py").read_text() == REWARD.format(value=1.0)
     # Overwrite, as the flag requests
     run = train("overwritten", "overwrite")

@@ -197,7 +197,7 @@ def _is_file(path: Path) -> bool:
 def _walk(root: Path) -> Iterator[Path]:
     for folder, folders, files in os.walk(root):
         folders[:] = [name for name in folders if name not in SKIPPED and not name.startswith(".")]
-        yield from (Path(folder, name) for name in files if not name.startswith(".env"))  # such files have secrets
+        yield from (Path(folder, name) for name in files if not name.startswith(".env"))  # may have secrets
 
 
 def _digest(file: Path) -> str:

@@ -131,7 +131,8 @@ WAITS = r"rewards.wrong \(terms_with_mistakes.py:\d+\): "
             "events",
             event(mistakes.unseeded),
             {
-                "seeds": r"events.wrong: different values of qvel at the start of the first episodes, though the seed",
+                "seeds": r"events.wrong: different values of qvel at the start of the first episodes, though the seed "
+                r"is 1",
                 "resume": r"events.wrong: different values of qvel",
                 "replay": r".*events.wrong \(terms_with_mistakes.py:\d+\)",
             },

@@ -265,7 +265,10 @@ def declared(**fields: Any) -> Callable[[], str]:
 @pytest.mark.parametrize(
     ("why", "starts"),
     [
-        (declared(names=("hand",)), "--env.sim.contacts.feet.names hand: matches none of the model's names: world"),
+        (
+            declared(names=("hand",)),
+            "--env.sim.contacts.feet.names hand: matches none of the model's names: world, trunk, FL",
+        ),
         (declared(names=("(",)), "--env.sim.contacts.feet.names (: is not a regular expression"),
         (declared(names=()), "--env.sim.contacts.feet.names: the list is empty"),
         (declared(entity="dog"), "--env.sim.contacts.feet.entity dog: the scene has no entities"),
