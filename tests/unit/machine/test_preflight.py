@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import select
 import shlex
+import signal
 import socket
 import subprocess
 import sys
@@ -613,11 +615,14 @@ def test_processes_without_their_launcher_are_named():
         orphan = subprocess.run(
             ["sh", "-c", "sleep 60 > /dev/null 2>&1 & echo $!"], env=environ, check=True, capture_output=True, text=True
         ).stdout.strip()
+        end = os.pidfd_open(int(orphan))
         try:
             finding = doctor.check_leftovers()
         finally:
-            subprocess.run(["kill", orphan], check=True)
+            signal.pidfd_send_signal(end, signal.SIGKILL)
             looked_after.kill()
+            select.select([end], [], [])  # until the orphan, which is not a child of this process, has ended
+            os.close(end)
     assert finding.status is Status.WARNING
     assert finding.fix.startswith("kill -9 ")
     assert orphan in finding.fix.split()
