@@ -59,7 +59,7 @@ class Advice:
                 if text is not None:
                     emit("warning", text=text)
         if self._watches_memory and iteration % MEMORY_INTERVAL == 0:
-            text = memory_advice(*self._memory_bytes(), self._device, self._config)
+            text = memory_advice(*self._memory_bytes(), self._memory_place(), self._config)
             self._watches_memory = text is None
             if text is not None:
                 emit("warning", text=text)
@@ -71,6 +71,12 @@ class Advice:
         # A container may get only a part of the machine's memory. All ranks use about the same amount.
         free = free_cpu_bytes()
         return free, free + 1e6 * memory_mb(torch.device("cpu")) * (self._config.cpu_ranks or 1)
+
+    def _memory_place(self) -> str:
+        """Return whose memory this rank checks, as the user who reads rank 0's terminal would name it."""
+        if self._device != "cpu":
+            return "the GPU" if self._rank.world_size == 1 else f"the GPU of rank {self._rank.rank}"
+        return "this machine" if self._rank.is_main else f"the machine of rank {self._rank.rank}"
 
 
 def waiting_advice(shares: Sequence[float], config: TrainConfig) -> str | None:
@@ -95,16 +101,15 @@ def waiting_advice(shares: Sequence[float], config: TrainConfig) -> str | None:
     return f"{problem}; {fix}; mjlab-dist scaling {config.task} shows where the time is spent"
 
 
-def memory_advice(free: float, total: float, device: str, config: TrainConfig) -> str | None:
+def memory_advice(free: float, total: float, where: str, config: TrainConfig) -> str | None:
     """Return advice if the memory is nearly full; None otherwise.
 
     Args:
         free: Free bytes.
         total: All bytes that the run can use.
-        device: ``cpu`` or ``cuda:<index>``.
+        where: The machine or GPU that has this memory.
         config: The run's config.
     """
     if free > MIN_FREE * total:
         return None
-    where = "this machine" if device == "cpu" else "the GPU"
     return f"only {byte_size(free)} of memory are left on {where}; the run may fail; lower --num-envs {config.num_envs}"

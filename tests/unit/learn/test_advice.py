@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 import pytest
+import torch
 
 from mjlab_dist import registry
 from mjlab_dist.config import TrainConfig
@@ -72,4 +73,16 @@ def test_memory_that_is_nearly_full_is_reported_once_per_machine(
     monkeypatch.setattr(advice, "free_cpu_bytes", lambda: 100e6)
     (text,) = warnings(Advice(config, first, "cpu"), calm)
     assert f"--num-envs {config.num_envs}" in text
+    assert "this machine" in text
     assert warnings(Advice(config, second, "cpu"), calm) == []
+    (text,) = warnings(Advice(config, Rank(rank=3, local_rank=0, world_size=6), "cpu"), calm)
+    assert "the machine of rank 3" in text
+
+
+@pytest.mark.parametrize(("rank", "where"), [(Rank(), "the GPU"), (Rank(rank=1, world_size=2), "the GPU of rank 1")])
+def test_a_gpu_whose_memory_is_nearly_full_is_named(
+    config: TrainConfig, monkeypatch: pytest.MonkeyPatch, rank: Rank, where: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (1e9, 80e9))
+    (text,) = warnings(Advice(config, rank, "cuda:0"), [(0.0, 0.0)] * 40)
+    assert f" left on {where}; " in text
