@@ -9,7 +9,7 @@ from mjlab_dist.errors import UserError
 
 
 def find_names(what: str, patterns: Iterable[str], names: Sequence[str | None]) -> list[int]:
-    """Return the indices of the names that fully match any pattern, in order.
+    """Return the indices of the names that fully match at least one pattern, in ascending order.
 
     Args:
         what: The flag or parameter that holds the patterns, for messages.

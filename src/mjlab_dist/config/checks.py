@@ -85,8 +85,8 @@ def validate_rollout(agent: AgentConfig, num_envs: int) -> None:
     if agent.rnn != "none":
         if num_envs % agent.num_mini_batches:
             raise UserError(
-                f"--agent.num-mini-batches {agent.num_mini_batches}: does not divide --num-envs {num_envs}, and "
-                f"with --agent.rnn {agent.rnn} mini-batches consist of whole envs; "
+                f"--agent.num-mini-batches {agent.num_mini_batches}: does not divide --num-envs {num_envs}; "
+                f"with --agent.rnn {agent.rnn}, a mini-batch consists of whole envs; "
                 f"use {_nearest_divisor(num_envs, agent.num_mini_batches)}"
             )
         return

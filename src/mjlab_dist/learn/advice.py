@@ -92,7 +92,7 @@ def waiting_advice(shares: Sequence[float], config: TrainConfig) -> str | None:
     longest = max(shares)
     if len(waiting) == len(shares):
         problem = f"all ranks spend more than {MAX_WAITING:.0%} of their time in collectives, up to {longest:.0%}"
-        fix = f"raise --sync.period {config.sync.period}, which needs fewer of them, or use more --num-envs"
+        fix = f"raise --sync.period (now {config.sync.period}), so that collectives are fewer, or use more --num-envs"
     else:
         slowest = min(range(len(shares)), key=shares.__getitem__)
         verb = "waits" if len(waiting) == 1 else "wait"
@@ -112,4 +112,5 @@ def memory_advice(free: float, total: float, where: str, config: TrainConfig) ->
     """
     if free > MIN_FREE * total:
         return None
-    return f"only {byte_size(free)} of memory are left on {where}; the run may fail; lower --num-envs {config.num_envs}"
+    left = f"only {byte_size(free)} of memory are left on {where}"
+    return f"{left}; the run may fail; lower --num-envs (now {config.num_envs})"

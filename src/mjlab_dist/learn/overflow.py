@@ -90,7 +90,7 @@ class OverflowCheck:
             emit(
                 "warning",
                 text=f"{row['overflowed_envs']} envs had more contacts or constraints than fit, and some were "
-                f"dropped; raise --env.sim.nconmax {sim.nconmax} and --env.sim.njmax {sim.njmax}, or let "
+                f"dropped; raise --env.sim.nconmax (now {sim.nconmax}) and --env.sim.njmax (now {sim.njmax}), or let "
                 f"--env.sim.on-overflow grow do so; mjlab-dist size-buffers {self._config.task} measures the sizes "
                 "that the task needs",
             )

@@ -117,7 +117,7 @@ class Replicas:
             moments.rebase()
 
     def own(self) -> dict[str, torch.Tensor]:
-        """Return copies of all tensors that differ between ranks since the last average, by name."""
+        """Return, by name, copies of all tensors that ranks change independently between two averages."""
         return {name: tensor.clone() for name, tensor in self._differing().items()}
 
     def restore(self, own: Mapping[str, torch.Tensor]) -> None:

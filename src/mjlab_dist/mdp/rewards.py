@@ -81,7 +81,7 @@ def action_size(env: Env) -> torch.Tensor:
 
 
 def actuator_force(env: Env) -> torch.Tensor:
-    """Return the sum of squared actuator forces in the last physics step, in N2 or N2m2."""
+    """Return the sum of squared actuator forces in the last physics step, in N² or (N m)²."""
     return env.sim.view("actuator_force").square().sum(dim=1)
 
 

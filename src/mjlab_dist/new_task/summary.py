@@ -85,7 +85,7 @@ def _several(robot: Robot) -> list[str]:
     """Return the guesses about which robots and objects are driven, one per line."""
     lines: list[str] = []
     if len(robot.trees.driven) > 1:
-        whose = f"; the goal is that of the base with the joint {robot.base.joint}" if robot.base is not None else ""
+        whose = "" if robot.base is None else f"; the goal is for the robot whose base has the joint {robot.base.joint}"
         lines.append(f"one policy drives {listed(robot.trees.driven)} (actions){whose}")
     if robot.trees.idle:
         lines.append(f"it drives {listed(robot.trees.driven)}, and not {listed(robot.trees.idle)} (actions)")

@@ -49,11 +49,11 @@ def find_limits(mode: str, rows: Sequence[Row], config: TrainConfig, devices: Se
     if last.shares.update > MAX_UPDATE:
         found.append(
             f"update: takes {last.shares.update:.0%} of the time; lower "
-            f"--agent.num-learning-epochs {config.agent.num_learning_epochs}, or use smaller networks"
+            f"--agent.num-learning-epochs (now {config.agent.num_learning_epochs}), or use smaller networks"
         )
     fullest = max(one.memory_share for row in rows for one in row.rounds)
     if fullest > MAX_MEMORY:
-        found.append(f"memory: {fullest:.0%} is in use; lower --num-envs {config.num_envs}")
+        found.append(f"memory: {fullest:.0%} is in use; lower --num-envs (now {config.num_envs})")
     if not found and last.efficiency >= GOOD:
         found.append(f"nothing: {last.num_ranks} ranks reach {last.efficiency:.0%} of the ideal speed")
     return found or [
@@ -88,7 +88,7 @@ def _network(row: Row, config: TrainConfig) -> list[str]:
         return []
     share = f"network: collectives take {row.shares.communication:.0%} of the time"
     if config.sync.period > 1:
-        return [f"{share}; raise --sync.period {config.sync.period}"]
+        return [f"{share}; raise --sync.period (now {config.sync.period})"]
     return [
         f"{share}; use --sync.period 4, or fewer mini-batches than --agent.num-mini-batches "
         f"{config.agent.num_mini_batches}; --sync.compression bf16 halves the bytes"
@@ -102,7 +102,7 @@ def _cores(first: Row, last: Row, devices: Sequence[RankDevice]) -> list[str]:
         return []
     slowed = f"CPU cores: the median rank computes {ratio:.2f} times as long as a single rank"
     if devices[0].device == "cpu" and len(devices) > cores():
-        return [f"{slowed}; lower --cpu-ranks {len(devices)}, because there are {cores()} cores"]
+        return [f"{slowed}; lower --cpu-ranks (now {len(devices)}), because there are {cores()} cores"]
     return [f"{slowed}; ranks share cores, caches or memory bandwidth; use fewer ranks, or end other programs"]
 
 

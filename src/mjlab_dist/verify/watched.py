@@ -92,7 +92,7 @@ class WatchedSynchronizer:
         apart = (reduced - mean).abs()
         scale = mean[:-1].abs().max() if len(mean) > 1 else mean.new_ones(())
         gradients = apart[:-1].max() / scale if len(mean) > 1 else mean.new_zeros(())
-        # The KL divergence of the first mini-batch is nearly 0, so the difference is relative to the target.
+        # The KL divergence of the first mini-batch is nearly 0: divide by at least the desired KL divergence.
         kl = apart[-1] / mean[-1].abs().clamp(min=self._desired_kl)
         return torch.maximum(gradients, kl).item()
 

@@ -730,7 +730,7 @@ def test_columns_of_observations_are_named_by_term() -> None:
 
 
 def box_terms() -> dict[str, Any]:
-    """Return fields with which the box's config replaces the cartpole's terms."""
+    """Return the config fields that replace the cartpole's terms in the box's config."""
     return {
         "actions": {"force": ActionConfig(actuators=("lift",))},
         "observations": {

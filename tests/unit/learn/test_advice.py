@@ -42,7 +42,7 @@ def test_ranks_that_wait_for_a_slow_one_are_named(config: TrainConfig) -> None:
 def test_ranks_that_all_wait_need_fewer_collectives(config: TrainConfig) -> None:
     text = waiting_advice([0.3, 0.35, 0.3], config)
     assert text is not None
-    assert "--sync.period 1" in text
+    assert "--sync.period (now 1)" in text
     assert "35%" in text
 
 
@@ -72,7 +72,7 @@ def test_memory_that_is_nearly_full_is_reported_once_per_machine(
     assert warnings(Advice(config, first, "cpu"), calm) == []
     monkeypatch.setattr(advice, "free_cpu_bytes", lambda: 100e6)
     (text,) = warnings(Advice(config, first, "cpu"), calm)
-    assert f"--num-envs {config.num_envs}" in text
+    assert f"--num-envs (now {config.num_envs})" in text
     assert "this machine" in text
     assert warnings(Advice(config, second, "cpu"), calm) == []
     (text,) = warnings(Advice(config, Rank(rank=3, local_rank=0, world_size=6), "cpu"), calm)

@@ -62,7 +62,7 @@ def test_a_rank_that_is_always_the_slowest_is_named(config: TrainConfig) -> None
     assert names(find_limits("weak", [ALONE, turns], config, CPUS)) == ["waiting"]
 
 
-@pytest.mark.parametrize(("period", "flag"), [(1, "--sync.period 4"), (8, "raise --sync.period 8")])
+@pytest.mark.parametrize(("period", "flag"), [(1, "--sync.period 4"), (8, "raise --sync.period (now 8)")])
 def test_a_slow_network_needs_fewer_collectives(config: TrainConfig, period: int, flag: str) -> None:
     config = dataclasses.replace(config, sync=dataclasses.replace(config.sync, period=period))
     shares = dataclasses.replace(CALM, communication=0.2, physics=0.25)
@@ -76,7 +76,7 @@ def test_ranks_that_slow_each_other_down_share_cores(config: TrainConfig) -> Non
     (few,) = find_limits("weak", slowed, config, CPUS[:1])
     (many,) = find_limits("weak", slowed, config, CPUS[:1] * (cores() + 1))
     assert few.startswith("CPU cores: the median rank computes 1.50 times as long as a single rank")
-    assert f"--cpu-ranks {cores() + 1}" in many
+    assert f"--cpu-ranks (now {cores() + 1})" in many
 
 
 def test_a_rank_with_few_envs_does_not_get_faster(config: TrainConfig) -> None:
@@ -92,5 +92,5 @@ def test_updates_and_memory_can_limit_a_single_rank(config: TrainConfig) -> None
     shares = dataclasses.replace(CALM, update=0.6, physics=0.1)
     found = find_limits("weak", [row(1, [[1.0]], shares, memory=0.95)], config, CPUS)
     assert names(found) == ["update", "memory"]
-    assert f"--agent.num-learning-epochs {config.agent.num_learning_epochs}" in found[0]
-    assert f"--num-envs {config.num_envs}" in found[1]
+    assert f"--agent.num-learning-epochs (now {config.agent.num_learning_epochs})" in found[0]
+    assert f"--num-envs (now {config.num_envs})" in found[1]
