@@ -239,7 +239,7 @@ def test_mistakes_are_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("task", [None, 5, [], ""])
-def test_other_values_than_tasks_are_refused(task: Any) -> None:
+def test_a_value_that_is_not_a_task_is_refused(task: Any) -> None:
     for function in (mjlab_dist.train, mjlab_dist.check_task):
         with pytest.raises(mjlab_dist.UserError, match=f"task {re.escape(str(task))}: "):
             function(task)
@@ -270,7 +270,7 @@ def test_keyword_arguments_are_the_flags_of_the_command_line() -> None:
             "cpu_ranks": None,
         },
     )
-    assert made.agent.learning_rate == 1.0, "a part comes after the whole, whatever the order"
+    assert made.agent.learning_rate == 1.0, "a field of the agent is set after the agent, in any order of arguments"
     assert made.gpu_ids == (0, 1)
     assert made.env.rewards["smooth"].weight == 2.0
     assert configured(base, {}) == base

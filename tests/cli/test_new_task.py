@@ -311,7 +311,7 @@ def test_the_quadruped_keeps_its_own_position_actuators() -> None:
     assert robot.base.joint == "root"
     assert robot.base.is_upright
     assert robot.base.rise_m == 0
-    assert 0.06 < robot.base.min_height_m < 0.2, "between its belly on the ground and its legs bent"
+    assert 0.06 < robot.base.min_height_m < 0.2, "lower than with bent legs, and higher than on its belly"
     assert len(robot.joints) == 12
     (block,) = robot.blocks.values()
     assert (block.kind, block.offset, block.actuators) == ("position", "home", (".*",))

@@ -46,7 +46,7 @@ def venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     Its dependencies come from the environment of the tests: this environment is added to the end of the path.
 
-    Python does not read .pth files in a directory that another .pth file adds. So the editable checkout is not found.
+    Python does not read .pth files in a directory that another .pth file adds. This hides the editable checkout.
     """
     root = tmp_path_factory.mktemp("wheel")
     run("uv", "build", "--wheel", "--quiet", "--out-dir", root / "dist", ROOT)

@@ -71,7 +71,7 @@ def test_evaluations_do_not_depend_on_ranks_resuming_or_earlier_evaluations(comm
     fixed = (*EVALUATED, "--agent.learning-rate", "1e-30", "--agent.schedule", "fixed")
     run, rows = train(command, *fixed, iterations=4)
     found = evaluations(rows)
-    assert found[2] == found[4], "every evaluation has the same draws"
+    assert found[2] == found[4], "every evaluation draws the same random numbers"
     same_policy = ("--init-from", str(checkpoint_path(run, 4)))
     _, rows = train(command, *fixed, "--cpu-ranks", "2", *same_policy, iterations=2)
     assert evaluations(rows)[2] == found[2]

@@ -375,7 +375,7 @@ def test_row_9_nan_on_one_rank_stops_all_and_can_be_replayed(command: Command, a
     assert re.match("train: rank 1 .*NonFiniteError: iteration 3: ", line)
     assert "physics qvel (slider)" in line
     assert "observation actor (cart_velocity)" in line
-    assert "env 32," in line, "of all envs of the run, the first that rank 1 has"
+    assert "env 32," in line, "the first env of rank 1, counted over all ranks"
     assert "(1 of " not in done.out
     assert find_checkpoint(run).name == "model_2.pt"
     assert read_metrics(run)[-1]["iteration"] == 2

@@ -190,7 +190,7 @@ def test_different_numbers_of_ranks_on_ipv6_hosts_equal_local_ranks(command: Com
 
 
 @pytest.mark.long
-def test_a_run_continues_without_a_lost_host_and_takes_it_back(lab: Lab, start: Start, wait_for: WaitFor):
+def test_a_run_continues_without_a_lost_host_and_uses_it_again_later(lab: Lab, start: Start, wait_for: WaitFor):
     run = start("--hosts", "a", "b", "c", "--min-hosts", "2", *RESTARTS, "--hang-timeout", "15")
     lab("kill", "c")
     run.wait_until(lambda: "Continuing on 2 of 3 hosts, with 2 ranks" in run.output, wait_for)

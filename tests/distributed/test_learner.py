@@ -80,7 +80,7 @@ def test_compressed_gradients_learn_nearly_the_same(ranks: Results) -> None:
 def test_local_updates_are_averaged(ranks: Results) -> None:
     """Check parameters, Adam's moments, learning rates and normalizers."""
     locals_ = [rank["local"] for rank in ranks]
-    assert difference(locals_[0]["before"], locals_[1]["before"])[0] > 1e-3, "ranks were to learn by themselves"
+    assert difference(locals_[0]["before"], locals_[1]["before"])[0] > 1e-3, "each rank should first learn on its own"
     exact = ranks[0]["mlp"][-1]["state"]
     for name, first in locals_[0]["before"].items():
         for rank in locals_:

@@ -230,7 +230,7 @@ def test_trackio_keeps_runs_in_its_database_without_a_network(command: Command, 
     done = command(*flags, "--max-iterations", "4")
     assert done.code == 0, done.err
     assert (warnings(done.out), done.err) == ([], "")
-    assert "rackio" not in done.out, "what it prints is for --verbose"
+    assert "rackio" not in done.out, "the output of trackio itself is shown only with --verbose"
     resumed = command(*flags, "--resume", "latest", "--max-iterations", "6")
     assert resumed.code == 0, resumed.err
     assert warnings(resumed.out) == []

@@ -91,7 +91,7 @@ def test_a_rank_that_drifts_ends_the_run(command: Command, flags: tuple[str, ...
     assert read_metrics(run)[-1]["iteration"] == 3
     saved = [p.name for p in list_checkpoints(run).values()]
     assert saved == ([] if "--checkpoint.interval" in flags else ["model_2.pt"]), (
-        "what is written was the same on all ranks"
+        "checkpoints contain only what was equal on all ranks"
     )
 
 

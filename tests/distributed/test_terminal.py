@@ -82,7 +82,9 @@ def start_in_terminal(command: Command, *flags: str, ignores_hangup: bool) -> tu
 
 
 @pytest.mark.parametrize("num_ranks", ["1", "2"])
-def test_a_closed_terminal_stops_a_run_with_a_checkpoint(command: Command, num_ranks: str, wait_for: WaitFor) -> None:
+def test_a_run_whose_terminal_closes_saves_a_checkpoint_and_stops(
+    command: Command, num_ranks: str, wait_for: WaitFor
+) -> None:
     process, screen = start_in_terminal(command, "--cpu-ranks", num_ranks, *ENDLESS, ignores_hangup=False)
     wait_for(lambda: num_rows(command) > 2)
     os.close(screen)
