@@ -15,6 +15,7 @@ from typing import IO, TYPE_CHECKING
 import psutil
 import pytest
 from conftest import BIN, HANG_S, NOT_INHERITED
+from processes import AGENT_MODULE, command_line, with_argument
 from start_message import HOST_SERVER
 
 from mjlab_dist.run_dir import METRICS_FILE, RANKS_FILE
@@ -134,13 +135,11 @@ class Lab:
 
     def launcher(self) -> psutil.Process:
         """Return the launcher on the first host: the oldest process of the command train."""
-        found = [process for process in self.processes("a") if str(BIN / "train") in process.cmdline()]
-        return min(found, key=lambda process: process.create_time())
+        return with_argument(self.processes("a"), str(BIN / "train"))[0]
 
     def agent(self, host: str) -> psutil.Process:
         """Return the agent of the ranks that train. The agent of spare ranks is younger."""
-        found = [process for process in self.processes(host) if "mjlab_dist.launch.agent" in process.cmdline()]
-        return min(found, key=lambda process: process.create_time())
+        return with_argument(self.processes(host), AGENT_MODULE)[0]
 
     def rank(self, number: int) -> psutil.Process:
         """Return the process of a rank."""
@@ -155,10 +154,9 @@ class Lab:
 
     def leftovers(self) -> list[str]:
         """Return the processes, shared memory and temporary files that a run left on hosts that are switched on."""
-        left = [
-            f"{host}: {process.cmdline()}" for host in HOSTS if self._is_on(host) for process in self.processes(host)
-        ]
+        left: list[str] = []
         for host in filter(self._is_on, HOSTS):
+            left += [f"{host}: {command_line(process)}" for process in self.processes(host)]
             root = Path(f"/proc/{self._first(host)}/root")
             left += [str(file) for folder in ("tmp", "dev/shm") for file in (root / folder).iterdir()]
         return left

@@ -16,6 +16,7 @@ import numpy as np
 import psutil
 import pytest
 from conftest import Command
+from processes import AGENT_MODULE, with_argument
 
 import mjlab_dist
 from mjlab_dist.api import configured
@@ -177,13 +178,6 @@ def test_a_failure_is_raised_and_leaves_no_process(script: Any) -> None:
     assert answer["children"] == []
 
 
-def runs_agent(process: psutil.Process) -> bool:
-    try:
-        return "mjlab_dist.launch.agent" in process.cmdline()
-    except psutil.Error:  # the process has ended
-        return False
-
-
 def test_ctrl_c_while_ranks_start_is_handled_at_once(
     command: Command,
     wait_for: Callable[[Callable[[], bool]], None],
@@ -192,9 +186,7 @@ def test_ctrl_c_while_ranks_start_is_handled_at_once(
     process = command.start(
         sys.executable, "-c", "import mjlab_dist; mjlab_dist.train('cartpole-balance', cpu_ranks=2)"
     )
-    wait_for(
-        lambda: any(runs_agent(p) for p in psutil.Process(process.pid).children(recursive=True)),
-    )
+    wait_for(lambda: bool(with_argument(psutil.Process(process.pid).children(recursive=True), AGENT_MODULE)))
     process.send_signal(signal.SIGINT)
     done = command.finish(process)
     assert done.code == -signal.SIGINT

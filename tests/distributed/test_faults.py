@@ -23,6 +23,7 @@ import psutil
 import pytest
 import torch
 from conftest import Command, Done
+from processes import AGENT_MODULE, with_argument
 from run_files import SMALL, assert_equal, final, only_run, untimed
 from warm_start import WarmStarts
 
@@ -102,8 +103,7 @@ def test_rows_2_and_7_a_killed_run_resumes_with_identical_results(
     run = only_run(command.cwd)
     # Rank 1 is slow in iteration 7, so that the agent is killed during this iteration.
     wait_for(checkpoint_path(run, 6).is_file)
-    agents = [p for p in command.processes() if "mjlab_dist.launch.agent" in p.cmdline()]
-    min(agents, key=lambda agent: agent.create_time()).kill()  # the agent for the next restart is younger
+    with_argument(command.processes(), AGENT_MODULE)[0].kill()  # the agent for the next restart is younger
     done = command.finish(process)
     assert done.code == Exit.DONE, done.out + done.err
     assert re.search(r"^Warning: .*\brank 1 .*\(1 of 2\)", done.out, re.MULTILINE)

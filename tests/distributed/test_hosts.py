@@ -27,6 +27,7 @@ import paramiko
 import psutil
 import pytest
 from conftest import HANG_S, Command
+from processes import AGENT_MODULE, with_argument
 from ssh_server import Add, SshServer, host_entry
 
 from mjlab_dist import registry
@@ -376,14 +377,6 @@ def test_leftover_processes_of_a_launch_on_a_host_are_killed(add_host: Add, ssh_
                 process.wait()
 
 
-def is_agent(process: psutil.Process) -> bool:
-    """Return whether a process is an agent that has not ended."""
-    try:
-        return "mjlab_dist.launch.agent" in process.cmdline()
-    except psutil.Error:
-        return False
-
-
 def test_a_host_that_is_lost_after_its_check_fails_the_launch_and_leaves_no_agent(
     add_host: Add, ssh_config: Path, key_file: Path, tmp_path: Path, wait_for: Callable[[Callable[[], bool]], None]
 ) -> None:
@@ -402,7 +395,7 @@ def test_a_host_that_is_lost_after_its_check_fails_the_launch_and_leaves_no_agen
             pass
     assert caught.value.exit_code is Exit.INFRASTRUCTURE
     # The agent of the other host ends shortly after its connection is closed
-    wait_for(lambda: not any(map(is_agent, psutil.Process().children())))
+    wait_for(lambda: not with_argument(psutil.Process().children(), AGENT_MODULE))
 
 
 @pytest.fixture
@@ -478,7 +471,7 @@ def test_sigterm_stops_all_machines_cleanly(
     command: Command, training: subprocess.Popen[str], assert_within: Callable[[float, float], None]
 ):
     # Suspend the agent of the other machine, so that it cannot react to messages. It must still be ended.
-    (agent,) = (p for p in command.processes() if OWN_DIRECTORY in p.cmdline())
+    (agent,) = with_argument(command.processes(), OWN_DIRECTORY)
     agent.suspend()
     training.terminate()
     done = command.finish(training)

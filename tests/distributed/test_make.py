@@ -14,6 +14,7 @@ import psutil
 import pytest
 import torch
 from conftest import Command
+from processes import command_line
 from simulation_policies import fails_on_few_envs, interrupts, kills_rank_1, stops_its_rank
 from simulation_sessions import differing, flat, make, session
 
@@ -33,15 +34,8 @@ def private_tmp(short_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
 
 def ranks() -> list[psutil.Process]:
     """Return the processes that launches of this process have started."""
-    return [child for child in psutil.Process().children(recursive=True) if "mjlab_dist" in command_line(child)]
-
-
-def command_line(process: psutil.Process) -> str:
-    """Return the command line of a process, or an empty string if the process has ended."""
-    try:
-        return " ".join(process.cmdline())
-    except psutil.Error:
-        return ""
+    children = psutil.Process().children(recursive=True)
+    return [child for child in children if any("mjlab_dist" in word for word in command_line(child))]
 
 
 @pytest.mark.usefixtures("private_tmp")

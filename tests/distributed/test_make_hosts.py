@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from host_lab import Lab, running_lab
+from processes import with_argument
 from warm_start import WarmStarts
 
 EQUALITY, STEPS = (Path(__file__).parent / f"{name}_on_hosts.py" for name in ("simulate", "steps"))
@@ -61,8 +62,7 @@ def test_two_hosts_give_the_results_of_one_process(
 
 def interrupt(lab: Lab) -> None:
     """Send SIGINT, as Ctrl-C does, to the program: the oldest process with this name."""
-    found = [process for process in lab.processes("a") if str(STEPS) in process.cmdline()]
-    min(found, key=lambda process: process.create_time()).send_signal(signal.SIGINT)
+    with_argument(lab.processes("a"), str(STEPS))[0].send_signal(signal.SIGINT)
 
 
 @pytest.mark.long

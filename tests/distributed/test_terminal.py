@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 from conftest import Command
+from processes import AGENT_MODULE, with_argument
 
 from mjlab_dist.errors import Exit
 from mjlab_dist.run_dir import METRICS_FILE, find_checkpoint, read_metrics
@@ -141,15 +142,7 @@ def test_a_lost_process_of_the_launch_is_noticed_and_named(
 
 def agents_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
     """Return the agents that a launcher has started, the oldest first."""
-
-    def is_agent(child: psutil.Process) -> bool:
-        try:
-            return "mjlab_dist.launch.agent" in child.cmdline()
-        except psutil.Error:
-            return False
-
-    agents = [child for child in psutil.Process(process.pid).children() if is_agent(child)]
-    return sorted(agents, key=lambda agent: agent.create_time())
+    return with_argument(psutil.Process(process.pid).children(), AGENT_MODULE)
 
 
 @pytest.mark.cold

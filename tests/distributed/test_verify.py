@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 from conftest import Command
+from processes import AGENT_MODULE, with_argument
 
 from mjlab_dist import registry
 from mjlab_dist.config import SyncConfig, TrainConfig
@@ -107,11 +108,7 @@ def test_a_signal_ends_verify_and_leaves_no_files(
 ) -> None:
     (command.cwd / "tmp").mkdir()
     process = command.start(*VERIFY, "--cpu-ranks", "2", env={"TMPDIR": "tmp"})
-    wait_for(
-        lambda: any(
-            "mjlab_dist.launch.agent" in p.cmdline() for p in psutil.Process(process.pid).children(recursive=True)
-        ),
-    )
+    wait_for(lambda: bool(with_argument(psutil.Process(process.pid).children(recursive=True), AGENT_MODULE)))
     process.send_signal(signum)
     done = command.finish(process)
     assert done.code == code

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import subprocess
 from collections.abc import Callable
@@ -13,6 +12,7 @@ import imageio.v3 as iio
 import psutil
 import pytest
 from conftest import Command
+from processes import with_argument
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from mjlab_dist.errors import Exit
@@ -48,12 +48,7 @@ def warnings(out: str) -> list[str]:
 
 def films(command: Command) -> list[psutil.Process]:
     """Return the processes of a command that make videos."""
-    found: list[psutil.Process] = []
-    for process in command.processes():
-        with contextlib.suppress(psutil.Error):  # the process has just ended
-            if "mjlab_dist.play.film" in process.cmdline():
-                found.append(process)
-    return found
+    return with_argument(command.processes(), "mjlab_dist.play.film")
 
 
 def num_videos(root: Path) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import signal
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 from conftest import Command
+from processes import command_line
 from wandb_files import logged_steps, records_of
 
 from mjlab_dist.errors import Exit
@@ -49,12 +49,7 @@ def only_run(root: Path) -> Path:
 
 def named(command: Command, name: str) -> list[psutil.Process]:
     """Return the command's processes whose command line contains a name."""
-    found: list[psutil.Process] = []
-    for process in command.processes():
-        with contextlib.suppress(psutil.Error):  # the process has just ended
-            if any(name in word for word in process.cmdline()):
-                found.append(process)
-    return found
+    return [process for process in command.processes() if any(name in word for word in command_line(process))]
 
 
 def wandb_files(root: Path) -> set[Path]:
@@ -76,8 +71,7 @@ def test_row_21_the_key_is_in_no_command_line_and_no_file(
         if has_wandb_rows(command.cwd):  # a run that ends waits only a few seconds for wandb to start
             slow_training.unlink(missing_ok=True)
         for other in command.processes():
-            with contextlib.suppress(psutil.Error):  # the process has just ended
-                words.update(other.cmdline())
+            words.update(command_line(other))
         return process.poll() is not None
 
     wait_for(has_ended)
