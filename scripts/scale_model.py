@@ -335,9 +335,10 @@ def _links_table() -> str:
             f"{samples / (CARTPOLE_COMPUTE_S + communication_s):,.0f} | {speeds} | {waits} | "
             f"{', '.join(f'{seconds:.0f}' for seconds in one.seconds)}"
         )
-    return _table(
-        "link | setting | communication, model | steps/s, model | measured | waiting, measured | s to 900", rows
+    columns = (
+        "link | setting | communication, model | steps/s, model | measured | waiting, measured | s to a return of 900"
     )
+    return _table(columns, rows)
 
 
 def _published_table(spread: float) -> str:
@@ -401,7 +402,10 @@ def _partitions_table() -> str:
             f"{1e3 * one.compute_s:.0f} ms | {1e3 * one.exchanges_s:.1f} ms | {1e3 * one.reductions_s:.1f} ms | "
             f"{one.moving_share:.0%}"
         )
-    columns = "GPUs | bodies per GPU | memory per GPU | computing | exchanges | sums over all GPUs | share of both"
+    columns = (
+        "GPUs | bodies per GPU | memory per GPU | computing | exchanges | sums over all GPUs | "
+        "share of exchanges and sums"
+    )
     return _table(columns, rows)
 
 
