@@ -32,7 +32,7 @@ Make = Callable[..., Any]
 
 @pytest.fixture(scope="module")
 def make_vec() -> Any:
-    """Function that makes vector envs on the CPU. They are closed after the test."""
+    """Function that makes vector envs on the CPU. They are closed after the last test of this file."""
     made: list[Any] = []
 
     def make(task: str, num_envs: int = 4, **fields: Any) -> Any:

@@ -41,7 +41,7 @@ def ignore(_: Event) -> None:
 
 def refuse(_: float) -> None:
     """Fail instead of sleeping."""
-    pytest.fail("waited")
+    pytest.fail("sleep was called")
 
 
 class Clock:
@@ -143,7 +143,7 @@ def test_a_damaged_lease_is_replaced_after_a_wait(tmp_path: Path, content: bytes
 
 def test_a_replaced_launch_notices_and_keeps_the_file(tmp_path: Path) -> None:
     with leased(tmp_path, ignore) as own:
-        elsewhere_after = pickle.loads(pickle.dumps(own))  # rank 0 gets a copy
+        elsewhere_after = pickle.loads(pickle.dumps(own))  # rank 0 gets a copy by pickling
         change(tmp_path, token="other", host="node7")
         for one in (own, elsewhere_after):
             with pytest.raises(TakenOverError, match=rf" on node7 .*{tmp_path}"):
@@ -154,7 +154,7 @@ def test_a_replaced_launch_notices_and_keeps_the_file(tmp_path: Path) -> None:
         own.renew()
 
 
-def test_renewing_changes_the_time_of_the_file_and_rarely_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_renewing_changes_the_time_of_the_file_at_intervals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     clock.now_s = 1000.0
     monkeypatch.setattr("mjlab_dist.lease.time.monotonic", clock.now)

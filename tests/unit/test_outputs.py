@@ -28,7 +28,7 @@ def test_a_file_that_can_be_written_is_accepted(tmp_path: Path):
     ("directory.png", "is a directory"),
     ("file/a.png", "no directory"),
 ])  # fmt: skip
-def test_others_are_refused(tmp_path: Path, name: str, problem: str):
+def test_a_file_that_cannot_be_written_is_refused(tmp_path: Path, name: str, problem: str):
     (tmp_path / "directory.png").mkdir()
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=problem) as caught:

@@ -54,7 +54,7 @@ def test_any_name_that_a_run_can_have_is_found(config: TrainConfig, name: str):
     assert find_named_run(config.log_root, TASK, name) == run
 
 
-def test_without_a_name_it_is_refused(config: TrainConfig):
+def test_resume_auto_without_a_run_name_is_refused(config: TrainConfig):
     with pytest.raises(UserError, match=r"^--resume auto: .*--run-name"):
         find_named_run(config.log_root, TASK, "")
 

@@ -182,7 +182,7 @@ def test_a_run_whose_checkpoints_are_gone_is_not_resumed(config: TrainConfig):
     with pytest.raises(UserError, match=f"^--resume {run_dir}: .*2 iterations.*no checkpoint"):
         find_resumed(resumed, print)
     metrics.unlink()
-    assert find_resumed(resumed, print) == run_dir, "no iteration would be overwritten"
+    assert find_resumed(resumed, print) == run_dir, "without metrics, no iteration would be overwritten"
 
 
 @pytest.mark.parametrize("line", ["{broken", "[1]", '{"loss": 1}', "\udcff"])

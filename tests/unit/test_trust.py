@@ -187,7 +187,7 @@ def test_the_user_s_own_modules_are_trusted(name: str, read: Read):
     "name", ["system", "read", "os.system", "copy", "beyond", "Reached.__init__", "shared.reached", "nothing"]
 )
 @pytest.mark.usefixtures("project")
-def test_functions_that_they_import_are_not_trusted(name: str, read: Read):
+def test_functions_that_the_user_s_own_modules_import_are_not_trusted(name: str, read: Read):
     refusal(read, with_term(f"own_robot.terms:{name}"))
 
 

@@ -34,7 +34,7 @@ def config_with(checkpoints: int | str = 50, **fields: Any) -> TrainConfig:
         ([100], [100, 200], None, None),
     ],
 )
-def test_a_video_is_due_of_the_first_checkpoint_after_each_interval(
+def test_a_video_is_due_for_the_first_checkpoint_after_each_interval(
     checkpoints: list[int], videos: list[int], due: int | None, due_at_the_end: int | None
 ) -> None:
     assert due_checkpoint(checkpoints, videos, 100, is_last=False) == due

@@ -27,12 +27,12 @@ NAMES_OF_CHECKS = ["terms", "physics", "finite", "seeds", "resume", "host syncs"
 
 
 NUM_STEPS = 75
-"""Steps of a short rollout, for tests that find mistakes in the first steps. All episodes end within these steps."""
+"""Number of steps in a short rollout, for mistakes that show early. Every env ends an episode within these steps."""
 
 
 @pytest.fixture(autouse=True)
 def _measure_the_speed_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measure the speed only for a moment. Only the installed command, in a test below, measures as long as usual."""
+    """Measure the speed briefly. The installed command, which a test below starts, measures for the usual time."""
     monkeypatch.setattr(checks, "SPEED_S", 0.01)
 
 
@@ -43,7 +43,7 @@ def short_rollouts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def with_term(kind: str, one: Any) -> TrainConfig:
-    """Return a task that passes all checks, with one more term. Its steps are fast and its episodes short."""
+    """Add a term to a task that passes all checks without it. The task has fast steps and short episodes."""
     config = dataclasses.replace(config_of("cartpole-balance"), num_envs=8, total_num_envs=None)
     config = changed(config, "env.episode_length_s", 0.5)
     return changed(config, f"env.{kind}.wrong", one)
@@ -185,7 +185,7 @@ def with_events(events: dict[str, Any]) -> TrainConfig:
 def test_a_seed_that_changes_nothing_is_found() -> None:
     result = failures(with_events({"wrong": event(mistakes.always_seed_0)}))
     assert result.pop("seeds").startswith("the seeds 1 and 2 lead to the same rollout; ")
-    assert set(result) <= {"replay"}, "it makes a generator in every step"
+    assert set(result) <= {"replay"}, "the event makes a generator in every step"
 
 
 @pytest.mark.slow
@@ -211,7 +211,7 @@ def test_buffers_that_are_too_small_are_found(changes: dict[str, int], found: st
     env = dataclasses.replace(config.env, sim=dataclasses.replace(config.env.sim, **changes))
     result = failures(dataclasses.replace(config, env=env, num_envs=8))
     assert re.match(found, result.pop("buffers"))
-    assert set(result) <= {"resume"}, "which contacts are dropped depends on more than the state"
+    assert set(result) <= {"resume"}, "the state alone does not determine which contacts are dropped"
 
 
 # Checks from Python, and as a command

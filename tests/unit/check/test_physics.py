@@ -91,7 +91,7 @@ def test_a_lasting_overlap_is_found_with_its_geoms() -> None:
 
 
 @pytest.mark.slow  # compiles kernels for elliptic cones
-def test_the_jitter_of_a_resting_object_is_no_difference_to_the_c_code() -> None:
+def test_the_jitter_of_a_resting_object_is_no_difference_from_the_c_code() -> None:
     task = config("motor gear='.001'", damping=10.0, height=3.0)
     puck = """
         <body pos="0 0 .02"><freejoint/>
@@ -108,7 +108,7 @@ def test_the_jitter_of_a_resting_object_is_no_difference_to_the_c_code() -> None
     assert result.passed, result.text
 
 
-def test_a_difference_to_the_c_code_is_found() -> None:
+def test_a_difference_from_the_c_code_is_found() -> None:
     start_warp("cpu")
     env = WatchedEnv(config("motor gear='.5'").env, 2)
     probe = PhysicsProbe(env)

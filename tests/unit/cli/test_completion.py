@@ -1,4 +1,4 @@
-"""The Tab key suggests commands, tasks, flags of the typed task by group, and values of flags."""
+"""The Tab key suggests commands, tasks, flags and their values. It suggests the flags of a task by group."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_the_command_check_takes_a_task_and_its_flags():
     ]
 
 
-def test_commands_of_the_umbrella():
+def test_commands_of_mjlab_dist():
     assert suggestions(["mjlab-dist", ""]) == SUMMARIES
     assert suggested("mjlab-dist", "ver") == ["verify"]
 
@@ -112,12 +112,14 @@ def test_a_group_is_one_suggestion_until_its_name_is_typed():
     rewards = [f"--env.rewards.{name.replace('_', '-')}." for name in config.env.rewards]
     assert suggested("train", task, "--env.rewards.") == rewards
     commands = suggested("train", task, "--env.commands.")
-    assert suggested("train", task, "--env.com") == commands, "the only group that starts so is open"
+    assert suggested("train", task, "--env.com") == commands, (
+        "only one group starts with --env.com, so its flags are suggested"
+    )
 
 
 @pytest.mark.slow
 def test_every_flag_is_reachable_and_a_group_is_never_the_only_suggestion():
-    """A shell completes the only suggestion and adds a space, so that the user could not continue a group's name."""
+    """If a group were the only suggestion, the shell would add a space, and the user could not type the flag's name."""
     task = "quadruped-velocity-rough"
     reached: set[str] = set()
     open_groups = ["--"]

@@ -55,7 +55,7 @@ def anything(**options):
 
 @pytest.fixture
 def default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainConfig:
-    """Return a config with a model and an entity that are functions."""
+    """Return a config with a model and an entity that functions build."""
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "models_with_parameters.py").write_text(MODELS)
     base = registry.task_config("cartpole-balance")

@@ -1,4 +1,4 @@
-"""Flags that are parsed for a part of a config have the same effect as if they were parsed for the whole config."""
+"""Flags have the same effect, whether they are parsed for a part of a config or for the whole config."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HELP = tyro.conf.arg(help="")
         "--env.sim.model-params wheels 3",
     ],
 )
-def test_a_part_changes_as_the_whole(line: str) -> None:
+def test_flags_change_a_part_as_they_change_the_whole_config(line: str) -> None:
     args = line.split()
     part_type, part, put_back = narrowed(LEGGED, args, HELP)
     changed = put_back(tyro.cli(part_type, default=part, args=args))
@@ -31,7 +31,7 @@ def test_a_part_changes_as_the_whole(line: str) -> None:
     assert changed != LEGGED
 
 
-def test_a_part_has_only_what_flags_name() -> None:
+def test_a_part_contains_only_fields_and_terms_that_flags_name() -> None:
     args = ["--seed", "3", "--env.events.push.when=reset", "--env.rewards.none.weight", "--unknown", "agent"]
     _, part, put_back = narrowed(LEGGED, args, HELP)
     assert {field.name for field in dataclasses.fields(part)} == {"seed", "env"}

@@ -271,7 +271,9 @@ def test_a_bad_choice_is_refused_with_the_choices(line: str, choices: tuple[str,
 def test_a_missing_value_is_refused_with_the_flag(line: str):
     message = refusal_of(line)
     assert message.startswith(f"{line.split()[0]}: ")
-    assert re.findall(r"--[\w.-]+", message) == [line.split()[0], "--help"], "the flag itself is known"
+    assert re.findall(r"--[\w.-]+", message) == [line.split()[0], "--help"], (
+        "no other flag is suggested, because the flag exists"
+    )
 
 
 def test_a_positional_argument_is_refused():
@@ -390,7 +392,7 @@ def test_the_help_flag_is_removed_from_the_arguments(argv: list[str], asked: Hel
 def test_help_pages_list_the_flags_that_tyro_accepts(
     task: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    monkeypatch.setenv("COLUMNS", "120")  # on a wide terminal, tyro uses two columns
+    monkeypatch.setenv("COLUMNS", "120")  # on a wider terminal, tyro prints two columns
     default = registry.task_config(task)
     with pytest.raises(SystemExit):
         tyro.cli(TrainConfig, default=default, args=["--help"])
@@ -399,7 +401,7 @@ def test_help_pages_list_the_flags_that_tyro_accepts(
     # Ignore `.params` and `.model-params`: tyro lists these flags for terms and models that have no parameters.
     known = {name for name in known if not name.endswith((".params", ".model-params"))}
     assert known <= shown.keys()
-    # Tyro lists only parameters that the config names. The other parameters of a term are accepted too.
+    # Of a term's parameters, tyro lists only those that the config names. The other parameters are accepted too.
     others = [flag for name, flag in shown.items() if name not in known]
     assert all(".params." in flag.path for flag in others)
     given = [word for flag in others if flag.default for word in (f"--{flag.name}", *flag.default.split())]

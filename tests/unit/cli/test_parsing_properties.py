@@ -47,7 +47,7 @@ def typed(value: Any) -> list[str]:
 def values_of(hint: Any, value: Any) -> st.SearchStrategy[Any]:
     """Draw values that a user can type for a flag.
 
-    They have the flag's type `hint` or, if the flag is a parameter of a term, the type of its present value.
+    The values have the type `hint`. If the flag is a parameter of a term, they have the type of the present `value`.
     """
     args, origin = typing.get_args(hint), typing.get_origin(hint)
     if origin is Literal:
@@ -100,7 +100,7 @@ def test_what_is_typed_is_in_the_config_and_nothing_else_changes(data: st.DataOb
         expected = changed(expected, steps, new)
     read = parse(DEFAULT, argv, PROG)
     assert read == expected
-    assert repr(read) == repr(expected), "1 and 1.0 are equal, but not the same"
+    assert repr(read) == repr(expected), "a value has another type, such as 1 instead of 1.0"
 
 
 @pytest.mark.slow
@@ -160,8 +160,8 @@ def test_a_flag_is_taken_out_with_its_value_and_the_rest_stays(
 def test_a_group_of_flags_and_the_rest_are_the_whole_command_line(argv: list[str], prefix: str):
     taken, rest = take_group(argv, prefix)
     left = iter(argv)
-    assert all(arg in left for arg in taken), "they keep their order"
+    assert all(arg in left for arg in taken), "the group's flags keep their order"
     left = iter(argv)
-    assert all(arg in left for arg in rest), "they keep their order"
+    assert all(arg in left for arg in rest), "the other arguments keep their order"
     assert sorted(taken + rest) == sorted(argv)
     assert [arg for arg in taken if arg.startswith("--")] == [arg for arg in argv if arg.startswith(prefix)]

@@ -1,4 +1,4 @@
-"""Properties of the checks of a config: intervals, hosts and seeds are accepted, or refused with their flag."""
+"""Properties of the checks of a config: valid intervals, hosts and seeds are accepted; errors name the wrong ones."""
 
 from __future__ import annotations
 

@@ -119,7 +119,9 @@ def test_a_changed_field_is_read_back_from_the_file(config: TrainConfig, tmp_pat
 def test_a_parameter_keeps_its_type_in_the_file(config: TrainConfig, tmp_path: Path, value: ParamValue):
     config = with_param(config, value)
     read = write_and_read(config, tmp_path)
-    assert repr(read.env.events["extra"].params["value"]) == repr(value), "1, 1.0 and True are equal, but not the same"
+    assert repr(read.env.events["extra"].params["value"]) == repr(value), (
+        "a value has another type, such as True instead of 1"
+    )
 
 
 @pytest.mark.parametrize("value", ["1", "1e3", "nan", "inf", "-0.5"])

@@ -73,4 +73,4 @@ def configs(draw: st.DrawFn) -> TrainConfig:
 def test_a_config_comes_back_from_its_file_as_it_was(config: TrainConfig):
     read = from_plain(yaml.safe_load(to_yaml(config)))
     assert read == config
-    assert repr(read) == repr(config), "1 and 1.0 are equal, but not the same"
+    assert repr(read) == repr(config), "a value has another type, such as 1 instead of 1.0"

@@ -42,7 +42,7 @@ def test_a_run_after_one_that_failed_with_nccl_is_refused() -> None:
         pytest.raises(UserError, match="NCCL"),
         group.process_group(Rank(world_size=2), "cuda:0", "nccl", HashStore()),
     ):
-        raise AssertionError("it was joined")
+        raise AssertionError("the process group was joined")
 
 
 @pytest.mark.parametrize(("backend", "destroyed"), [("gloo", 1), ("nccl", 0)])

@@ -65,7 +65,7 @@ def test_a_rank_that_waits_for_a_slow_one_sleeps(wait_for: Callable[[Callable[[]
         if rank == 0:
             waiting.append(threading.get_native_id())
         else:
-            # A rank that waits in a busy loop never sleeps. This rank must sleep.
+            # Rank 0 must sleep while it waits. In a busy loop, it would never sleep.
             wait_for(lambda: bool(waiting) and is_asleep(waiting[0]))
         summing.sum_(values)
         assert values.eq(2.0).all()
@@ -74,7 +74,7 @@ def test_a_rank_that_waits_for_a_slow_one_sleeps(wait_for: Callable[[Callable[[]
 
 
 def is_asleep(thread: int) -> bool:
-    """Return whether the kernel reports in each of ten checks that a thread of this process sleeps."""
+    """Check ten times whether a thread of this process sleeps. Return True if it sleeps every time."""
     status = Path(f"/proc/self/task/{thread}/stat")
     return all(status.read_text().rpartition(")")[2].split()[0] == "S" for _ in range(10))
 

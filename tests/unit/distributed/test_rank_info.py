@@ -62,13 +62,13 @@ def test_waiting_for_a_rank_that_compiles_may_exceed_the_timeout_of_collectives(
     compiler = stores[1]
     assert compiler is not None
 
-    def compile_longer_than_that() -> list[int]:
+    def compile_beyond_timeout() -> list[int]:
         with pytest.raises(DistStoreError):
             compiler.wait(["never set"], timedelta(seconds=2))
         return exchange(compiler, 1, 2, "device", 1)
 
     with ThreadPoolExecutor(2) as pool:
-        waiting, compiling = pool.submit(exchange, stores[0], 0, 2, "device", 0), pool.submit(compile_longer_than_that)
+        waiting, compiling = pool.submit(exchange, stores[0], 0, 2, "device", 0), pool.submit(compile_beyond_timeout)
         assert waiting.result() == compiling.result() == [0, 1]
 
 

@@ -15,7 +15,7 @@ hosts = st.from_regex(r"[a-z][a-z0-9.-]{0,20}", fullmatch=True) | st.ip_addresse
 
 @st.composite
 def places(draw: st.DrawFn) -> tuple[int, int, int, int]:
-    """Draw the number of machines, the ranks per machine, and the machine and the local rank of one rank."""
+    """Draw the number of machines, the number of ranks per machine, and the machine and local rank of one rank."""
     machines, per_machine = draw(st.integers(1, 16)), draw(st.integers(1, 16))
     return machines, per_machine, draw(st.integers(0, machines - 1)), draw(st.integers(0, per_machine - 1))
 
@@ -76,7 +76,7 @@ def test_some_of_the_variables_do_not_make_a_rank(variables: dict[str, str]):
 
 
 @given(ranks=st.sets(st.integers(0, 40), min_size=1))
-def test_ranks_in_words_are_all_of_them(ranks: set[int]):
+def test_a_list_of_ranks_in_words_names_every_rank(ranks: set[int]):
     word, _, spans = in_words(sorted(ranks)).partition(" ")
     assert word == ("rank" if len(ranks) == 1 else "ranks")
     ends = [[int(end) for end in span.split("-")] for span in spans.split(", ")]

@@ -77,7 +77,9 @@ def test_a_list_is_expanded_as_by_slurm(parts: list[str], tmp_path: Path):
 def test_slurm_names_the_hosts_of_the_job():
     environ = {JOB_HOSTS: "node[07-08]"}
     assert named_hosts(("slurm",), environ) == ("node07", "node08")
-    assert named_hosts(("localhost", "slurm"), environ) == ("localhost", "slurm"), "a machine of this name"
+    assert named_hosts(("localhost", "slurm"), environ) == ("localhost", "slurm"), (
+        "after another host, slurm is the name of a machine"
+    )
     assert named_hosts((), environ) == ()
 
 

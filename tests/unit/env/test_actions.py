@@ -171,7 +171,7 @@ def test_each_env_draws_a_latency_for_each_episode(latency: tuple[int, int]) -> 
     assert all(left.lag == right.lag and left.lags == right.lags for left, right in lines)  # the legs share a latency
     found = {lag for line, _ in lines for lag in line.lags}
     assert found == set(range(latency[0], latency[1] + 1))
-    assert latency[0] == latency[1] or any(len(set(line.lags)) > 1 for line, _ in lines)  # episodes sample latencies
+    assert latency[0] == latency[1] or any(len(set(line.lags)) > 1 for line, _ in lines)  # each episode draws a latency
 
 
 def test_every_latency_is_equally_likely() -> None:
@@ -186,7 +186,7 @@ def test_every_latency_is_equally_likely() -> None:
 
 @pytest.mark.slow
 def test_with_jitter_actions_arrive_in_order_and_every_latency_is_drawn() -> None:
-    """Each action is proportional to the number of its step, so an input shows in which step it was sent."""
+    """Each action is proportional to the number of its step, so an actuator input shows the step of its action."""
     num, jitter = 2000, 0.3
     legs = ActionConfig(actuators=("F._leg",), latency=(1, 4), latency_jitter=jitter)
     rear = ActionConfig(actuators=("R._leg",), latency=(0, 2))

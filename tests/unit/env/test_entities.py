@@ -77,7 +77,7 @@ def make(**changes: Any) -> Env:
 
 
 def owners(env: Env, kind: str) -> list[str]:
-    """Return the entity of each element of the model, from the element's name or, without one, its body's name."""
+    """Return the entity of each element: the prefix of its body's name, or of a named geom's own name."""
     model = env.sim.model
     bodies = {"body": range(model.nbody), "geom": model.geom_bodyid, "dof": model.dof_bodyid, "site": model.site_bodyid}
     names = [model.body(int(body)).name for body in bodies[kind]]

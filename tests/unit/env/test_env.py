@@ -100,7 +100,7 @@ def c_step(env: Env, actions: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass
 class Step:
-    """Results that the env returned for a step, and the state before resets, computed by MuJoCo's C code."""
+    """Results of the env for a step. The test computes `qpos` and `terms`, which are from before resets."""
 
     obs: Any
     rewards: torch.Tensor
@@ -131,7 +131,7 @@ class Episode:
 
 
 def episodes_of(steps: list[Step], ages: np.ndarray) -> list[Episode]:
-    """Return the episodes by the test's own rules: they end if the cart is too far away, or at the time limit."""
+    """Split steps into episodes by the test's own rules: an episode ends at the position limit or the time limit."""
     sums, lengths, ages = np.zeros((3, len(ages))), np.zeros(len(ages), dtype=int), ages.copy()
     ended = []
     for step in steps:
@@ -437,7 +437,7 @@ def advance(env: Env, actions: torch.Tensor) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", ["cartpole", "resetting", "dragged", "everything"])
-def test_20_steps_are_10_in_one_env_and_10_in_another(name: str) -> None:
+def test_20_steps_equal_10_in_one_env_and_10_in_another(name: str) -> None:
     config = {"dragged": dragged_config(), "everything": everything()}.get(name, CONFIG)
     changes = {"episode_length_s": 0.07, "nan_policy": "reset" if name == "resetting" else "stop"}
     env = make(config, **changes)
@@ -681,7 +681,7 @@ def test_observations_that_are_not_finite_in_all_start_states_are_counted_in_eve
     assert env.pop_nan_resets() == 3 * NUM_ENVS
 
 
-def test_a_resumed_run_ends_the_same_episodes_because_of_observations() -> None:
+def test_after_a_resume_an_earlier_observation_that_is_not_finite_ends_its_episode() -> None:
     changes: dict[str, Any] = {"nan_policy": "reset", "terminations": {}, "events": AHEAD, "observations": ROOT}
     env, other = make(**changes), make(**changes, seed=3)
     env.sim.qpos[2, 0] = -0.2
@@ -699,7 +699,7 @@ def test_observation_terms_are_evaluated_once_per_step(nan_policy: str) -> None:
     assert seen == [first + 1, first + 2, first + 3, first + 4]
 
 
-def test_both_settings_are_equal_without_nan() -> None:
+def test_both_nan_policies_are_equal_without_nan() -> None:
     config = dataclasses.replace(CONFIG, sim=dataclasses.replace(CARTPOLE, forward_before_observation=False))
     (ours, _, stop), (oracle, _, reset) = (
         poisoned_and_healthy(dataclasses.replace(config, nan_policy=policy), lambda _: None)
@@ -845,7 +845,7 @@ def test_a_missing_model_is_refused() -> None:
     assert refused(sim=dataclasses.replace(CARTPOLE, model="none.xml")).startswith("--env.sim.model none.xml: ")
 
 
-# No waits of the host
+# The host never waits for the device
 
 
 @pytest.mark.parametrize(

@@ -220,7 +220,7 @@ def test_delayed_and_past_values_come_from_the_current_episode(
         assert (row[:, 2 + history * width :] == -3.0).all()
         values = row[:, 2 : 2 + history * width].reshape(NUM_ENVS, history, width)
 
-        # When the episode is older than the maximum delay, the newest value shows the delay. The delay stays constant.
+        # In episodes at least as old as the maximum delay, the newest value shows the delay. The delay is constant.
         newest = values[:, -1, 0] / 2.0 - source.at(np.zeros(NUM_ENVS))[:, 0]
         old = now - book.start >= delay[1]
         lag = (now - newest).round().astype(int)

@@ -185,7 +185,7 @@ def test_a_step_has_the_documented_order() -> None:
     assert [name for name, _ in itertools.groupby(CALLED)] == after
 
 
-def test_without_forward_sensors_do_not_measure_the_start() -> None:
+def test_sensors_measure_start_states_only_with_forward() -> None:
     env = recorded(forward=False)
     CALLED.clear()
     env.step(torch.zeros(3, env.num_actions))

@@ -57,7 +57,7 @@ def _warp() -> None:
 
 
 def schedule(parameter: str, *values: tuple[float, ...], by: str = "iteration") -> TermConfig:
-    """Return a curriculum with one value per iteration or step, starting at 0."""
+    """Return a curriculum with a value for each iteration (or step) 0, 1, 2 and so on."""
     points = tuple((when, *value) for when, value in enumerate(values))
     return term("curricula:Schedule", parameter=parameter, points=points, by=by)
 
@@ -100,7 +100,7 @@ def differences(mine: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Ten
 
 
 CASES: dict[str, tuple[Any, Any]] = {
-    "rewards.linear.params.std_m_s": (0.5, 0.1),  # the function's default, which the config does not name
+    "rewards.linear.params.std_m_s": (0.5, 0.1),  # the config does not name this parameter, whose default is 0.5
     "rewards.height.params.target_m": (0.27, 0.6),
     "rewards.air.params.min_s": (0.05, 0.9),
     "rewards.still.params.moving_m_s": (0.1, 0.9),
@@ -138,7 +138,7 @@ CASES: dict[str, tuple[Any, Any]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("parameter", CASES)
-def test_a_step_computes_what_it_does_with_the_constant(parameter: str) -> None:
+def test_after_a_change_steps_equal_those_with_the_new_value_in_the_config(parameter: str) -> None:
     before, after = CASES[parameter]
     path = parameter.split(".")
     task = replaced(TASK, path, before)
@@ -192,7 +192,7 @@ def test_ranges_and_their_elements_are_changed_together() -> None:
         end_iteration(env)
 
 
-def test_a_schedule_of_a_range_has_two_values_and_one_of_a_tuple_as_many_as_it_has() -> None:
+def test_a_schedule_of_a_range_has_two_values_per_point() -> None:
     env = build(scheduled(TASK, it=schedule("events.push.params.linear_m_s", (-1.0, 1.0), (-3.0, 2.0))))
     end_iteration(env)
     assert env.curriculum_metrics() == {"it/low": -3.0, "it/high": 2.0}

@@ -236,7 +236,7 @@ BOX = SimConfig(
 
 
 def test_envs_with_different_friction_slide_different_distances() -> None:
-    """A box that starts with speed v slides v^2 / (2 mu g), independent of its mass."""
+    """A box that starts with speed v slides v² / (2 mu g), independent of its mass."""
     friction = draw("geom_friction", 0.1, 0.8, operation="set", columns=(0,), shared=True)
     env = make(
         16,
@@ -274,7 +274,7 @@ def test_values_are_drawn_normally_and_clipped() -> None:
     assert_independent(*damping.T)
     assert loss.min() == 0.0
     assert loss.max() == np.float32(0.2)
-    assert (loss == 0.0).mean() == pytest.approx(0.1587, abs=0.02)  # clipped at 1 std
+    assert (loss == 0.0).mean() == pytest.approx(0.1587, abs=0.02)  # low is 1 standard deviation below the mean
 
 
 # At reset
@@ -344,7 +344,7 @@ def assert_constants_match(env: Env, *changed: str) -> None:
 PAYLOAD = {"payload": draw("body_mass", 0.0, 5.0, names=("trunk",), operation="add", when="reset")}
 
 
-def test_a_payload_per_episode_changes_only_its_env_and_what_derives_from_the_mass() -> None:
+def test_a_payload_per_episode_changes_only_its_env_and_constants_that_depend_on_the_mass() -> None:
     env = make(6, randomizations=PAYLOAD)
     mass, trunk = env.sim.field("body_mass"), env.sim.model.body("trunk").id
     assert_constants_match(env, "body_mass")
@@ -361,8 +361,8 @@ def test_a_payload_per_episode_changes_only_its_env_and_what_derives_from_the_ma
     assert ((added >= 0) & (added <= 5)).all()
 
 
-def test_constants_that_derive_at_resets_do_not_change_the_state() -> None:
-    """Scaling masses by 1 changes no state. The only side effect is that poses are recomputed."""
+def test_computing_constants_at_resets_does_not_change_the_state() -> None:
+    """Scale masses by 1 at every reset. This recomputes poses and derived constants, but changes no state."""
     env, plain = (make(4, randomizations=given) for given in ({"it": draw("body_mass", 1.0, 1.0, when="reset")}, {}))
     for i in range(20):
         actions = torch.full((4, 4), 0.1 * i)
@@ -404,7 +404,7 @@ def test_a_randomization_at_intervals_changes_the_startup_value_until_the_episod
 ADD = {"func": "env_terms_for_test:add_mass", "params": {"body": "trunk", "kg": 2.0}}
 
 
-def test_what_derives_from_a_field_that_a_startup_event_writes_follows() -> None:
+def test_derived_constants_match_a_field_that_a_startup_event_writes() -> None:
     heavier = EventConfig(func="env_terms_for_test:add_mass_by_env", params={"body": "trunk"})
     env = make(4, events={"heavier": heavier.at_startup().writing("body_mass")}, randomizations={})
     trunk = env.sim.model.body("trunk").id

@@ -36,7 +36,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.load` is deprecated")
 
 NUM_ENVS = 3
 SHORT = {"env.episode_length_s": 0.2}
-"""Episodes with ten steps, so that a new episode also resets the state to 0."""
+"""Episodes of ten steps. Tests take more steps, so they include the reset of the state in a new episode."""
 
 
 def config_of(task: str, **fields: Any) -> TrainConfig:
@@ -190,7 +190,7 @@ def test_actuators_are_described_by_their_law(mjcf: str, law: tuple[str, float |
         assert (forces[0] - forces[1]) / 0.1 == pytest.approx(one["stiffness"])
 
 
-def test_motors_of_the_config_have_their_numbers() -> None:
+def test_motors_of_the_config_are_described_with_their_numbers() -> None:
     model = build_model(config_of("arm-reach").env.sim)
     one = actuator(model, model.actuator("joint6").id)
     assert (one["kind"], one["stiffness"], one["damping"]) == ("position", 150.0, 25.0)

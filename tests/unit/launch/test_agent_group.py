@@ -59,7 +59,7 @@ def make(listener: socket.socket, rank: int, num_agents: int) -> Any:
 
 
 def join(pool: ThreadPoolExecutor, listener: socket.socket, num_agents: int) -> list[Any]:
-    """Return the groups of the launcher and the agents. They connect in reverse order."""
+    """Connect the launcher and the agents in reverse order of their ranks. Return their groups in order."""
     joined: list[Future[Any]] = [pool.submit(make, listener, rank, num_agents) for rank in range(num_agents, -1, -1)]
     return [future.result() for future in reversed(joined)]
 
@@ -86,7 +86,7 @@ def test_a_stranger_is_not_admitted_and_its_data_is_not_unpickled(
         assert gathered == [(0, [1])] * 2
     assert not target.exists()
     pickle.loads(cloudpickle.dumps(Touch(target)))
-    assert target.exists(), "the attack works where pickles are read"
+    assert target.exists(), "unpickling the data would have created the directory"
     launcher.shutdown()
     agent.shutdown()
 

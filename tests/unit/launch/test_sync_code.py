@@ -96,7 +96,7 @@ def committed(root: Path) -> set[str]:
     return _committed(subprocess.run(["sh", "-c", program], capture_output=True, check=True).stdout)
 
 
-def test_only_files_as_in_the_last_commit_count_as_committed(repository: Path) -> None:
+def test_only_files_that_equal_the_last_commit_count_as_committed(repository: Path) -> None:
     assert committed(repository) == {".gitignore", "committed.py", "src/a b\n'.py"}
     (repository / "committed.py").write_text("edited")
     assert committed(repository) == {".gitignore", "src/a b\n'.py"}

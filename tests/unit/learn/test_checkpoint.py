@@ -375,7 +375,7 @@ def test_an_unknown_return_is_never_the_best(run_dir: Path, make_store: MakeStor
     assert target(run_dir, BEST_LINK) == "model_2.pt"
 
 
-def test_a_resumed_run_keeps_the_best_checkpoints_of_before(run_dir: Path, make_store: MakeStore):
+def test_a_resumed_run_keeps_its_earlier_best_checkpoints(run_dir: Path, make_store: MakeStore):
     fill(make_store(keep_last=1), {10: 50.0, 20: 30.0})
     write_metrics(run_dir, {9: 70.0, 10: 50.0, 19: None, 20: 30.0}, tail='{"iteration": 21, "mean_ret')
     fill(make_store(keep_last=1), {30: 40.0, 40: 45.0})
@@ -525,8 +525,7 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_previous_one(
     assert "model_30.pt.unreadable" in warning
     assert "\n" not in warning
 
-    # The damaged file is never again used as the newest, and is not deleted. Earlier checkpoints were kept until the
-    # damage was found.
+    # The damaged file is renamed, not deleted. It is never again used as the newest checkpoint.
     assert target(run_dir, LATEST_LINK) == target(run_dir, BEST_LINK) == "model_20.pt"
     assert newest.with_name("model_30.pt.unreadable").read_bytes() == damaged
     store.save(25, {"iter": 25}, None)
@@ -566,7 +565,7 @@ def test_the_next_writer_removes_checkpoints_that_a_killed_one_left(run_dir: Pat
     write_metrics(run_dir, RETURNS)
     fill(make_store(keep_last=0), RETURNS)
     store = make_store(keep_last=2)
-    assert numbers(run_dir) == list(RETURNS), "nothing goes before the newest is known to load"
+    assert numbers(run_dir) == list(RETURNS), "checkpoints are removed only after the newest one was loaded"
     store.read_newest()
     assert numbers(run_dir) == [5, 6, 7]
 
@@ -578,7 +577,7 @@ def test_a_run_does_not_start_if_no_checkpoint_loads(run_dir: Path, make_store: 
     with pytest.raises(UserError, match=rf"^--resume {run_dir}: .*\b2\b.*model_20\.pt") as caught:
         make_store().read_newest()
     assert "\n" not in str(caught.value)
-    assert numbers(run_dir) == [10, 20], "else the next attempt would start at 0"
+    assert numbers(run_dir) == [10, 20], "without checkpoints, the next attempt would start at iteration 0"
 
 
 KILL_WHILE_SAVING = """
@@ -602,5 +601,5 @@ def test_the_newest_checkpoint_loads_whenever_saving_is_killed(run_dir: Path, ti
     assert len(seen) == times
     assert all(killed.tidy for killed in seen)
     assert [killed.newest for killed in seen] == sorted(killed.newest for killed in seen)
-    assert seen[-1].newest > times / 40, "hardly anything was saved"
+    assert seen[-1].newest > times / 40, "hardly any checkpoint was saved"
     assert sum(killed.unfinished for killed in seen) > times / 20, "hardly any kill came during saving"

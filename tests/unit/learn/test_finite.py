@@ -29,7 +29,7 @@ FIRST_ENV_ID = 100
 NAN = float("nan")
 
 Disturb = Callable[[Env, RolloutStorage.Transition, int], None]
-"""Function that is called before each step, with the step's number from 0."""
+"""Function that is called before each step. The last argument is the number of the step, counted from 0."""
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -116,7 +116,7 @@ def test_several_loggers_receive_the_same(tmp_path: Path, own: Callable[[str], A
     values = {"train/mean_return": 2.5, "perf/collect_s": 0.25, "rank_steps_per_s/0": 0.0, "rank_steps_per_s/1": 8.0}
     assert own("calls") == [
         ("init", run_dir, "cartpole-balance", 4),
-        ("log", {}, 5),  # OnlyLog clears its own row
+        ("log", {}, 5),  # OnlyLog has cleared its copy of the row
         ("log", values, 5),
         ("log", {}, 6),
         ("log", {"train/mean_return": 3.0, "perf/collect_s": 0.25}, 6),
@@ -162,7 +162,7 @@ def test_training_continues_without_a_logger_that_fails_after_one_warning(
             made.loggers[0].video(tmp_path / "a.mp4", iteration)
             made.loggers[0].checkpoint(tmp_path / "model_1.pt", iteration)
         made.close()
-    assert len(tried) == 1, "it is not called again"
+    assert len(tried) == 1, "a logger that has failed is not called again"
     (warning,) = (event["text"] for event in events if event["kind"] == "warning")
     assert warning.startswith("logger own_loggers:Complete failed ")
     assert {"__init__": "created", "close": "in close"}.get(method, f"in {method} of iteration 1") in warning
@@ -213,7 +213,7 @@ def test_other_classes_are_refused_in_one_line(name: str, problem: str):
     message = str(caught.value)
     assert message.startswith(f"--logger {name}: ")
     assert problem in message
-    assert "; " in message, "it names the fix"
+    assert "; " in message, "the message names the fix"
     assert "\n" not in message
 
 

@@ -204,7 +204,7 @@ def test_rows_continue_from_restored_counters():
     whole = rows(samples)
     first = start()
     parts = [first.outcome(i, s).row for i, s in enumerate(samples[:7], 1)]
-    counters = json.loads(json.dumps(first.counters()))  # checkpoints contain plain values
+    counters = json.loads(json.dumps(first.counters()))  # checkpoints contain only plain values
     second = start(7, counters)
     parts += [second.outcome(i, s).row for i, s in enumerate(samples[7:], 8)]
     elapsed_s = [number(row, "elapsed_s") for row in parts]

@@ -46,7 +46,7 @@ def test_shuffled_mini_batches_hold_every_sample_once(steps: int, envs: int, dat
             assert torch.equal(tensor, copy)
             assert tensor.data_ptr() != copy.data_ptr()
     gathered = torch.cat([batch.actions.flatten() for batch in batches if batch.actions is not None])
-    assert torch.equal(gathered, order.float()), "in the order asked for"
+    assert torch.equal(gathered, order.float()), "samples are in the requested order"
 
 
 @given(steps=st.integers(1, 6), per_batch=st.integers(1, 4), count=st.integers(1, 4))
@@ -69,4 +69,4 @@ def test_recurrent_mini_batches_hold_every_env_once_with_all_its_steps(steps: in
         assert batch.advantages is not None
         assert torch.equal(batch.actions[..., 0], own)
         assert torch.equal(batch.advantages[..., 0], own + 0.5)
-        assert sorted(seen[0][i].tolist()) == sorted(own.flatten().tolist()), "normalized with its own mini-batch"
+        assert sorted(seen[0][i].tolist()) == sorted(own.flatten().tolist()), "each mini-batch is normalized on its own"

@@ -61,7 +61,7 @@ def test_counts_include_rows_and_contacts_that_did_not_fit(landed: tuple[Simulat
     assert data.ncon == 4
     assert sim.demand[-1] == NUM_ENVS * data.ncon
     assert sim.buffer_sizes == (3, 1)
-    # The three envs share a buffer of three contacts. Rows of contacts that did not fit are not counted.
+    # The three envs share a buffer of three contacts. Only rows of these three contacts are counted.
     rows_per_contact = data.nefc // data.ncon
     assert sim.demand[:-1].sum() == NUM_ENVS * rows_per_contact
     assert (sim.overflow != 0).all()

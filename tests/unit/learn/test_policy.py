@@ -27,7 +27,7 @@ SMALL: dict[str, Any] = {
     {"agent.obs_normalization": True, "agent.obs_clip": 2.0},
     {"agent.rnn": "lstm", "agent.rnn_hidden_dim": 8, "agent.obs_normalization": True},
 ])  # fmt: skip
-def test_its_actions_are_those_of_the_policy_in_its_env(tmp_path: Path, agent: dict[str, Any]) -> None:
+def test_a_loaded_policy_computes_the_same_actions_as_in_its_env(tmp_path: Path, agent: dict[str, Any]) -> None:
     run = mjlab_dist.train("cartpole-balance", quiet=True, log_root=str(tmp_path), **SMALL, **agent).run_dir
     policy = mjlab_dist.load_policy(run)
     env, expected = load_env_and_policy(read_config_file(run), find_checkpoint(run), 5, 1)

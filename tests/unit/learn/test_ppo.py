@@ -72,7 +72,7 @@ def test_one_rank_learns_what_stock_rsl_rl_learns(fields: dict[str, Any]) -> Non
         losses = []
         for learner in (stock, ours):
             collect(learner, make_data(NUM_ENVS, iteration))
-            torch.manual_seed(iteration)  # an update draws only the order of samples
+            torch.manual_seed(iteration)  # in an update, only the order of samples is random
             losses.append(learner.update())
         largest, where = difference(state_of(ours), state_of(stock))
         assert largest < 1e-9, where
@@ -202,7 +202,7 @@ def test_mixed_precision_is_not_measured_as_a_change_of_the_policy(rnn: str) -> 
     for measured in losses:
         assert measured["kl"] == 0
         assert measured["surrogate"] == pytest.approx(0, abs=1e-6), (
-            "the mean of normalized advantages, if every ratio is 1"
+            "if every ratio is 1, this loss is the mean of normalized advantages"
         )
     assert losses[0]["value"] == losses[1]["value"]
 
@@ -249,7 +249,7 @@ def test_an_update_never_waits_for_the_device() -> None:
         with HostSyncs(indices=False) as waits:
             learner.update()
         counts.append(len(waits.found))
-    assert counts[0] > AGENT.num_learning_epochs * MINI_BATCHES, "the count counts nothing"
+    assert counts[0] > AGENT.num_learning_epochs * MINI_BATCHES, "waits of stock rsl_rl were not counted"
     assert counts[1] == 0
 
 

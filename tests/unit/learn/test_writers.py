@@ -376,7 +376,7 @@ def test_rows_reach_wandb_in_order(
     logged = stub()
     writer = WandbLogger(run_dir, config, None)
     written = read_wandb_run(run_dir)
-    assert written is not None, "known before wandb has started"
+    assert written is not None, "the id is known before wandb has started"
     fill(writer, range(1, 3001))
     close(writer)
     first, *rows = logged()
@@ -542,7 +542,7 @@ def test_offline_rows_are_on_disk_after_closing(
     written = read_wandb_run(run_dir)
     assert written is not None
     assert written.entity is None
-    assert [file.stem for file in files] == [f"run-{written.id}"] * 2, "uploaded into one run"
+    assert [file.stem for file in files] == [f"run-{written.id}"] * 2, "both files belong to one wandb run"
     assert [logged_steps(file) for file in files] == [list(range(1, count + 1)) for count in last]
     assert not warnings
     assert not list(run_dir.glob("events.out.*"))

@@ -42,16 +42,16 @@ def test_a_machine_chooses_its_own_gpus_and_reports_those_that_it_skips():
 
 
 @pytest.mark.usefixtures("three_gpus")
-def test_the_launchers_variables_apply_there():
+def test_variables_of_the_launcher_apply_on_the_other_machine():
     made = answer(request("all", CUDA_VISIBLE_DEVICES="2", PATH="ignored"), {"CUDA_VISIBLE_DEVICES": "0"})
     assert [device.visible for device in made.devices] == ["GPU-c"]
-    # On this machine, a UUID of a GPU on the launcher's machine selects no GPU
+    # The UUID of a GPU on the launcher's machine selects no GPU on this machine
     assert answer(request("all", CUDA_VISIBLE_DEVICES="GPU-here"), {}).error.startswith("--gpu-ids all: ")
     assert "--gpu-ids None" in answer(request("auto", CUDA_VISIBLE_DEVICES="GPU-here"), {}).error
 
 
 @pytest.mark.usefixtures("three_gpus")
-def test_no_gpu_is_used_beside_a_launcher_that_uses_the_cpu():
+def test_no_gpu_is_used_if_the_launcher_uses_the_cpu():
     assert [device.device for device in answer(request("auto", own=CPU), {}).devices] == ["cpu"]
 
 

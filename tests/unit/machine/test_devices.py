@@ -307,7 +307,7 @@ SLURM = {"SLURM_STEP_NUM_TASKS": "20", "SLURM_PROCID": "12"}
 def test_slurm_may_show_each_task_only_its_own_gpu(local_rank: int):
     made = own(local_rank, {"CUDA_VISIBLE_DEVICES": "3", **SLURM})
     assert (made.device, made.visible) == ("cuda:0", D)
-    assert made.backend == "nccl", "the same on every rank, whatever its local rank"
+    assert made.backend == "nccl", "every rank must choose the same backend, whatever its local rank"
     assert made.torch_threads == NUM_CORES
 
 
@@ -345,7 +345,7 @@ def test_a_cpu_rank_of_another_launcher_takes_the_threads_it_was_given():
 
 @pytest.fixture
 def shown_by_cuda(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Function that makes torch report devices with these UUIDs. Torch omits the prefix of a UUID."""
+    """Function that makes torch report devices with given UUIDs. Torch omits the prefix of a UUID."""
 
     def show(*uuids: str) -> None:
         properties = [SimpleNamespace(uuid=uuid.removeprefix("GPU-")) for uuid in uuids]
@@ -573,7 +573,7 @@ def test_indices_with_a_device_order_of_the_user_are_resolved_by_cuda():
     environ = {**FASTEST_FIRST, "CUDA_VISIBLE_DEVICES": "3,1,9"}
     made = planned(chosen("all"), environ, GPUS)
     assert made.visible == ("3", "1")
-    assert made.gpu_ids == (None, None), "no GPU that is checked may be another one than the one that trains"
+    assert made.gpu_ids == (None, None), "an id might select the wrong GPU for the checks before training"
     assert not any("Model" in name for name in made.names)
     here = in_this_process(planned(chosen((1,)), environ, GPUS)[0], environ, GPUS)
     assert here is not None

@@ -48,7 +48,7 @@ def test_indices_choose_devices_among_those_shown_in_their_order(
     if indices and set(indices) <= set(range(len(cards))) and len(set(indices)) == len(indices):
         planned = plan_devices(config, environ, gpus)
         assert [device.visible for device in planned] == [gpus[cards[i]].uuid for i in indices]
-        assert {device.device for device in planned} == {"cuda:0"}, "each rank sees only its own"
+        assert {device.device for device in planned} == {"cuda:0"}, "each rank sees only its own GPU"
         return
     with pytest.raises(UserError) as refusal:
         plan_devices(config, environ, gpus)
@@ -56,7 +56,7 @@ def test_indices_choose_devices_among_those_shown_in_their_order(
 
 
 @given(shown=shown(), faulty=st.sets(st.integers(0, 7)))
-def test_all_are_those_shown_that_can_be_used_and_auto_is_the_first(
+def test_all_selects_the_visible_gpus_that_can_be_used_and_auto_the_first_of_them(
     shown: tuple[list[Gpu], dict[str, str], list[int]], faulty: set[int]
 ):
     gpus, environ, cards = shown

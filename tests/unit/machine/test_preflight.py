@@ -83,7 +83,7 @@ def refusal_of(config: TrainConfig, run_dir: Path | None = None, environ: dict[s
 
 
 def in_namespace(flags: str, script: str, *args: object) -> str:
-    """Run a shell script as root in new namespaces, and return its output. Skip the test if they are not permitted."""
+    """Run a shell script as root in new namespaces, and return its output. Skip the test if unshare is not allowed."""
     if subprocess.run(["unshare", flags, "true"], check=False, capture_output=True).returncode != 0:
         pytest.skip("unshare is not allowed here")
     command = ["unshare", flags, "sh", "-ec", script, "sh", *map(str, args)]
@@ -112,10 +112,10 @@ def test_a_working_machine_passes_silently_within_a_fraction_of_a_second(
         lines = checked(chosen(log_root=str(tmp_path / "new" / "logs")))
         took_s.append(time.monotonic() - start)
         assert not [line for line in lines if not line.startswith("--log-root")], (
-            "but for a disk that may be nearly full"
+            "only a nearly full disk may cause a line"
         )
     assert_within(min(took_s), 0.3)
-    assert not list(tmp_path.iterdir()), "nothing is made, nothing left behind"
+    assert not list(tmp_path.iterdir()), "the checks leave no files"
 
 
 def test_a_log_root_below_a_file_is_refused(tmp_path: Path):
@@ -136,7 +136,9 @@ def test_every_directory_that_is_written_is_checked(tmp_path: Path, monkeypatch:
     assert refusal_of(chosen(torchrunx_log_dir=wrong)).startswith(f"--torchrunx-log-dir {wrong}: Not a directory;")
     for variable in ("TORCHRUNX_LOG_DIR", "WARP_CACHE_PATH"):
         assert refusal_of(chosen(), environ={variable: wrong}).startswith(f"{variable} {wrong}: Not a directory;")
-    assert checked(chosen(torchrunx_log_dir=wrong), {"TORCHRUNX_LOG_DIR": ""}) == checked(chosen()), "no log files"
+    assert checked(chosen(torchrunx_log_dir=wrong), {"TORCHRUNX_LOG_DIR": ""}) == checked(chosen()), (
+        "an empty variable turns log files off"
+    )
     monkeypatch.setattr(tempfile, "tempdir", wrong)
     assert refusal_of(chosen()).startswith(f"TMPDIR {wrong}: Not a directory;")
 
@@ -317,12 +319,12 @@ int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned int *count, p
     to[0].pid = 4711; to[0].used = 1; return 0;
 }
 """
-"""Source of a library that replaces NVIDIA's, for a machine with two GPUs. The second GPU is in use."""
+"""Source of a library that replaces NVIDIA's and simulates two GPUs. The second GPU is in use."""
 
 
 @pytest.fixture(scope="module")
 def on_gpus(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[str]]:
-    """Function that runs code as on a machine with two GPUs."""
+    """Function that runs code as if the machine had the two simulated GPUs."""
     directory = tmp_path_factory.mktemp("driver")
     (directory / "driver.c").write_text(DRIVER)
     compiler = ["cc", "-shared", "-fPIC", "-o", directory / "libnvidia-ml.so.1", directory / "driver.c"]
@@ -396,7 +398,7 @@ def test_a_run_is_refused_on_gpus_that_torch_cannot_use(on_gpus: Callable[..., l
 
 
 def test_a_run_is_refused_on_gpus_that_warp_cannot_use(on_gpus: Callable[..., list[str]], tmp_path: Path):
-    # A torch for CUDA 12, and the Warp from the package index. This Warp needs CUDA 13.
+    # The fake torch is for CUDA 12, but the installed Warp needs CUDA 13.
     info = tmp_path / "torch-2.15.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.15.0\n")
@@ -430,11 +432,13 @@ def test_a_wandb_server_that_does_not_answer_causes_a_warning(closed: str):
     assert line.startswith(f"--logger wandb: http://{closed} ")
     assert "Connection refused" in line
     assert KEY not in line
-    assert not [line for line in checked(chosen(), environ) if "wandb" in line], "not asked without --logger wandb"
+    assert not [line for line in checked(chosen(), environ) if "wandb" in line], (
+        "the server is not contacted without --logger wandb"
+    )
 
 
 def test_a_server_that_never_answers_times_out():
-    with socket.socket() as silent:  # its queue of connections is full
+    with socket.socket() as silent:  # accepts no connection; the connections below fill its queue
         silent.bind(("127.0.0.1", 0))
         silent.listen(0)
         address = silent.getsockname()
@@ -488,7 +492,7 @@ def test_settings_of_wandb_are_respected(home: Path, where: str, server: str):
     write_login(home / ".netrc", server)
     assert server in check_wandb({}, 5).figure
     file.write_text("no settings")
-    assert "wandb login" in check_wandb({}, 5).fix, "at the usual server"
+    assert "wandb login" in check_wandb({}, 5).fix, "without settings, a login for the usual server is missing"
 
 
 @pytest.mark.parametrize("variable", ["WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"])
@@ -585,7 +589,7 @@ def test_little_memory_in_a_control_group_causes_a_warning(tmp_path: Path, versi
     root = system(tmp_path, VERSION_1 if version == 1 else "0::/job/one", files)
     finding = doctor.check_memory(root)
     assert finding.status is Status.WARNING
-    assert finding.figure.startswith("1.1 GB "), "what the kernel keeps of files counts as available"
+    assert finding.figure.startswith("1.1 GB "), "inactive file cache counts as available"
 
 
 def test_too_little_memory_for_a_rank_fails(tmp_path: Path):
@@ -621,7 +625,7 @@ def test_processes_without_their_launcher_are_named():
         finally:
             signal.pidfd_send_signal(end, signal.SIGKILL)
             looked_after.kill()
-            select.select([end], [], [])  # until the orphan, which is not a child of this process, has ended
+            select.select([end], [], [])  # wait until the orphan, which is not a child of this process, has ended
             os.close(end)
     assert finding.status is Status.WARNING
     assert finding.fix.startswith("kill -9 ")

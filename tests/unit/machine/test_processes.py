@@ -78,7 +78,7 @@ def test_files_of_other_programs_are_ignored(directory: Path):
     assert (victim / "file").exists()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can change the owner of a file")
 def test_directories_of_other_users_are_ignored(directory: Path):
     foreign = directory / f"{TEMPORARY}1-x"
     foreign.mkdir()

@@ -252,7 +252,7 @@ def test_muscles_tendons_and_sites_take_a_number_as_offset(actuator: str) -> Non
 
 
 def kinematics_of(env: Env, i: int, *, site: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return position, rotation matrix and Jacobian of the tip or the hand in an env's state, by MuJoCo's C code."""
+    """Return position, rotation matrix and Jacobian of the tip or the hand in an env, computed by MuJoCo's C code."""
     model, data = env.sim.model, mujoco.MjData(env.sim.model)
     data.qpos = float64(env.sim.qpos[i])
     mujoco.mj_kinematics(model, data)
@@ -266,7 +266,7 @@ def kinematics_of(env: Env, i: int, *, site: bool) -> tuple[np.ndarray, np.ndarr
 
 
 def rotation_vector(matrix: np.ndarray) -> np.ndarray:
-    """Return the rotation vector of a rotation matrix, by MuJoCo's C code."""
+    """Return the rotation vector of a rotation matrix, computed by MuJoCo's C code."""
     quat, vector = np.zeros(4), np.zeros(3)
     mujoco.mju_mat2Quat(quat, matrix.flatten())
     mujoco.mju_quat2Vel(vector, quat, 1.0)
@@ -274,7 +274,7 @@ def rotation_vector(matrix: np.ndarray) -> np.ndarray:
 
 
 def matrix_of(vector: np.ndarray) -> np.ndarray:
-    """Return the rotation matrix of a rotation vector, by MuJoCo's C code."""
+    """Return the rotation matrix of a rotation vector, computed by MuJoCo's C code."""
     quat, matrix = np.zeros(4), np.zeros(9)
     angle = float(np.linalg.norm(vector))
     mujoco.mju_axisAngle2Quat(quat, vector / angle, angle)

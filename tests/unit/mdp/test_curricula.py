@@ -76,7 +76,7 @@ def levels(env: Env) -> torch.Tensor:
 
 
 def move(env: Env, walked_m: float | torch.Tensor) -> None:
-    """Put robots at these distances along x from their origins."""
+    """Move robots to their origins, and then by `walked_m` along x."""
     env.sim.qpos[:, :2] = env.origins[:, :2]
     env.sim.qpos[:, 0] += walked_m
 
@@ -132,7 +132,7 @@ def test_the_expected_distance_after_an_early_fall_is_that_of_the_whole_episode(
     levels(env).fill_(1)
     tell(env, 0.9)
     move(env, walked_m)
-    env.episode_length_buf.fill_(50)  # 0.9 m/s for one past step and the remaining 50: half of this distance is 0.23 m
+    env.episode_length_buf.fill_(50)  # half of 51 steps (1 past, 50 remaining) at 0.9 m/s is 0.23 m
     terms = env._curricula["terrain"]
     terms.episode_ends(env, torch.ones(NUM_ENVS, dtype=torch.bool))
     assert levels(env).tolist() == [after] * NUM_ENVS
@@ -205,7 +205,7 @@ GLOBAL = {**TASK, "sim": SIM, "curricula": curricula(**SETTINGS)}
 
 
 def totals(episodes: float, steps: float, alive: float) -> EpisodeTotals:
-    """Return totals of an iteration. `alive` is the value of this term in each step, before its weight is applied."""
+    """Return totals of an iteration. `alive` is the value of the term `alive` in each step, without its weight."""
     unweighted = torch.tensor([alive * steps, 1.0])
     none = torch.zeros(0)
     return EpisodeTotals(torch.tensor(episodes), torch.tensor(steps), unweighted, unweighted, none, none)
@@ -498,7 +498,7 @@ def test_mistakes_are_refused(changes: dict[str, Any], params: dict[str, Any], s
     assert re.match(f"env.curricula.it: {start}", refused(**{**TASK, **changes, "curricula": curricula(it=params)}))
 
 
-def test_the_former_name_of_resume_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_curriculum_with_the_old_method_go_on_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = "from mjlab_dist.env.term import Curriculum\n\n\nclass Old(Curriculum):\n    def go_on(self, saved): ...\n"
     (tmp_path / "own_curricula.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)

@@ -189,7 +189,7 @@ BOTH = {
 
 
 def swing(now: int, num_envs: int) -> torch.Tensor:
-    """Return actions with which the legs swing up and down."""
+    """Return actions that swing the legs up and down."""
     phase = torch.arange(num_envs).unsqueeze(1) + 1.5 * torch.arange(4)
     return 1.4 * torch.sin(now / (6.0 + 0.5 * torch.arange(num_envs).unsqueeze(1)) + phase).clamp_min(0.0)
 
@@ -257,7 +257,7 @@ def test_a_saved_state_continues_exactly() -> None:
 
 
 def declared(**fields: Any) -> Callable[[], str]:
-    """Return a function that returns the error message for an env with such a sensor."""
+    """Return a function that returns the error message for contacts with these config fields."""
     contacts = {"feet": ContactConfig(**{"names": (".*",), **fields})}
     return lambda: refused(sim=dataclasses.replace(SIM, contacts=contacts))
 

@@ -324,7 +324,7 @@ MEASURED = 50
 
 
 def momentum(env: Env) -> np.ndarray:
-    """Return the linear momentum of the first envs in kg m/s, by MuJoCo's C code."""
+    """Return the linear momentum of the first envs in kg m/s, computed by MuJoCo's C code."""
     found = []
     for i in range(MEASURED):
         data = mujoco.MjData(env.sim.model)

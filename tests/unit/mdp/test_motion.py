@@ -97,7 +97,7 @@ def difference(env: Env, before: np.ndarray, after: np.ndarray, time_s: float) -
 
 
 def time_of(env: Env) -> np.ndarray:
-    """Return the time in the cycle at which the motion has the target pose of each env."""
+    """Return the time of each env's target pose within the cycle of the motion."""
     frames = played(env).state()["frame"]
     return frames.numpy() * DT_S
 
@@ -285,7 +285,7 @@ def angle_of(pose: np.ndarray, other: np.ndarray) -> float:
 
 
 def site_errors(env: Env, motion: Motion) -> np.ndarray:
-    """Return the sums of the feet's squared distances to their targets in the trunk's frame, by MuJoCo's C code."""
+    """Return the sums of the feet's squared distances to their targets in the trunk's frame."""
     model: Any = env.sim.model
     data: Any = mujoco.MjData(model)
     errors = np.zeros(env.num_envs)
@@ -304,7 +304,7 @@ def test_moving_by_the_root_error_reaches_the_target(file: str) -> None:
     rng = np.random.default_rng(1)
     env.sim.qpos[:, :7] += torch.from_numpy(rng.normal(size=(8, 7))) * 0.3
     env.sim.qpos[:, 3:7] = torch.nn.functional.normalize(env.sim.qpos[:, 3:7])
-    env.sim.qpos[3, 3:7] *= -1  # the same orientation
+    env.sim.qpos[3, 3:7] *= -1  # q and -q are the same orientation
     error = float64(terms.root_error(env, "motion"))
     assert np.linalg.norm(error[:, 3:], axis=1).max() <= math.pi + 1e-5
     for i, qpos in enumerate(float64(env.sim.qpos)):

@@ -132,7 +132,7 @@ def test_observations_are_computed_from_the_state_after_the_step() -> None:
             )
 
 
-def test_sensors_are_of_the_start_of_the_last_substep_or_of_the_current_state() -> None:
+def test_sensors_measure_the_start_of_the_last_substep_or_the_current_state() -> None:
     for forward in (False, True):
         env = make(
             NUM_ENVS,

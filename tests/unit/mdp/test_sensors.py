@@ -51,7 +51,7 @@ class Stopwatches:
 
 
 def stepping_in_place(now: int) -> torch.Tensor:
-    """Return actions with which legs swing up and down, with a different phase for each env and leg."""
+    """Return actions that swing the legs up and down, with a different phase for each env and leg."""
     phase = torch.arange(NUM_ENVS).unsqueeze(1) + 1.5 * torch.arange(4)
     return 1.4 * torch.sin(now / (6.0 + 0.5 * torch.arange(NUM_ENVS).unsqueeze(1)) + phase).clamp_min(0.0)
 

@@ -107,8 +107,8 @@ def test_the_kind_and_the_goal_of_the_robots_of_gymnasium(
     if name in {"half_cheetah", "hopper", "walker2d"}:
         assert robot.base is not None
         assert (robot.base.height_joint, robot.base.tilt_joints) == ("rootz", ("rooty",))
-        assert "rootx" not in robot.observed.positions, "how far it has come"
-        assert robot.observed.angles == ("rooty",), "it may turn over"
+        assert "rootx" not in robot.observed.positions, "the distance that the robot has covered is not observed"
+        assert robot.observed.angles == ("rooty",), "the robot may turn over, so this angle has no limit"
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_a_robot_that_a_mocap_body_moves_gets_motors_instead(tmp_path: Path) -> 
     xml = arm().replace('<body pos="0 0 .5">', f'<body name="mocap" mocap="true"/><body pos="0 0 .5">{base}', 1)
     xml = xml.replace("</worldbody>", '</worldbody><equality><weld body1="mocap" body2="link"/></equality>')
     robot = examined(tmp_path, xml.replace('<body pos="0.2 0 0">', '<body name="link" pos="0.2 0 0">', 1))
-    assert robot.goal == "reach", "the base is stuck"
+    assert robot.goal == "reach", "joints with extreme damping do not move the base"
     assert robot.joints == ("j0", "j1", "j2")
     assert "its motors move it instead of its mocap body (model.py)" in guessed(robot)
     assert not compiled(tmp_path, robot).eq_active0.any()

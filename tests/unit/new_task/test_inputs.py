@@ -120,7 +120,7 @@ def png() -> bytes:
 
 @pytest.fixture(autouse=True)
 def _only_compile(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let new-task only compile the model, instead of running its trial."""
+    """Let new-task compile the model instead of running the trial."""
 
     def compile_only(names: Names, parent: Path) -> tuple[TrainConfig, list[Check]]:
         with importable(names.module, parent):
@@ -274,7 +274,7 @@ def test_a_urdf_is_converted_with_its_meshes(tmp_path: Path, mesh: str, floating
 def test_visuals_of_a_urdf_that_cannot_be_read_are_left_out(tmp_path: Path) -> None:
     made = created(tmp_path, {"a.urdf": URDF.format(visual="arm.dae", collision="cube.obj"), "cube.obj": CUBE})
     model = mujoco.MjModel.from_xml_path(str(made.package / "a.xml"))
-    assert model.ngeom == 2, "a box and the mesh of a collision"
+    assert model.ngeom == 2, "the box and the mesh for collisions"
 
 
 def test_meshes_of_a_urdf_with_equal_names_stay_apart(tmp_path: Path) -> None:

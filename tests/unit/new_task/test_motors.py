@@ -52,7 +52,7 @@ def test_the_stiffness_follows_from_the_deflection_under_the_load() -> None:
     assert motor.armature is None
 
 
-def test_a_joint_without_load_follows_from_its_inertia() -> None:
+def test_without_load_the_stiffness_follows_from_the_inertia() -> None:
     (motor,) = actuated(pendulum("0 0 1"))[2].motors.values()
     stiffness = 2.0 * 0.5**2 * (2.0 * math.pi * 2.0) ** 2
     assert motor.stiffness == pytest.approx(stiffness, rel=0.05)
@@ -66,7 +66,7 @@ def test_the_limit_the_damping_and_the_armature_of_the_file_are_used() -> None:
     assert motor.effort_limit == 30.0
     assert motor.stiffness == pytest.approx(stiffness, rel=0.05)
     assert motor.damping == pytest.approx(2.0 * math.sqrt(stiffness * (0.5 + 0.1)) - 3.0, rel=0.05)
-    assert motor.armature is None, "it keeps that of the file"
+    assert motor.armature is None, "the joint keeps the armature of the file"
 
 
 def test_armature_is_added_where_the_inertia_is_too_small_for_the_stiffness() -> None:
@@ -119,8 +119,8 @@ def test_a_quadruped_of_12_kg_stands_on_bent_legs_with_motors_of_the_usual_size(
     hips = [data.xanchor[model.joint(f"{name}_hip").id] for name in ("fl", "fr", "rl", "rr")]
     assert len(feet) == 4
     for hip, foot in zip(hips, feet, strict=True):
-        assert np.abs(data.geom_xpos[foot, :2] - hip[:2]).max() < 0.06, "below the hip"
-        assert 0.2 < hip[2] - data.geom_xpos[foot, 2] < 0.38, "bent"
+        assert np.abs(data.geom_xpos[foot, :2] - hip[:2]).max() < 0.06, "each foot is below its hip"
+        assert 0.2 < hip[2] - data.geom_xpos[foot, 2] < 0.38, "each leg is bent"
     data.ctrl[:] = action_inputs(model, data.qpos, found.blocks).offsets
     start = data.qpos.copy()
     while data.time < 5:
@@ -201,7 +201,7 @@ def test_joints_that_follow_another_one_get_no_motor() -> None:
     _, model, found = actuated(xml)
     assert {model.actuator(i).name for i in range(model.nu)} == {"turn", "left"}
     (finger,) = [block for block in found.blocks.values() if "left" in block.actuators]
-    assert (finger.scale, finger.offset) == (0.02, 0.02), "the ends of its range"
+    assert (finger.scale, finger.offset) == (0.02, 0.02), "actions -1 and 1 are the ends of the joint's range"
 
 
 ACTUATED = """
@@ -272,7 +272,7 @@ def test_the_damper_of_a_position_motor_is_not_driven() -> None:
     model = mujoco.MjModel.from_xml_string(ACTUATED % both)
     blocks = find_blocks(model, start_state(model, 0), {0: 1.0, 1: 4.0})
     assert {block.actuators for block in blocks.values()} == {("p",), ("m",)}
-    assert blocks["effort"].scale == 8.0, "twice the load, without a limit"
+    assert blocks["effort"].scale == 8.0, "without a limit, the scale is twice the load"
 
 
 TORQUES = """
@@ -293,14 +293,16 @@ TORQUES = """
 </mujoco>"""
 
 
-def test_torques_on_a_light_link_are_limited_to_those_with_which_it_is_stable() -> None:
+def test_torques_on_a_light_link_are_limited_so_that_it_is_stable() -> None:
     model = mujoco.MjModel.from_xml_string(TORQUES)
     data = start_state(model, None)
     found = find_blocks(model, data, joint_loads(model, data, simple_joints(model), []))
     blocks = {block.actuators[0]: block for block in calmed(model, data, 10, found).values()}
-    assert (blocks["shoulder"].scale, blocks["shoulder"].is_clipped) == (40.0, False), "all of it, for its heavy link"
+    assert (blocks["shoulder"].scale, blocks["shoulder"].is_clipped) == (40.0, False), (
+        "a heavy link allows the whole range"
+    )
     assert blocks["wrist"].is_clipped
-    # For 5 s, apply the strongest input that an action can cause
+    # Apply the largest input that an action can cause, for 5 s
     inputs = action_inputs(model, data.qpos, blocks)
     data.ctrl[:] = inputs.of(np.array([0.0, 100.0]))
     assert data.ctrl[1] == blocks["wrist"].scale

@@ -22,7 +22,7 @@ NUM_ENVS = 5
 NUM_STEPS = 60
 
 TOL = 1e-4
-"""Tolerance of float32 after these steps in m and rad. The largest measured difference from float64 is 3e-5."""
+"""Tolerance of float32 after NUM_STEPS steps, in m and rad. The largest measured difference from float64 is 3e-5."""
 
 LAB = SimConfig(
     model=str(Path(__file__).parents[2] / "data" / "models" / "lab.xml"),
@@ -261,7 +261,7 @@ def test_two_envs_with_different_friction_slide_differently(lab: Simulation) -> 
 
 
 def test_motor_limits_apply_in_every_env(model: Any, lab: Simulation) -> None:
-    """Compare with MuJoCo's C code in states in which many motors reach a limit."""
+    """Compare motor forces with a formula, in states in which many motors reach a limit."""
     set_back(lab)
     limits = np.linspace(0.2, 1.0, NUM_ENVS)
     elbow = model.actuator("elbow").id
@@ -351,7 +351,7 @@ def test_sensors_read_by_name_equal_those_of_c(model: Any, lab: Simulation) -> N
         for name, dim, tol in (("cube_pos", 3, 1e-4), ("elbow_speed", 1, 1e-3), ("cube_floor", 4, 2e-2)):
             assert lab.sensor(name).shape == (NUM_ENVS, dim)
             np.testing.assert_allclose(lab.sensor(name)[env], data.sensor(name).data, rtol=1e-3, atol=tol)
-    assert (lab.sensor("cube_floor")[:, 0] > 0).sum() >= 3  # they touch in at least three envs
+    assert (lab.sensor("cube_floor")[:, 0] > 0).sum() >= 3  # cube and floor touch in at least three envs
     with pytest.raises(UserError, match=r"^sensor nose: .*cube_pos, elbow_speed, cube_floor"):
         lab.sensor("nose")
 

@@ -258,7 +258,7 @@ def test_a_motor_does_not_exceed_its_no_load_speed() -> None:
     inertia = 0.4 * 1 * 0.1**2
     when = model.opt.timestep * np.arange(1, 2001)
     exact = 30.0 * (1 - np.exp(-2.0 / 30.0 / inertia * when))  # solves inertia * dv/dt = 2 * (1 - v / 30)
-    assert speeds == pytest.approx(exact, abs=1.0)  # error of Euler steps: 15 per time constant
+    assert speeds == pytest.approx(exact, abs=1.0)  # Euler's error with 15 steps per time constant
     assert speeds[-1] == pytest.approx(30.0)
     assert max(speeds) <= 30.0 + 1e-9
 

@@ -56,7 +56,7 @@ def tile(terrain: Terrain, name: str, level: int) -> np.ndarray:
 
 
 def runs(values: np.ndarray) -> list[tuple[float, int]]:
-    """Return each value that occurs at least twice in succession, and how often it does."""
+    """Return each value that occurs at least twice in succession, and the number of its occurrences."""
     starts = np.flatnonzero(np.diff(values, prepend=np.nan) != 0)
     lengths = np.diff(starts, append=len(values))
     return [(float(values[s]), int(n)) for s, n in zip(starts, lengths, strict=True) if n > 1]
@@ -141,7 +141,7 @@ def test_rough_ground_covers_its_range(terrain: Terrain) -> None:
         heights = tile(terrain, "rough", level)
         assert 0.9 * height_m < np.abs(heights).max() <= height_m
         assert abs(heights.mean()) < 0.1 * height_m
-        # Heights are linear between samples at a distance of 0.2 m.
+        # Samples are 0.2 m apart, and heights are linear between them.
         assert np.allclose(
             np.diff(heights[8:-8, 8:-8].reshape(105, -1)[:, :100].reshape(105, 25, 4), n=2)[..., 0], 0, atol=1e-6
         )
@@ -274,7 +274,7 @@ def test_a_cropped_terrain_has_the_same_heights(model: mujoco.MjModel, terrain: 
     assert part.hfield_nrow[0] * part.hfield_ncol[0] == 141 * 141
     assert np.allclose(ray_heights(part, xy), terrain.height_at(xy), atol=1e-4)
     assert model.hfield_nrow[0] == terrain.heights.shape[0]
-    assert 0 < part.vis.map.znear * part.stat.extent < 0.11, "a robot before the camera is drawn whole"
+    assert 0 < part.vis.map.znear * part.stat.extent < 0.11, "objects at 0.11 m from the camera are drawn"
 
 
 def lower_side(model: mujoco.MjModel, name: str, steps: int = 61) -> tuple[np.ndarray, np.ndarray]:
@@ -308,7 +308,7 @@ class Dropped(NamedTuple):
     rest: np.ndarray
     """Calculated height at which a shape touches the terrain, (num_envs, 3)."""
     gentle: np.ndarray
-    """Whether a shape is not on a wall, where it would slide for a long time, (num_envs, 3)."""
+    """False for a shape on a wall, where it would slide for a long time, (num_envs, 3)."""
 
 
 @pytest.fixture(scope="module")
@@ -457,7 +457,7 @@ def test_no_shape_sinks_into_the_ground(model: mujoco.MjModel, terrain: Terrain)
 
 
 @pytest.mark.slow
-def test_other_shapes_are_handled_by_mujoco_warp(terrain: Terrain) -> None:
+def test_mujoco_warp_computes_contacts_of_other_shapes_with_terrain(terrain: Terrain) -> None:
     cylinder = """
     <mujoco>
       <worldbody>

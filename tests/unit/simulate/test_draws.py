@@ -90,7 +90,7 @@ REFUSED: dict[str, Callable[[int], torch.Tensor]] = {
     "standard_gamma": lambda n: Gamma(torch.ones(n), 1.0).sample(),
     "sample_dirichlet": lambda n: Dirichlet(torch.ones(n, 3)).sample(),
 }
-"""Draws that `make` supports only on a single rank, by the name in the error message."""
+"""Draws that `make` supports only on a single rank. A key starts with the name in the error message."""
 
 
 def weights(num_envs: int) -> torch.Tensor:

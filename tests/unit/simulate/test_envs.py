@@ -96,7 +96,7 @@ def test_a_state_repeats_steps(envs: Envs) -> None:
     again = envs.step(actions(1))
     assert torch.equal(again.observations["actor"], after.observations["actor"])
     assert torch.equal(again.rewards, after.rewards)
-    assert torch.equal(envs.reset()["actor"], start["actor"]), "the state includes the draws"
+    assert torch.equal(envs.reset()["actor"], start["actor"]), "the state includes the state of the random generator"
     with pytest.raises(UserError, match="is missing"):
         envs.set_state({})
 

@@ -1,4 +1,4 @@
-"""Ranks import rsl_rl and Warp, and compare the models that they simulate with those on other machines."""
+"""Ranks on different machines compare their models. A program that starts ranks does not import their libraries."""
 
 from __future__ import annotations
 

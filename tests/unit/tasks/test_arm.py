@@ -77,7 +77,7 @@ def at_home(model: Any) -> Any:
 
 
 def c_sites(env: Env) -> tuple[np.ndarray, np.ndarray]:
-    """Return the gripper's positions (envs, 3) and rotations (envs, 3, 3) in the current states, by MuJoCo's C code."""
+    """Return the gripper's positions (envs, 3) and rotations (envs, 3, 3) in the current states."""
     positions, rotations = [], []
     for qpos in env.sim.qpos.double().numpy():
         data = mujoco.MjData(env.sim.model)
@@ -151,13 +151,13 @@ def test_no_joint_exceeds_the_published_speed_for_any_target(arm: Any) -> None:
         mujoco.mj_step(arm, data)
         fastest = np.maximum(fastest, np.abs(data.qvel[:7]))
     limits = np.array(LIMITS)[:, 3]
-    assert (fastest < 1.5 * limits).all()  # other joints' motion can drive a joint faster than its motor
+    assert (fastest < 1.5 * limits).all()  # the motion of other joints can accelerate a joint beyond its motor's speed
     assert (fastest > 0.3 * limits).all()
 
 
 def test_the_start_state_is_the_published_one_and_is_held(arm: Any) -> None:
     data = at_home(arm)
-    # The manufacturer's pose of the flange and of the hand's center in the ready position.
+    # The pose of the gripper in the manufacturer's ready position.
     np.testing.assert_allclose(data.site("gripper").xpos, [0.307, 0.0, 0.487], atol=1e-3)
     np.testing.assert_allclose(data.site("gripper").xmat.reshape(3, 3), np.diag([1, -1, -1]), atol=1e-6)
     for _ in range(1000):
@@ -170,7 +170,7 @@ def test_gravity_moves_no_joint_away_from_its_target(arm: Any) -> None:
     rng = np.random.default_rng(1)
     for _ in range(5):
         data = at_home(arm)
-        # The elbow is up and the hand is above the table.
+        # Draw a pose with the elbow up and the hand above the table.
         data.qpos[:7] += rng.uniform(-0.5, 0.5, 7)
         data.qpos[1] = min(data.qpos[1], 0.2)
         data.ctrl[1:] = start = data.qpos[:7].copy()
@@ -234,7 +234,9 @@ def test_fingers_that_press_on_the_table_grasp_nothing(with_cube: Any) -> None:
     for _ in range(200):
         mujoco.mj_step(with_cube, data)
     fingers = {with_cube.geom(f"{side}_finger").id for side in ("left", "right")}
-    assert fingers <= {geom for contact in data.contact[: data.ncon] for geom in contact.geom}, "else nothing presses"
+    assert fingers <= {geom for contact in data.contact[: data.ncon] for geom in contact.geom}, (
+        "both fingers must touch the table"
+    )
     assert all(data.sensor(f"{side}_pad_contact").data[0] == 0 for side in ("left", "right"))
 
 

@@ -313,7 +313,7 @@ def test_the_model_equals_that_of_gymnasium(task: Task) -> None:
 
 @parametrize(slow=(HUMANOID,))
 def test_nothing_overflows(task: Task) -> None:
-    """Drive motors with constant or alternating maximum inputs. This moves robots more violently than any policy."""
+    """Drive motors with maximum inputs of random signs. This moves robots more violently than any policy."""
     env = make(task.env, 16)
     actions = torch.zeros(16, env.num_actions)
     for step in range(100):

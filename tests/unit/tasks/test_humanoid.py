@@ -138,7 +138,8 @@ def test_it_stands_still_while_its_motors_hold_the_start_state(model: Any) -> No
     assert np.linalg.norm(data.qpos[:2]) < 0.1
     touching = {model.geom(pair).name for pair in data.contact.geom[:, 1]}
     assert touching == {f"{s}_{p}_{w}" for s in ("left", "right") for p in ("heel", "toe") for w in ("inner", "outer")}
-    force_n = sum(data.sensor(f"{side}_foot_contact").data[3] for side in ("left", "right"))  # feet on the floor
+    # Sensors measure the force of the feet on the floor, which points down.
+    force_n = sum(data.sensor(f"{side}_foot_contact").data[3] for side in ("left", "right"))
     weight_n = 9.81 * model.body("pelvis").subtreemass[0]
     assert force_n == pytest.approx(-weight_n, rel=0.02)
 

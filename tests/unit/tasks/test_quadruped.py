@@ -173,7 +173,7 @@ def test_contact_sensors_of_trunk_and_legs_detect_the_ground() -> None:
 
 
 def test_mujoco_warp_simulates_it_like_mujoco_c() -> None:
-    # Drop the robot by 3 cm, and let it trot in place. Tolerances of float32 are in m, rad, m/s and rad/s.
+    # Drop the robot from 3 cm, and let it trot in place. Tolerances of float32 are in m, rad, m/s and rad/s.
     start_warp("cpu")
     config = flat().env.sim
     built = build_model(config)
@@ -199,7 +199,7 @@ def test_mujoco_warp_simulates_it_like_mujoco_c() -> None:
     np.testing.assert_allclose(sim.qvel[0].numpy(), data.qvel, atol=5e-2)
 
 
-def test_standing_it_reports_feet_forces_and_no_falls(env: Env) -> None:
+def test_a_standing_robot_reports_forces_of_its_feet_and_no_falls(env: Env) -> None:
     env.reset()
     rewards, falls = [], 0
     for _ in range(100):

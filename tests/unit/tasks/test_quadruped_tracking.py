@@ -29,7 +29,7 @@ def file() -> MotionFile:
 
 
 def feet_of(file: MotionFile, motion: str) -> np.ndarray:
-    """Return the positions of the feet in each frame, (frames, 4, 3), by MuJoCo's C code."""
+    """Return the positions of the feet in each frame, (frames, 4, 3), computed by MuJoCo's C code."""
     model: Any = load_model("mjlab_dist_tasks.quadruped:quadruped.xml")
     data: Any = mujoco.MjData(model)
     assert file.joints == tuple(model.joint(i).name for i in range(1, model.njnt))

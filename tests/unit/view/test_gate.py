@@ -110,7 +110,7 @@ def test_without_the_token_a_server_gives_nothing(public: Server) -> None:
     websockets.sync.client.connect(address, additional_headers={"Cookie": pair}).close()
 
 
-def test_it_never_opens_a_tunnel(public: Server) -> None:
+def test_the_viewer_never_opens_a_tunnel(public: Server) -> None:
     assert public.request_share_url() is None
 
 

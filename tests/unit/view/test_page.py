@@ -45,7 +45,7 @@ class Served:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """Page of two quadrupeds of a run with two checkpoints."""
+    """Page that shows two quadrupeds. Their run has two checkpoints."""
     fields: dict[str, Any] = {"checkpoint.interval": 1}
     result = mjlab_dist.train(
         "quadruped-velocity-flat", num_envs=4, gpu_ids=None, max_iterations=2, quiet=True,

@@ -40,7 +40,7 @@ def test_a_held_command_is_what_the_policy_observes(build_env: Callable[[str], E
     player = Player(env, policy)
     player.hold_command("velocity", [0.4, -0.2, 0.6])
     player.step()
-    player.reset()  # new episodes sample commands too
+    player.reset()  # new episodes sample commands, which the held command must replace
     frame = player.step()
     assert np.allclose(frame.commands["velocity"], [0.4, -0.2, 0.6])
     player.step()
@@ -78,7 +78,7 @@ def test_a_held_pose_moves_the_target_and_its_marker(build_env: Callable[[str], 
     player.step()
 
 
-def test_it_pauses_steps_once_and_continues(
+def test_the_player_pauses_steps_once_and_continues(
     build_env: Callable[[str], Env], wait_for: Callable[[Callable[[], bool]], None]
 ) -> None:
     player = Player(build_env("cartpole-balance"), Constant(build_env("cartpole-balance")))
@@ -90,7 +90,7 @@ def test_it_pauses_steps_once_and_continues(
     player.step_once()
     wait_for(lambda: player.frame.step > at)
     player.push().result()
-    assert player.frame.step == at + 1, "one step, and then none"
+    assert player.frame.step == at + 1, "exactly one step"
     player.pause(paused=False)
     wait_for(lambda: player.frame.step > at + 3)
     player.stop()
@@ -138,7 +138,7 @@ def test_a_push_changes_the_velocity_of_the_robot(task: str, build_env: Callable
         assert np.allclose(np.linalg.norm(change[:, :2], axis=1), 2.0, atol=1e-5)
         assert np.allclose(change[:, 2:], 0.0)
     else:
-        assert (np.abs(change) > 1e-4).all(), "both joints"
+        assert (np.abs(change) > 1e-4).all(), "the push moves both joints"
         assert np.abs(change).max() < 20
 
 
