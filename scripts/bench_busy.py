@@ -1,7 +1,7 @@
-"""Measure the steps per second of one rank on all cores, idle and busy, with 1,000 spins and with OpenMP's default.
+"""Measure the steps per second of one rank on all cores, with 1,000 spins and with OpenMP's default of 300,000.
 
 OpenMP threads that wait for work spin (check in a loop) for a while before they sleep. GOMP_SPINCOUNT is the number of
-spins.
+spins. Each number is measured on idle cores, and on cores that other programs keep busy.
 
 uv run python scripts/bench_busy.py
 """
@@ -32,7 +32,7 @@ def main() -> None:
                 short.append(run_ours(*flags).steps_per_s)
                 long.append(run_ours(*flags, env={"GOMP_SPINCOUNT": OPENMP_DEFAULT}).steps_per_s)
         ratios = ", ".join(f"{ours / default:.2f}" for ours, default in zip(short, long, strict=True))
-        print(f"{name} cores: {spread(short)} steps/s, with OpenMP's own spins {spread(long)}; ratios {ratios}")
+        print(f"{name} cores: {spread(short)} steps/s, with OpenMP's default {spread(long)} steps/s; ratios {ratios}")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ maximum.
 
 With --peer, the script trains the task instead, with 64 envs on two ranks, and compares the speed with that of mjlab
 1.6.0: training Mjlab-Velocity-Flat-Unitree-Go1 with 64 envs reached 146 to 160 env-steps/s on two cores of the same
-kind. The physics took 94% of that time (docs/performance.md).
+kind as ours. The physics took 94% of that time (docs/performance.md).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PEER_STEPS_PER_S = (146, 160)
 """Env-steps/s of mjlab 1.6.0's Mjlab-Velocity-Flat-Unitree-Go1 with 64 envs, minimum and maximum."""
 
 TARGET = 40
-"""Target for our speed relative to the maximum of mjlab."""
+"""Target for the ratio of our speed to the maximum speed of mjlab."""
 
 WARM_UP_STEPS = 20
 

@@ -1,7 +1,7 @@
-"""Measure training over slow networks: speed and time to a return for each period and compression.
+"""Measure training over slow networks: speed, and time to reach a return, for each period and compression.
 
 Two ranks run in two network namespaces, each on its own core. All their traffic goes through a link of a given rate
-and delay. Many kernels have no `tc netem`, so this script simulates the link: it passes packets between two TUN
+and delay. Many Linux kernels lack `tc netem`, so this script simulates the link: it passes packets between two TUN
 devices, delays each packet as the link would, and drops none. The table has the round-trip time that ping measures.
 The script needs Linux and root.
 
@@ -78,8 +78,8 @@ SETTINGS = {
     "period-4": ("4", "none"),
     "period-16": ("16", "none"),
 }
-"""--sync.period and --sync.compression by name on the command line. Compression changes only the exchange of gradients,
-and with periods above 1, ranks exchange no gradients."""
+"""--sync.period and --sync.compression, by name on the command line. No setting has both a period above 1 and
+compression: compression changes only the exchange of gradients, and with periods above 1, ranks exchange none."""
 
 
 @dataclass
@@ -179,8 +179,8 @@ def remove(space: str) -> None:
 def end_on_signals() -> None:
     """Remove the namespaces if a signal ends this script.
 
-    Further signals then have no effect on this script or on the programs that it starts, because they would interrupt
-    the removal.
+    From the first signal on, this script and the programs that it starts ignore all further signals, which would
+    otherwise interrupt the removal.
     """
     signals = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 
@@ -278,7 +278,7 @@ def main() -> None:
     parser.add_argument("--num-envs", default="256", help="envs per rank")
     parser.add_argument("--iterations", help="iterations of a run; default: 35, or 150 with --until-return")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--sums", action="store_true", help="time sums of gloo, in s, instead of training")
+    parser.add_argument("--sums", action="store_true", help="measure the time of gloo's sums in s instead of training")
     parser.add_argument("--overlap", action="store_true", help="run link_overlap.py instead of training")
     parser.add_argument("--until-return", type=float, help="also print the seconds until the mean return reaches this")
     args = parser.parse_args()

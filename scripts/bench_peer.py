@@ -1,4 +1,4 @@
-"""Compare cartpole-balance with mjlab's, on the CPU: env-steps/s by number of envs, and time to the first iteration.
+"""Compare training of cartpole-balance here and in mjlab, on the CPU: env-steps/s, and time of the first iteration.
 
 Both programs use the same substeps, network, rollout and PPO settings. Their runs alternate, and the figures are
 medians over rounds. mjlab pins other versions of packages, so it needs its own virtual environment:

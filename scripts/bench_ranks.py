@@ -2,8 +2,8 @@
 
 Real ranks are processes that torchrunx starts, without envs and networks. For simulated ranks, this process is rank 0,
 and no other rank exists: each collective takes as long as in a tree of the given latency and rate, and returns values
-as if the other ranks were like rank 0. The times of simulated ranks are CPU times, because other programs would
-lengthen wall-clock times.
+as if the other ranks were like rank 0. The times of simulated ranks are CPU times, because other programs do
+not lengthen CPU times. They do not include the time that rank 0 waits in collectives.
 
     uv run python scripts/bench_ranks.py --real 4 16 64 --simulated 16 64 256 1024
 """

@@ -50,7 +50,7 @@ Advance = Callable[[], int]
 """Simulates some steps of all envs, and returns the number of steps."""
 
 Way = Callable[[str, int], AbstractContextManager[Advance]]
-"""A program to compare: makes a number of envs of a task."""
+"""One of the compared programs: makes a number of envs of a task, and yields a function that steps them."""
 
 
 def by_make(num_ranks: int) -> Way:
@@ -73,7 +73,7 @@ def by_make(num_ranks: int) -> Way:
 
 @contextlib.contextmanager
 def by_rollout(task: str, num_envs: int) -> Iterator[Advance]:
-    """Use the method rollout of mjlab_dist.make on two ranks, without transport between steps."""
+    """Use the method rollout of the envs of mjlab_dist.make, on two ranks. It transfers no data between steps."""
     with mjlab_dist.make(task, gpu_ids=None, cpu_ranks=2, total_num_envs=num_envs, quiet=True) as envs:
         envs.reset(seed=1)
         num_actions = envs.num_actions
@@ -141,7 +141,7 @@ def by_mujoco(task: str, num_envs: int) -> Iterator[Advance]:
 
 
 def ways() -> dict[str, Way]:
-    """Return all programs by name. The others are compared with the first one."""
+    """Return all programs by name. All later ones are compared with the first."""
     found: dict[str, Way] = {
         "make, one process": by_make(1),
         "make, 2 ranks": by_make(2),

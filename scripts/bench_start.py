@@ -1,7 +1,7 @@
 """Measure start-up times: `train --help`, `list-tasks`, and the first iteration with 1, 2 and 4 ranks.
 
-The first iteration is measured in three cases: all kernels are compiled already, none are, or all except the additional
-kernels of another robot.
+The first iteration is measured in three cases: all kernels are compiled already, no kernel is compiled, or only the
+kernels of a different robot are compiled.
 
 uv run python scripts/bench_start.py
 """

@@ -1,4 +1,4 @@
-"""Measure the time and check the contacts of uneven ground: our height field, MuJoCo Warp's height field, and boxes.
+"""Compare times and contacts on uneven ground made of our height field, MuJoCo Warp's height field, or boxes.
 
 A quadruped on stairs is simulated on the CPU, in one process with one thread, with random actions. Times are medians of
 the CPU time per control step of all envs. A contact is wrong if its normal points into the ground or if it is deeper
@@ -69,7 +69,7 @@ def run(name: str, config: SimConfig, origins: np.ndarray, num_envs: int, num_st
         begin = time.thread_time()
         sim.step()
         took.append(time.thread_time() - begin)
-        # Contacts, and those that are wrong
+        # Count contacts and wrong contacts
         count = min(int(sim._data.nacon.numpy()[0]), sim._data.naconmax)
         contact = sim._data.contact
         dist, up, geoms = (held.numpy()[:count] for held in (contact.dist, contact.frame, contact.geom))
@@ -88,7 +88,7 @@ def run(name: str, config: SimConfig, origins: np.ndarray, num_envs: int, num_st
     took_ms = 1e3 * statistics.median(took)
     print(
         f"{name:44} {took_ms:7.1f} ms {num_envs / took_ms * 1e3:7.0f} env-steps/s; {contacts} contacts, {wrong} wrong, "
-        f"{broken} envs blown up, {overflow} overflowed in {num_envs * num_steps} env-steps"
+        f"{broken} envs unstable, {overflow} overflowed in {num_envs * num_steps} env-steps"
     )
 
 

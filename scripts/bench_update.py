@@ -37,7 +37,7 @@ POLICIES = {"64x64": (64, 64), "512x256x128": (512, 256, 128)}
 
 
 def learner(hidden_dims: tuple[int, ...], stock: bool, rank: int, ranks: int, device: str) -> rsl_rl.algorithms.PPO:
-    """Return a learner with a rollout of 24 steps in 1024 envs on every rank."""
+    """Return the learner of a rank, for rollouts of 24 steps in 1024 envs per rank."""
     agent = AgentConfig(
         num_steps_per_env=STEPS, actor_hidden_dims=hidden_dims, critic_hidden_dims=hidden_dims, obs_normalization=True
     )
@@ -127,7 +127,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
-        store = os.path.join(directory, "store")  # noqa: PTH118 (goes into a URL)
+        store = os.path.join(directory, "store")  # noqa: PTH118 (FileStore takes a str)
         rest = (args.ranks, args.repeats, args.device, store)
         if args.ranks == 1:
             bench(0, *rest)

@@ -3,8 +3,8 @@
 uv run python scripts/bench_watch.py
 
 One run trains all the time. Each round measures this run without watch, with watch but without a page, and with watch
-and a page in headless Chromium, which draws without a GPU. Training does not use --spare-cores cores, which are for
-watch and the browser; with 0, training, watch and the browser share all cores.
+and a page in headless Chromium, which draws without a GPU. --spare-cores is the number of cores for watch and the
+browser, which training does not use; with 0, training, watch and the browser share all cores.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--iterations", type=int, default=100, help="iterations per measurement")
     parser.add_argument("--task", default="cartpole-balance")
-    parser.add_argument("--spare-cores", type=int, default=1, help="cores for watch and the browser alone")
+    parser.add_argument("--spare-cores", type=int, default=1, help="number of cores for watch and the browser only")
     args = parser.parse_args()
     cores = sorted(os.sched_getaffinity(0))
     if args.spare_cores:

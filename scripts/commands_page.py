@@ -1,4 +1,4 @@
-"""Make the page of the documentation site that lists the flags of all commands, from their help."""
+"""Turn the help of all commands into a page of the documentation site, which lists all flags."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measure how well the policy of a velocity task follows its commands without exploration, and how often it falls.
+"""Measure, without exploration, how well a policy follows the commands of a velocity task, and how often robots fall.
 
 uv run python scripts/follow_velocity.py logs/quadruped-velocity-flat/<run> --forward-m-s 0.5 1.0
 

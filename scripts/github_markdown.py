@@ -33,12 +33,16 @@ class Links:
     uri: str
     """Path of the page's Markdown on the site."""
     pages: dict[str, str]
-    """Paths of files in the repository, and on the site."""
+    """Path of each page or picture on the site, by its path in the repository."""
     repository: str
     """Address of the repository; empty if it has none."""
 
     def __call__(self, match: re.Match[str]) -> str:
-        """Return a link of the site. A link to a file that is not on the site is replaced by its text, as code."""
+        """Return a link of the site.
+
+        A link to a file that is not on the site becomes a link to the repository or, if the repository has no address,
+        the text of the link as code.
+        """
         picture, label, link = match.groups()
         path, hash_sign, heading = link.partition("#")
         if not path or re.match(r"[a-z]+:", path):
@@ -94,7 +98,7 @@ def reindented(markdown: str) -> str:
         if item:
             lines.append(f"{'    ' * len(levels)}{item[2].replace(')', '.')} {line[len(item[0]) :]}")
             levels.append(len(item[0]))
-        else:  # this number does not start a list: escape it
+        else:  # escape a number that would start a list on the site, but not on GitHub
             lines.append(re.sub(r"^( *\d+)\. ", r"\1\. ", _moved(line, levels)))
         fence = block[1] if block else ""
         above, is_text = line.strip(), bool(line.strip()) and not block
@@ -102,7 +106,7 @@ def reindented(markdown: str) -> str:
 
 
 def _item(line: str, is_in_paragraph: bool) -> re.Match[str] | None:
-    """Return the marker of a list that a line starts with.
+    """Return the list marker at the start of a line; None if the line does not start a list item.
 
     Inside a paragraph, the only number that starts a list is 1.
     """
@@ -111,6 +115,6 @@ def _item(line: str, is_in_paragraph: bool) -> re.Match[str] | None:
 
 
 def _moved(line: str, levels: list[int]) -> str:
-    """Return a line of the innermost open list with four spaces per level."""
+    """Indent a line of the innermost open list by four spaces per level."""
     indent = len(line) - len(line.lstrip())
     return f"{'    ' * len(levels)}{line[min(indent, levels[-1] if levels else 0) :]}" if line.strip() else ""

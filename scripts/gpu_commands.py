@@ -89,7 +89,7 @@ class Ended:
             codes: Accepted exit codes. Default: 0.
 
         Raises:
-            PartError: With the end of the output, if the exit code is a different one.
+            PartError: If the exit code is a different one. The message contains the end of the output.
         """
         if self.code not in (codes or (0,)):
             how = "ran past its time limit" if self.timed_out else f"ended with exit code {self.code}"
@@ -128,7 +128,7 @@ class Commands:
             first: Regular expression of the line whose time is measured.
             env: Additional environment variables.
             cwd: Working directory.
-            stops: Whether the command saves its work after SIGTERM. It then receives SIGTERM before it is killed.
+            stops: Whether the command saves its work after SIGTERM. If so, it receives SIGTERM before it is killed.
 
         Raises:
             PartError: If the command cannot be started, or no time is left.
@@ -218,7 +218,7 @@ def kill_marked(mark: str, grace_s: float) -> list[str]:
 
     Args:
         mark: Value of :data:`MARK`.
-        grace_s: Seconds in which the processes may end by themselves.
+        grace_s: Seconds to wait for processes that end by themselves.
 
     Returns:
         Names of the processes that were killed.

@@ -49,8 +49,8 @@ def write_page(output: Path, results: Mapping[str, Result], data_dir: Path, dry_
         lines += [DRY_RUN, ""]
     lines += [
         "Written by `uv run python scripts/gpu_report.py`, which runs every part in processes of its own.",
-        "Speeds and times are medians over all iterations except the first three; the minimum and maximum are in",
-        "brackets.",
+        "Speeds and times are medians over all iterations except the first three. Parentheses contain the minimum",
+        "and maximum.",
     ]
     for title, names, render in SECTIONS:
         found = {name: result for name, result in results.items() if any(name.startswith(n) for n in names)}
@@ -60,7 +60,7 @@ def write_page(output: Path, results: Mapping[str, Result], data_dir: Path, dry_
         try:
             lines += render(found)
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-            # Incomplete data of one part must not prevent the page from showing the others.
+            # Incomplete data of one part must not prevent the page from showing the other parts.
             lines.append(f"This section could not be written: {type(error).__name__} {error}.")
         lines += _failures(found) if render is not _render_parts and render is not _render_goals else []
         lines += _pictures(output, title)
@@ -186,11 +186,12 @@ def _render_goals(results: Mapping[str, Result]) -> Lines:
         rows.append((f"`{part}`, {num_envs} envs, env-steps/s", *_compare(wanted, measured, _number)))
     part, num_envs, _ = SPEED_GOALS[-1]
     share = _collection_share(_sizes(data.get(part)).get(num_envs, {}))
-    rows.append((f"`{part}`, {num_envs} envs, physics of the collection", *_compare(PHYSICS_GOAL, share, _percent)))
+    goal = f"`{part}`, {num_envs} envs, share of the physics in the collection"
+    rows.append((goal, *_compare(PHYSICS_GOAL, share, _percent)))
     lines = _table(("goal", "wanted at least", "measured", ""), rows)
     gpus = data.get("machine", {}).get("gpus", [])
     if not any(GOAL_DEVICE in gpu["name"] for gpu in gpus):
-        lines += ["", f"The goals are for an {GOAL_DEVICE}, and this machine has none."]
+        lines += ["", f"The goals are for an {GOAL_DEVICE}, and this machine has no {GOAL_DEVICE}."]
     return lines
 
 
@@ -245,7 +246,7 @@ SPEED_HEAD = ("env-steps/s", "by the wall clock", "collection", "update", "envs 
 
 
 def _speed(figures: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the columns of a short training run; if it has no figures, the last column names the failure."""
+    """Return the columns of a short training run; if it has no figures, the last column refers to the failure."""
     if "steps_per_s" not in figures:
         return ("", "", "", "", "", "failed, see below")
     low, high = figures["min_steps_per_s"], figures["max_steps_per_s"]
@@ -288,12 +289,14 @@ def _render_speed(found: Mapping[str, Result]) -> Lines:
                     _number(figures.get("memory_gb"), 1),
                 )
             )
-    head = ("task", "envs", *SHARES, "physics of the collection", "physics a step", "env step", "GB in use")
+    head = ("task", "envs", *SHARES, "physics in the collection", "physics per step", "env step", "GB in use")
     return [
         *_table(("task", "envs", "capture", *SPEED_HEAD), speeds),
         "",
-        "Env-steps/s are for the time of collection and update, as in metrics.jsonl; by the wall clock, the time",
-        "also includes metrics, writing and checkpoints. Shares of an iteration:",
+        "Env-steps/s count only the time of collection and update, as in metrics.jsonl. By the wall clock, the time",
+        "also includes metrics, the writing of files, and checkpoints.",
+        "",
+        "Shares of an iteration:",
         "",
         *_table(head, shares),
         "",
@@ -314,7 +317,7 @@ def _render_ranks(found: Mapping[str, Result]) -> Lines:
         share = shared["wait_s"] / (shared["collect_s"] + shared["learn_s"])
         rows = [(shared["task"], shared["num_envs"], *_speed(shared), _percent(share))]
         lines += ["Two ranks on one device, through gloo:", ""]
-        lines += [*_table(("task", "envs of both", *SPEED_HEAD, "waiting"), rows), ""]
+        lines += [*_table(("task", "envs on both ranks", *SPEED_HEAD, "waiting"), rows), ""]
     # Faults
     if broken := data.get("nccl-faults"):
         rows = [
@@ -332,8 +335,8 @@ def _render_ranks(found: Mapping[str, Result]) -> Lines:
         runs = {ranks: figures for ranks, figures in scaled.items() if ranks.isdecimal()}
         base = runs["1"]["steps_per_s"]
         rows = [(n, f["num_envs"], *_speed(f), f"{f['steps_per_s'] / base:.2f}") for n, f in runs.items()]
-        lines += [f"Weak scaling of {scaled['task']}, the same envs on every rank:", ""]
-        lines += _table(("ranks", "envs of all", *SPEED_HEAD, "times one rank"), rows)
+        lines += [f"Weak scaling of {scaled['task']}, with the same number of envs on every rank:", ""]
+        lines += _table(("ranks", "envs on all ranks", *SPEED_HEAD, "speed relative to one rank"), rows)
     return lines
 
 
@@ -369,8 +372,8 @@ def _render_trainings(found: Mapping[str, Result]) -> Lines:
         *_table(head, rows),
         "",
         "Minutes do not include start-up. 80% tracking while exploring: the first iteration in which the reward for",
-        "the linear velocity is at least 80% of its maximum per step, and the mean episode is at least 95% of the full",
-        "length. Without exploration: `scripts/follow_velocity.py` on the CPU, with commands of 0.5 to 1.0 m/s. A",
+        "the linear velocity is at least 80% of its maximum per step, and the mean episode length is at least 95% of",
+        "the maximum. Without exploration: `scripts/follow_velocity.py` on the CPU, with commands of 0.5 to 1.0 m/s. A",
         "policy walks if tracking earns at least 80% of its maximum and at most one robot in twenty falls.",
     ]
 
@@ -412,6 +415,6 @@ SECTIONS: tuple[tuple[str, tuple[str, ...], Render], ...] = (
     ("Speed", ("speed-",), _render_speed),
     ("Several ranks", ("two-ranks", "nccl-"), _render_ranks),
     ("Trainings", ("train-",), _render_trainings),
-    ("Beside mjlab", ("mjlab",), _render_mjlab),
+    ("Comparison with mjlab", ("mjlab",), _render_mjlab),
 )
 """Title of each section, prefixes of the names of its parts, and the function that writes it."""

@@ -1,4 +1,4 @@
-"""Parts of the GPU report. Each part runs commands and returns figures as plain data."""
+"""Parts of the GPU report. Each part runs commands, and stores figures as plain data."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ WALKING_LENGTH = 0.95
 """A policy counts as walking if its mean episode length is at least this fraction of the maximum."""
 
 EXIT_STOPPED = 75
-"""Exit code of a training run that was stopped with a checkpoint."""
+"""Exit code of a training run that wrote a checkpoint and stopped on request."""
 
 CURVE_POINTS = 300
 
@@ -68,8 +68,8 @@ def list_parts(sizes: Sizes, num_gpus: int, has_peer: bool, dry_run: bool) -> li
         has_peer: Whether mjlab is installed.
         dry_run: Whether CPU ranks replace GPUs.
     """
-    several = "" if dry_run or num_gpus > 1 else "needs two GPUs, this machine has one"
-    peer = "" if has_peer else "mjlab is not given; use --peer-python"
+    several = "" if dry_run or num_gpus > 1 else "needs two GPUs, and this machine has one"
+    peer = "" if has_peer else "no environment with mjlab is given; use --peer-python"
     measures: list[tuple[str, Measure, str]] = [
         ("machine", describe_machine, ""),
         ("tests", run_tests, ""),
@@ -204,7 +204,7 @@ def measure_throughput(task: str) -> Measure:
 
 
 def _train_at_best(site: Site, task: str, num_envs: int, name: str) -> Data:
-    """Train with the control step captured; if that fails, with the physics captured."""
+    """Train with the control step captured; if that fails, with only the physics captured."""
     try:
         return train_briefly(site, task, num_envs, "step", name=name)
     except PartError as error:
@@ -272,7 +272,7 @@ def inject_faults(site: Site, data: Data) -> None:
         }
         if not good:
             failures.append(
-                f"{fault}: exit code {ended.code} instead of {FAULT_CODES[fault]}, rank named: {named}, "
+                f"{fault}: exit code {ended.code} (expected: {FAULT_CODES[fault]}), rank named: {named}, "
                 f"left running: {', '.join(ended.left) or 'nothing'}:\n{ended.tail}"
             )
     finish(failures)
@@ -328,7 +328,7 @@ def train_to_walk(task: str) -> Measure:
 
 
 def _resume_flags(site: Site, task: str, log_root: Path) -> list[str]:
-    """Return the flags of a new run, or of one that resumes from the newest checkpoint of an earlier attempt."""
+    """Return the flags that start a new run, or that resume an earlier attempt from its newest checkpoint."""
     iterations = site.sizes.training_iterations
     found = sorted(path.parent for path in (log_root / task).glob(f"*/{CONFIG_FILE}")) if site.continues else []
     if found and list_checkpoints(found[-1]):
@@ -352,7 +352,7 @@ def _follow(site: Site, run: Path) -> Data:
 
 
 def learning_curve(task: str, run: Path, rows: list[Data], episode_steps: int) -> list[Data]:
-    """Return the progress of a training run by minute: mean return, tracking with exploration, and episode length.
+    """Return the progress of a training run over time: mean return, tracking with exploration, and episode length.
 
     Args:
         task: Name of the task.

@@ -56,7 +56,7 @@ def main() -> None:
         # Skip parts that are done
         stored = read_result(data, part.name, args.dry_run)
         if stored.get("status") == "done" and not args.redo:
-            print(f"[{number}/{len(chosen)}] {part.name}: done before", flush=True)
+            print(f"[{number}/{len(chosen)}] {part.name}: already done", flush=True)
             continue
         print(f"[{number}/{len(chosen)}] {part.name} ...", flush=True)
         # Run the part, and store its result at once
@@ -81,7 +81,7 @@ def main() -> None:
     page = _write_page(args, parts)
     print(f"{page}; logs of all commands: {commands.logs}")
     if failed:
-        sys.exit(f"failed: {', '.join(failed)}; call again to run these parts again")
+        sys.exit(f"failed: {', '.join(failed)}; run this script again to repeat these parts")
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -90,12 +90,14 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--parts", nargs="+", metavar="PART", help="run only these parts")
     parser.add_argument("--redo", action="store_true", help="repeat parts that are done")
     parser.add_argument(
-        "--output", type=Path, help="directory of gpu.md and its pictures; by default docs, in a dry run the data's"
+        "--output",
+        type=Path,
+        help="directory of gpu.md and its pictures; default: docs, or with --dry-run that of --data",
     )
     parser.add_argument(
         "--data",
         type=Path,
-        help="directory of results, logs and runs; by default logs/gpu-report, in a dry run logs/gpu-report-dry",
+        help="directory of results, logs and runs; default: logs/gpu-report, or logs/gpu-report-dry with --dry-run",
     )
     parser.add_argument("--peer-python", type=Path, help="interpreter of an environment with mjlab, to compare with")
     args = parser.parse_args(argv)
@@ -157,7 +159,7 @@ def run_part(part: Part, site: Site) -> dict[str, Any]:
             part.measure(site, data)
         except PartError as error:
             status, reason = "failed", str(error)
-        except Exception as error:  # noqa: BLE001 (an error in one part must not prevent the others)
+        except Exception as error:  # noqa: BLE001 (an error in one part must not prevent the other parts)
             status, reason = "failed", f"{type(error).__name__}: {error}"
     return {
         "status": status,

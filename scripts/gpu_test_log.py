@@ -1,6 +1,6 @@
-"""pytest plugin of the GPU report: append a line of JSON when a test starts and ends.
+"""pytest plugin of the GPU report: append a line of JSON when a test starts, and another when it ends.
 
-So the results up to the last test remain if the run is killed.
+If pytest is killed, the file therefore contains the results so far.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def pytest_runtest_logstart(nodeid: str) -> None:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Record the outcome of a test, or that of its set-up or tear-down if one of them fails or skips the test."""
+    """Record the outcome of a test. If its set-up or tear-down does not pass, record that outcome."""
     if report.when == "call" or report.outcome != "passed":
         _write(report.nodeid, report.outcome, report.duration, _reason(report))
 

@@ -169,7 +169,7 @@ boot() {
 # Process 1 of a host, in new namespaces: it prepares them, runs the SSH server and waits for orphans.
 as_first_process() {
   local host=$1 outer _
-  read -r outer _ </proc/self/stat # its process ID on the machine: /proc is still that of the machine
+  read -r outer _ </proc/self/stat # its process ID on the machine, because /proc is still the /proc of the machine
   # Private file systems, which are not visible outside
   mount --make-rprivate /
   mount --bind "$LAB/$host/tmp" /tmp
@@ -183,7 +183,7 @@ as_first_process() {
   mount -t sysfs sysfs /sys
   mount --move /run/cgroup /sys/fs/cgroup
   echo "$host" >/proc/sys/kernel/hostname
-  # Cable: addresses must exist before the server starts
+  # Wait for the cable: the addresses must exist before the server starts
   echo "$outer" >"$LAB/$host/pid"
   until [ -e "$LAB/$host/plugged" ]; do sleep 0.05; done
   "$(PATH=$PATH:/usr/sbin:/sbin command -v sshd)" -D -e -f /dev/null -h "$LAB/$host/host_key" \
@@ -211,13 +211,13 @@ link() {
   esac
 }
 
-# Switch a host off. Unplug its cable first: nothing that its processes send while they end may reach other hosts.
+# Switch a host off. Unplug its cable first, so that its processes cannot send anything to other hosts while they end.
 power_off() {
   local host=$1 pid
   require_on "$host"
   pid=$(<"$LAB/$host/pid")
   at_switch ip link del "port_$host"
-  kill -KILL "$pid" # the kernel ends all processes of the host with it
+  kill -KILL "$pid" # the kernel then ends all other processes of the host
   while [ -d "/proc/$pid" ]; do sleep 0.05; done
 }
 

@@ -1,4 +1,4 @@
-"""A rank without envs and networks, for bench_ranks.py: joins others, sums metrics, compares tensors, gathers state."""
+"""A rank without envs and networks, for bench_ranks.py: it joins, sums metrics, compares tensors and gathers state."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Bookkeeping:
     """Number of states that this rank gathered."""
 
 
-def light_rank(config: TrainConfig, plan: RankPlan, control: Control) -> Bookkeeping:  # noqa: ARG001 (as all entries)
+def light_rank(config: TrainConfig, plan: RankPlan, control: Control) -> Bookkeeping:  # noqa: ARG001 (all entries take it)
     """Join the other ranks, and do the bookkeeping of a run."""
     rank, start_s = rank_from_environment(os.environ), time.perf_counter()
     set_interfaces(rank, os.environ)

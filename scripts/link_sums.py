@@ -1,4 +1,4 @@
-"""Time sums over two ranks of a gloo process group; bench_links.py starts one process per rank."""
+"""Measure the time of sums over two ranks in a gloo process group. bench_links.py starts one process per rank."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mjlab_dist.distributed.rank import rank_from_environment
 from mjlab_dist.worker import set_interfaces
 
 SIZES = (1, 10_000, 1_000_000)
-"""Values per sum: one value, as many as cartpole's gradients have, and as many as a humanoid's gradients have."""
+"""Numbers of values in a sum: one; about as many as cartpole has gradients; about as many as a humanoid has."""
 
 REPETITIONS = {1: 60, 10_000: 60, 1_000_000: 8}
 """Number of sums that are timed for each size. The median time is printed."""

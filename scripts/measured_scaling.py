@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 LINK_RANKS, LINK_ENVS, LINK_STEPS = 2, 256, 32
-"""Ranks, envs per rank and steps of a rollout of the runs over links."""
+"""Ranks, envs per rank, and steps per rollout in the runs over links."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +104,8 @@ OVERLAPS = {
     "1 Gbit/s, 1 ms": {"cartpole": 1.16, "humanoid": 0.95},
     "100 Mbit/s, 10 ms": {"cartpole": 0.95, "humanoid": 0.89},
 }
-"""Time of a mini-batch with two buckets, which overlap with the backward pass, relative to one sum after this pass."""
+"""Time of a mini-batch with two buckets, one of them summed during the backward pass, relative to the time with one sum
+after this pass."""
 
 LINK_RUNS = (
     LinkRuns(

@@ -1,4 +1,4 @@
-"""Write docs/scaling.md, with a model of training on many GPUs and all of its numbers; with --check, compare only.
+"""Write docs/scaling.md, which contains a model of training on many GPUs; with --check, compare only.
 
 uv run python scripts/scale_model.py
 """
@@ -68,9 +68,9 @@ class Workload:
     """Iteration of one rank, without other ranks."""
 
     rollout_s: float
-    """Physics, env and policy."""
+    """Time of physics, env and policy."""
     update_s: float
-    """Returns, advantages and mini-batches."""
+    """Time of returns, advantages and mini-batches."""
     num_parameters: int
     """Parameters of both networks."""
     mini_batches: int
@@ -86,11 +86,11 @@ class Prediction:
     straggling_s: float
     """Mean time that a rank waits for the slowest rank."""
     communication_s: float
-    """Collectives."""
+    """Time of the collectives."""
     total_s: float
-    """The whole iteration."""
+    """Time of the whole iteration."""
     steps_per_s: float
-    """Control steps of all ranks."""
+    """Control steps of all ranks per second."""
     efficiency: float
     """Speed relative to that of independent ranks."""
 
@@ -149,7 +149,10 @@ def fitted_spread() -> float:
 
 
 def predicted_speed(published: Published, ranks: int, spread: float) -> float:
-    """Return the predicted speed of several GPUs, given that of one. An iteration is as long as in :func:`g1`."""
+    """Return the predicted speed of several GPUs from the published speed of one GPU.
+
+    An iteration has as many samples and mini-batches as in :func:`g1`. Its time is scaled to the speed of one GPU.
+    """
     scale = G1.steps_per_s[1] / published.steps_per_s[1]
     work = g1()
     own = Workload(
@@ -197,7 +200,7 @@ def cartpole_communication_s(link: LinkSums, setting: str) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Partition:
-    """One world of many bodies, cut into cubes with the same number of bodies, one per GPU."""
+    """One world of many bodies, cut into one cube per GPU. All cubes contain the same number of bodies."""
 
     bodies: float
     """Bodies of a GPU."""
@@ -222,7 +225,8 @@ class Partition:
 
 
 SOLVER_ITERATIONS = 50
-"""Iterations of an iterative contact solver in a physics step. In each, GPUs send velocities, and sum two numbers."""
+"""Iterations of an iterative contact solver in a physics step. In each iteration, GPUs send velocities, and sum two
+numbers."""
 
 VELOCITY_BYTES = 6 * FP32_BYTES
 

@@ -1,6 +1,6 @@
 // Make the search of the documentation site find flags that are typed with their dashes.
 // Lunr reads a dash before a word as "pages without this word", so it finds nothing for --min-return. The quotes
-// request pages that contain every word of the flag.
+// that replace the dashes request pages that contain every word of the flag.
 const post = Worker.prototype.postMessage;
 Worker.prototype.postMessage = function (message, ...rest) {
   const isQuery = typeof message?.data === "string";

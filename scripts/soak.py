@@ -51,7 +51,7 @@ FAULTS = {
 """Relative frequency of each fault."""
 
 MEAN_PAUSE_S = 2.0
-"""Mean time in seconds to the next fault, measured from the last fault or from the first row of metrics after it."""
+"""Mean time in s from a fault, or from the first row of metrics after this fault, to the next fault."""
 
 HANG_TIMEOUT_S = 10
 """Seconds after which a stopped rank is noticed."""
@@ -200,7 +200,7 @@ class Soak:
 
 
 def descendants(pid: int) -> Iterator[tuple[psutil.Process, str, str]]:
-    """Yield the descendants of a process, each with its parent's command and its own."""
+    """Yield the descendants of a process, each with its parent's command and its own command."""
     try:
         found = psutil.Process(pid).children(recursive=True)
     except psutil.NoSuchProcess:
@@ -263,7 +263,7 @@ def main() -> None:
     )
     run_dir = soak.run(args.faults)
     took_s = time.monotonic() - start
-    # Processes and files that it left behind
+    # Processes and files that the run left behind
     time.sleep(2)  # processes of killed commands need some time to end
     unfinished = [p.name for p in (run_dir / CHECKPOINTS_DIR).iterdir() if p.name.endswith(".tmp")]
     new_semaphores = [p.name for p in set(Path("/dev/shm").iterdir()) - semaphores]

@@ -30,12 +30,14 @@ by `uv run python scripts/terms_table.py`.
 
 - `joint` is the free joint of a floating base. You can omit it if the joint is called `root`.
 - A tuple of names, such as `joints`, takes regular expressions. A single name is taken literally.
-- `entity` limits names to an entity of the scene, in which they have no prefix. An empty string is
-  the MJCF of `sim.model`. By default, names are those of the whole scene, with prefixes.
+- `entity` is an entity of the scene. If it is given, all other names belong to this entity, and have
+  no prefix. An empty string is the MJCF of `sim.model`. By default, names belong to the whole scene,
+  and have prefixes.
 - `Range` is a tuple (low, high).
 - Parameters are also flags: `--env.terminations.tilted.params.max-rad 0.8`.
-- A [curriculum](add-a-task.md#schedules) can change every number of a function. The list says which
-  numbers of a class it can change. Names of classes start with a capital letter.
+- A term is a function or a class. Names of classes start with a capital letter. A
+  [curriculum](add-a-task.md#schedules) can change every number of a function, but only those
+  numbers of a class that the list names.
 """
 
 SECTIONS = (

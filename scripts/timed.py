@@ -34,7 +34,7 @@ class Timed:
     steps_per_s: float
     """Env-steps per second of all ranks together, median over iterations."""
     first_iteration_s: float
-    """Time from the command to the end of its first iteration, in s."""
+    """Time from the start of the command to the end of its first iteration, in s."""
 
 
 def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -97,7 +97,7 @@ def _run(command: Sequence[str], first: str, *, env: Mapping[str, str], cwd: str
 
 @contextlib.contextmanager
 def busy(programs: int) -> Iterator[None]:
-    """Keep a number of other programs busy while the context is open."""
+    """Run a number of other programs, each of which keeps a core busy, while the context is open."""
     running = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(programs)]
     try:
         yield

@@ -92,7 +92,7 @@ def test_a_dry_run_runs_all_parts_and_resumes(command: Callable[..., Any], tmp_p
     again = command(*base, *peer)
     assert again.code == 1
     lines = printed(again.out)
-    assert {name for name, line in lines.items() if line == "done before"} == set(PARTS) - skipped - {"mjlab"}
+    assert {name for name, line in lines.items() if line == "already done"} == set(PARTS) - skipped - {"mjlab"}
     rewritten = {path.stem for path in (data / "results").iterdir() if path.stat().st_mtime_ns != stamps[path.name]}
     assert rewritten == {*skipped, "mjlab"}
     assert read(data)["sync"]["status"] == "skipped"
@@ -223,7 +223,7 @@ def test_the_page_compares_with_the_goals_and_omits_host_names(load: Callable[[s
     assert "The goals are for" not in text
     assert "4096 envs, env-steps/s | 1,500,000 | 2,000,000 | reached |" in text
     assert "4096 envs, env-steps/s | 400,000 | 300,000 | not reached |" in text
-    assert "physics of the collection | 80.0% | 50.0% | not reached |" in text
+    assert "share of the physics in the collection | 80.0% | 50.0% | not reached |" in text
     assert "| cartpole-balance | 4096 | 33.3% | 16.7% | 16.7% | 33.3% | 0.0% | 50.0% |" in text
     assert "`mjlab` has not been run." in text
     assert str(tmp_path) not in text
