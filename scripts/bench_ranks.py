@@ -1,9 +1,8 @@
 """Measure the bookkeeping of many ranks: start, events, metrics, comparison of ranks, and checkpoints.
 
 Real ranks are processes that torchrunx starts, without envs and networks. For simulated ranks, this process is rank 0,
-and no other rank exists: each collective takes as long as in a tree of the given latency and rate, and returns values
-as if the other ranks were like rank 0. The times of simulated ranks are CPU times, because other programs do
-not lengthen CPU times. They do not include the time that rank 0 waits in collectives.
+and no other rank exists: each collective returns at once, with values as if the other ranks were like rank 0. The
+times of simulated ranks are CPU times, because other programs do not lengthen CPU times.
 
     uv run python scripts/bench_ranks.py --real 4 16 64 --simulated 16 64 256 1024
 """
@@ -12,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import math
 import os
 import tempfile
 import time
@@ -35,12 +33,6 @@ from mjlab_dist.launch.supervision import Ranks
 from mjlab_dist.messages import Event
 
 CPU = RankDevice(device="cpu", name="cpu", torch_threads=1, backend="gloo")
-
-LATENCY_S = 20e-6
-"""Time of a message between two machines in the simulation, in s."""
-
-BYTES_PER_S = 10e9
-"""Rate between two machines in the simulation."""
 
 
 def real(num_ranks: int) -> tuple[float, list[Bookkeeping], list[Event]]:
@@ -78,22 +70,17 @@ def simulated(num_ranks: int) -> tuple[float, Bookkeeping]:
 
 @contextlib.contextmanager
 def _simulated_group(num_ranks: int) -> Iterator[None]:
-    """Join a process group of simulated ranks, whose collectives take as long as in the simulated tree."""
+    """Join a process group of simulated ranks, whose collectives return at once."""
     from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: PLC0415 (torch's, for such simulations)
 
-    def wait(num_bytes: float) -> None:
-        time.sleep(2 * math.log2(num_ranks) * LATENCY_S + num_bytes / BYTES_PER_S)
-
     def all_reduce(values: torch.Tensor) -> None:
-        wait(2 * values.nbytes)
+        """Leave the values as they are."""
 
     def all_gather(table: torch.Tensor, values: torch.Tensor) -> None:
-        wait(table.nbytes)
         table.copy_(values.repeat(num_ranks))
 
     def gather_(values: torch.Tensor, table: list[torch.Tensor], dst: int) -> None:
         assert dst == 0
-        wait(values.nbytes * num_ranks)
         for rank, one in enumerate(table):
             one.copy_(values + rank)
 

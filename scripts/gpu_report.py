@@ -3,8 +3,8 @@
 uv run python scripts/gpu_report.py
 
 Each part runs in its own processes, with a time limit. The result of a part is stored as soon as the part ends: another
-call skips parts that are done, and repeats parts that failed. `--dry-run` runs all parts on the CPU with small sizes.
-No network is needed. The exit code is 1 if a part failed, and 2 without a GPU.
+call skips parts that are done, and repeats parts that failed. `--dry-run` runs the parts on the CPU with small sizes,
+except parts that run the same code as another part. No network is needed. The exit code is 1 if a part failed, and 2 without a GPU.
 """
 
 from __future__ import annotations
@@ -86,7 +86,11 @@ def main() -> None:
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dry-run", action="store_true", help="run all parts on the CPU with small sizes")
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="run on the CPU with small sizes; skip parts with the same code as another part",
+    )
     parser.add_argument("--parts", nargs="+", metavar="PART", help="run only these parts")
     parser.add_argument("--redo", action="store_true", help="repeat parts that are done")
     parser.add_argument(
