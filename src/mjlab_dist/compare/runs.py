@@ -32,10 +32,10 @@ IRRELEVANT = frozenset({
     "video_interval", "video_length", "torchrunx_log_dir", "port_range", "ssh_config", "oversubscribe",
     "require_same_devices", "checkpoint",
 })  # fmt: skip
-"""Fields of a config that have no effect on learning, apart from randomness."""
+"""Fields of a config that have no effect on learning, except that the seed sets the random numbers."""
 
 AXES = {"steps": "total_steps", "time": "elapsed_s", "iterations": "iteration"}
-"""Column of metrics.jsonl by horizontal axis."""
+"""Column of metrics.jsonl for each horizontal axis."""
 
 MAX_NAMED = 2
 """Maximum number of config values in the name of a group."""
@@ -132,7 +132,7 @@ def read_run(path: Path, metric: str) -> Run:
 
 
 def read_ranks(path: Path, metric: str) -> list[Group]:
-    """Read the ranks of a run, one group each. Steps and time are those of the whole run.
+    """Read the ranks of a run, one group each. Steps and time are the whole run's.
 
     Args:
         path: The run directory.

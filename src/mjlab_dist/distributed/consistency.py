@@ -30,13 +30,14 @@ def check_equal(tensors: Mapping[str, torch.Tensor], when: str) -> None:
         if len(groups) > 1:
             differing = sum(len(set(c)) > 1 for c in zip(*table, strict=True))
             raise DesyncError(
-                f"{when}: {_who(groups)} in {name}, the first of {differing} tensors that differ; the run ends, since "
-                "all ranks must hold equal parameters. The last checkpoint is valid: ranks are compared before each one"
+                f"{when}: {_who(groups)} in {name}, the first of {differing} tensors that differ; the run ends, "
+                "because all ranks must hold equal parameters. The last checkpoint is valid: ranks are compared before "
+                "each checkpoint"
             )
 
 
 def checksum(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a scalar int64 that always changes if one element changes, and almost always if several do.
+    """Return a scalar int64 that always changes if one element changes, and almost always changes if several change.
 
     The bits of each element are multiplied by an odd number that depends on its position, and summed modulo 2^64. An
     odd number times a nonzero difference is never 0 modulo 2^64.

@@ -95,7 +95,7 @@ def process_group(rank: Rank, device: str, backend: str, store: Store | None) ->
     try:
         with _local_sums(rank, device, store):
             yield
-        dist.barrier()  # all ranks have received what others sent them
+        dist.barrier()  # wait until all ranks have received what others sent them
     except BaseException:
         if backend == "gloo":
             dist.destroy_process_group()
@@ -200,7 +200,7 @@ def broadcast_from_main(data: bytes | None) -> bytes | None:
 
 
 def overwrite_by_main(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup | None = None) -> None:
-    """Overwrite tensors with those of the first rank of a group, in one message.
+    """Overwrite tensors with the tensors of the first rank of a group, in one message.
 
     Args:
         tensors: Tensors of any dtypes on one device; the same dtypes and shapes on every rank.

@@ -82,7 +82,8 @@ class LocalSum:
             values: Contiguous CPU tensor.
 
         Raises:
-            LostRankError: If another rank has ended, sends no data for the timeout, or its tensor has a different size.
+            LostRankError: If another rank has ended, sends nothing before the timeout, or sends a tensor of another
+                size.
         """
         try:
             self._sum(values.view(-1))
@@ -183,11 +184,12 @@ class _Link:
         """Send and receive as much as possible without blocking; return whether any data was transferred."""
         moved = self._transfer(self._unsent, self.connection.send)
         moved += self._transfer(self._missing, self.connection.recv_into)
-        # Check the size of the peer's tensor, once the size has arrived
+        # Check the size of the peer's tensor as soon as the size has arrived
         if len(self._missing) < 2 and self._received_size != self._size:
             sent, expected = (int.from_bytes(size, "big") for size in (self._received_size, self._size))
             raise LostRankError(
-                f"rank {self.rank} sent {sent} bytes for a sum of {expected}: one of the two ranks skipped a sum"
+                f"rank {self.rank} sent a tensor of {sent} bytes, but the tensor here has {expected} bytes: one of the "
+                "two ranks skipped a sum"
             )
         return moved > 0
 
@@ -256,7 +258,7 @@ def _accept(server: socket.socket, token: bytes, ranks: Sequence[int], timeout_s
             poll.poll(max(0.0, until - now) * 1000)
             with contextlib.suppress(OSError):
                 guests.append(_Guest(server.accept()[0]))
-            # Of the completed connections, keep those of ranks, and close all others
+            # Keep completed connections that ranks have opened, and close other completed connections
             for guest in [guest for guest in guests if guest.is_done()]:
                 guests.remove(guest)
                 rank = guest.rank(token)

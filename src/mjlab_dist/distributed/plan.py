@@ -50,8 +50,8 @@ class RankPlan:
 def number_by_bus(environ: MutableMapping[str, str]) -> None:
     """Make CUDA order GPUs by PCI bus, unless the user chose an order. Has no effect after CUDA has started.
 
-    By default CUDA puts the fastest GPU first. On a machine with different GPUs, CUDA's GPU 1 may therefore differ from
-    GPU 1 of nvidia-smi.
+    By default, CUDA puts the fastest GPU first. On a machine with different GPUs, CUDA's GPU 1 may therefore differ
+    from GPU 1 of nvidia-smi.
 
     Args:
         environ: The process's environment; child processes inherit the order.

@@ -11,7 +11,7 @@ from mjlab_dist.distributed.slurm import STEP_HOSTS, slurm_hosts
 LOOPBACK = "127.0.0.1"
 
 MEETING_POINT = "MJLAB_DIST_MEETING_POINT"
-"""Variable with the store where the ranks of our launcher meet: host:port, or on one machine the path of a file."""
+"""Variable that names the store where the ranks of our launcher meet: host:port or, on one machine, a file's path."""
 
 
 @dataclass(frozen=True, kw_only=True)

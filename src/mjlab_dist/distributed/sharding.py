@@ -115,7 +115,7 @@ class Sharding:
             )
 
     def _dim(self, parameter: nn.Parameter, min_size_mb: float) -> int | None:
-        """Return the largest dimension that the number of devices divides; None to leave the parameter whole."""
+        """Return the largest dimension divisible by the number of devices; None to leave the parameter whole."""
         if parameter.dim() < 2 or parameter.numel() * 4 < min_size_mb * MIB:
             return None
         divisible = [d for d in range(parameter.dim()) if parameter.shape[d] % self._num_devices == 0]
@@ -155,7 +155,7 @@ class Sharding:
         return value
 
     def overwrite_by_first_replica(self, parts: Sequence[torch.Tensor]) -> None:
-        """Overwrite this rank's parts with those of the first rank that has the same parts, in one message.
+        """Overwrite this rank's parts with the copies of these parts on the first replica, in one message.
 
         Args:
             parts: Parts of sharded parameters, or of their Adam moments.

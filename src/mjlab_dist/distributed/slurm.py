@@ -23,7 +23,7 @@ SLURM = "slurm"
 
 
 def slurm_hosts(environ: Mapping[str, str], variable: str) -> tuple[str, ...]:
-    """Return the hosts that a variable of SLURM lists, in order.
+    """Return the hosts that a variable of SLURM lists, in the same order.
 
     ``scontrol show hostnames`` prints the same list, but containers often lack this program.
 

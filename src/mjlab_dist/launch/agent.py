@@ -40,8 +40,8 @@ HEARTBEAT = b"\n"
 """Line from the launcher that shows only that the launcher can still be reached."""
 
 SILENCE = "--silence="
-"""Argument with the seconds after which the agent ends if it receives no heartbeat; without this argument, there is no
-limit."""
+"""Argument with a number of seconds: the agent ends if it receives no heartbeat for this long. Without the argument,
+there is no limit."""
 
 REPORTS_FAILURES = "torch.distributed.elastic.multiprocessing.api"
 """Logger of torch that reports ranks that have ended early."""

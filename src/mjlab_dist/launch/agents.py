@@ -200,7 +200,7 @@ class _RemoteAgent:
     def answers(self) -> bool:
         transport = self._connection.transport
         assert transport is not None
-        # OpenSSH's server answers every keepalive request, although only with a reply that it does not support it
+        # OpenSSH's server answers every keepalive request, although it only replies that it supports no such request
         asked = in_thread("keepalive", lambda: transport.global_request("keepalive@openssh.com", wait=True))
         try:
             asked.result(CONNECT_TIMEOUT_S)

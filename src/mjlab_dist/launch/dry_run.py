@@ -31,7 +31,7 @@ class DryRun:
     """Result of a dry run."""
 
     plan: RunPlan
-    """Devices, hosts, budget and directory; the directory does not exist unless the run is resumed."""
+    """Devices, hosts, budget and directory; the directory exists only if the run is resumed."""
     budget: Budget
     """Envs per rank, and iterations; ``--num-envs auto`` assumes that every rank has as much memory as the first."""
     env_bytes: int
@@ -52,7 +52,7 @@ def dry_run(config: TrainConfig, listen: Listener) -> DryRun:
     """
     if launcher := outside_launcher(os.environ):
         raise UserError(f"--dry-run: only describes ranks that this command starts; run it without {launcher}")
-    # Plan: devices, hosts, budget, directory; without a copy of the project
+    # Plan: devices, hosts, budget, directory. The project is not copied to other machines
     check_config(config)
     number_by_bus(os.environ)
     plan = plan_run(dataclasses.replace(config, sync_code=None), os.environ, find_gpus(), next_run_dir, listen)

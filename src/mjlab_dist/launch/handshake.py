@@ -49,12 +49,12 @@ def secret_of(environ: Mapping[str, str]) -> bytes:
 def authenticate(connection: socket.socket, secret: bytes, *, listens: bool) -> None:
     """Prove to the other end that this process knows the secret, and verify the other end's proof.
 
-    The secret itself is not sent, and a proof is only valid for its connection.
+    The secret itself is not sent, and a proof is valid only for its connection.
 
     Args:
         connection: Connected socket; its timeout is removed.
         secret: The secret of the launch.
-        listens: Whether this process accepted the connection; False if it opened it.
+        listens: Whether this process accepted the connection; False if it opened the connection.
 
     Raises:
         NotOursError: If the other end does not know the secret.

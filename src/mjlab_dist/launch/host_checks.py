@@ -53,7 +53,7 @@ python = [platform.python_implementation(), platform.python_version(), None if i
 print(json.dumps([python, {name: m.version(name) for name in sys.argv[1:]}]))
 """
 """Program that prints the implementation and version of its Python; the directory of the standard library, if it is not
-this Python's own; and the versions of the packages that are its arguments."""
+this Python's own; and the versions of the packages that are given as arguments."""
 
 CALL = f"import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), {CONNECT_TIMEOUT_S})"
 """Program that connects to an address and a port, its two arguments."""
@@ -118,7 +118,7 @@ def other_hosts(config: TrainConfig) -> tuple[HostEntry, ...]:
     if repeated:
         raise UserError(f"{shown}: {first.name} and {repeated[0]} are both this machine; drop one of the two")
     if config.min_hosts is not None and config.min_hosts > len(config.hosts):
-        raise UserError(f"--min-hosts {config.min_hosts}: there are {len(config.hosts)} hosts; use that number or less")
+        raise UserError(f"--min-hosts {config.min_hosts}: exceeds the number of hosts; use {len(config.hosts)} or less")
     return tuple(others)
 
 
@@ -177,7 +177,7 @@ def ask_hosts(
         connections = {host: connect(host, ssh_config) for host in requests}
     except (OSError, ValueError, paramiko.SSHException) as error:
         raise UserError(f"--ssh-config {ssh_config or '~/.ssh/config'}: {error}") from error
-    # paramiko also logs the errors that it raises; without a handler they would be printed with tracebacks.
+    # paramiko also logs the errors that it raises; without a handler, they would be printed with tracebacks.
     logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
     # Checks, each host in its own thread
@@ -232,7 +232,7 @@ def _raise_faults(faults: Mapping[str, str]) -> None:
 
 
 def _check_host(host: str, connection: fabric.Connection, request: DeviceRequest | None) -> DeviceAnswer:
-    """Return a host's devices; raise if ranks cannot be started on it."""
+    """Return a host's devices; raise if ranks cannot be started on the host."""
     try:
         if is_this_machine(host):
             return DeviceAnswer()
@@ -295,7 +295,7 @@ def _check_network(host: str, connection: fabric.Connection) -> None:
     with listen_on(address) as server:
         if not run_on(connection, program(CALL, address, str(server.getsockname()[1]))).ok:
             raise HostError(
-                f"cannot connect to this machine at {address}; allow all ports in the firewalls between them"
+                f"cannot connect to this machine at {address}; allow all ports in the firewalls between the two"
             )
 
 
@@ -347,10 +347,10 @@ def _last_line(result: Result) -> str:
 
 
 def _compare_python(kind: str, version: str, library: str | None) -> str | None:
-    """Return why a host's Python cannot run ranks of a launch from this machine; None if it can.
+    """Return why a host's Python cannot run ranks of a launch from this machine; None if it can run them.
 
-    A Python of a different patch release can: it reads the same bytecode and loads the same compiled packages. However,
-    it cannot if the host also has the directory of this machine's standard library: the compiled modules in this
+    A Python of a different patch release can run them: it reads the same bytecode and loads the same compiled packages.
+    The exception is a host that also has the directory of this machine's standard library: the compiled modules in this
     directory work only with their own release.
 
     Args:

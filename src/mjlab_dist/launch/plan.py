@@ -38,7 +38,7 @@ from mjlab_dist.wording import listed
 
 MAX_TIMESTEP_S = 0.05
 """Assumed maximum length of a physics step, in s. If an episode is shorter than a control step with physics
-steps of this length, the model is built to read the actual length."""
+steps of this length, the model is built to read the actual length of its physics step."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -202,7 +202,7 @@ def exported_names(environ: Mapping[str, str]) -> list[str]:
 
 
 def can_fork(devices: Sequence[RankDevice], environ: Mapping[str, str]) -> bool:
-    """Return whether ranks may be forked from a process that has imported their libraries.
+    """Return whether ranks can be forked from a process that has imported their libraries.
 
     If MUJOCO_GL is set, importing MuJoCo initializes EGL or OSMesa. EGL, OSMesa and CUDA do not work after a fork.
     """
@@ -225,6 +225,6 @@ def listen_in_range(address: str, ports: tuple[int, int] | None) -> socket.socke
         with contextlib.suppress(OSError):
             return listen_on(address, port)
     raise UserError(
-        f"--port-range {ports[0]} {ports[1]}: too few ports are free; a launch needs three, and make needs four; give "
-        "a wider range"
+        f"--port-range {ports[0]} {ports[1]}: too few ports are free; training on several machines needs "
+        "three, and mjlab_dist.make on several machines needs four; give a wider range"
     )

@@ -121,7 +121,7 @@ def run_ranks(
 def _one_at_a_time() -> Iterator[None]:
     """Raise if another thread of this process already has ranks."""
     if not _launching.acquire(blocking=False):
-        raise UserError("this process already has ranks; close their envs, wait for their end, or use another process")
+        raise UserError("this process already has ranks; close their envs, wait until they end, or use another process")
     try:
         yield
     finally:
@@ -179,7 +179,10 @@ def _debug(listen: Listener, text: str) -> None:
 
 
 def _with_log(error: RankError, logs: Path | None, plan: RunPlan, *outputs: IO[str]) -> RankError:
-    """Return an error with the path of the rank's log; without a report, add the error output of child processes."""
+    """Return an error with the path of the rank's log.
+
+    If the error has no report, the error output of child processes takes its place.
+    """
     for output in outputs:
         output.seek(0)
     message, report = str(error), error.report or "".join(output.read() for output in outputs)
@@ -265,7 +268,7 @@ def _adapted_torchrunx(launch: Launch) -> Iterator[_Adapted]:
 
 
 class _LogProcess(ForkProcess):
-    """Log process of torchrunx. It records whether the launcher has killed it, as at the end of a launch."""
+    """Log process of torchrunx. It records whether the launcher has killed it, for example at the end of a launch."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)

@@ -17,7 +17,8 @@ from mjlab_dist.run_dir import list_checkpoints, read_config_file, read_metrics
 from mjlab_dist.worker import RunResult
 
 FIRST_PAUSE_S = 1.0
-"""Seconds before the restart after an attempt without progress. Each further such attempt doubles this pause.
+"""Seconds before the restart after an attempt without progress. Each further attempt without progress doubles the
+pause.
 
 After an attempt that trained for :data:`MAX_PAUSE_S` or longer, the pauses start again at this value.
 """
@@ -130,7 +131,7 @@ class _Progress:
         """Return the seconds to wait after the attempt; None if two attempts in a row made no progress."""
         if self._trains_since is not None and time.monotonic() - self._trains_since >= MAX_PAUSE_S:
             self._num_idle = 0
-        # A machine or a network may need some time: only a second attempt without progress ends the run
+        # A machine or a network may need some time to recover: only a second attempt without progress ends the run
         was_idle, self._was_idle = self._was_idle, self._reached == self._before
         if not self._was_idle:
             return 0.0

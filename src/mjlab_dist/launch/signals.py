@@ -1,4 +1,4 @@
-"""Handle Ctrl-C, SIGTERM and SIGHUP: stop a run after the current iteration with a checkpoint, or at once."""
+"""Handle Ctrl-C, SIGTERM and SIGHUP: finish and save the current iteration of a run and then stop, or stop at once."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ class Stopper(Protocol):
 
 @contextlib.contextmanager
 def stopping_on_signal(control: Control, stopper: Stopper) -> Iterator[None]:
-    """Stop a command's run gracefully at a stop signal; stop it at once before training, or at a second Ctrl-C.
+    """Stop a run when a stop signal arrives.
+
+    After the first signal, the current iteration is finished and saved. A second Ctrl-C stops the run at once. If there
+    is nothing to save yet, the first signal stops it at once.
 
     A separate thread handles the signals. Python runs signal handlers only when the main thread returns to Python code,
     and while ranks exchange data this takes seconds. A terminal sends Ctrl-C and SIGHUP to every process; child

@@ -139,7 +139,7 @@ class Spare:
         """End the prepared launch.
 
         Args:
-            answering: Machines that answer; None if all may answer. The launcher does not wait for the others.
+            answering: Machines that answer; None if all may answer. The launcher does not wait for other machines.
         """
         if self._preparing is not None:
             self._preparing.join()

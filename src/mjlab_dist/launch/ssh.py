@@ -127,7 +127,7 @@ class _HostKeys(paramiko.MissingHostKeyPolicy):
         }
         self._user_files = _files(options.get("userknownhostsfile", USER_FILES), tokens)
         self._global_files = _files(options.get("globalknownhostsfile", GLOBAL_FILES), tokens)
-        # Command with which the user accepts the key
+        # Command that lets the user accept the key
         asks = [] if self._strict in {"ask", "accept-new"} else ["-o", "StrictHostKeyChecking=ask"]
         file = [] if ssh_config is None else ["-F", ssh_config]
         self._command = shlex.join(["ssh", *file, *asks, given])

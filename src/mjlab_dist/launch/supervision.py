@@ -175,7 +175,7 @@ class Ranks:
             with self._changed:
                 pending = set(self._pending())
                 first_failed = any(not report["follows"] for report in self._reports.values())
-            # All pending processes have ended, so no report can follow. torchrunx monitors processes on other machines.
+            # If all pending processes have ended, no report can follow. torchrunx monitors processes on other machines.
             possibly_alive = {rank for rank in pending if rank < self._num_own or not launched.done()}
             lost = set(self._lost())
             if waited_s > SETTLED_S and possibly_alive <= lost:

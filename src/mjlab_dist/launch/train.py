@@ -33,8 +33,8 @@ from mjlab_dist.run_dir import create_run_dir
 from mjlab_dist.worker import RunResult
 
 _training = threading.Lock()
-"""Held while this process trains: the physics, recorded as graphs, and the default group of torch.distributed exist
-once per process, so a process can train only one run at a time."""
+"""Held while this process trains. A process can train only one run at a time, because it has only one set of recorded
+graphs of the physics, and one default group of torch.distributed."""
 
 
 def train(
@@ -47,10 +47,10 @@ def train(
 ) -> RunResult:
     """Train a policy and wait for the result. May be called from any thread; one run at a time.
 
-    A single rank runs in this process, unless ``max_restarts`` is set or CUDA in this process cannot see the rank's
-    GPU. Several ranks run in separate processes. torchrunx starts these processes, over SSH if they are on other
-    machines. A process that torchrun or SLURM started as one of several is itself one rank. Signal handlers stay as
-    they are: KeyboardInterrupt ends every rank.
+    A single rank runs in this process if ``max_restarts`` is 0 and CUDA in this process can see the rank's GPU. All
+    other ranks run in separate processes. torchrunx starts these processes, over SSH if they are on other machines. A
+    process that torchrun or SLURM started as one of several is itself one rank. Signal handlers stay as they are:
+    KeyboardInterrupt ends every rank.
 
     Args:
         config: The run.

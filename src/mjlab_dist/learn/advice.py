@@ -18,10 +18,10 @@ WINDOW = 50
 """Number of iterations over which the waiting times of ranks are averaged."""
 
 MAX_WAITING = 0.25
-"""Share of its time that a rank may wait for others; above this share, there is a warning."""
+"""Maximum share of a rank's time spent waiting for other ranks; above this share, a warning is printed."""
 
 MIN_FREE = 0.05
-"""Minimum share of free memory; below this share, there is a warning."""
+"""Minimum share of free memory; below this share, a warning is printed."""
 
 MEMORY_INTERVAL = 10
 """Iterations between checks of the memory."""
@@ -40,7 +40,7 @@ class Advice:
         """
         self._config, self._rank, self._device = config, rank, device
         self._waiting: list[Sequence[float]] | None = [] if rank.is_main and rank.world_size > 1 else None
-        # Ranks on the CPU of a machine share its memory.
+        # CPU ranks of one machine share its memory, so only the first of them checks it.
         self._watches_memory = device != "cpu" or rank.local_rank == 0
 
     def check(self, iteration: int, wait_shares: Sequence[float]) -> None:
@@ -48,7 +48,7 @@ class Advice:
 
         Args:
             iteration: Iterations done.
-            wait_shares: Share of the iteration that each rank waited for others, in order of rank.
+            wait_shares: For each rank, the share of the iteration's time that it waited for others.
         """
         if self._waiting is not None:
             self._waiting.append(wait_shares)
@@ -73,7 +73,10 @@ class Advice:
         return free, free + 1e6 * memory_mb(torch.device("cpu")) * (self._config.cpu_ranks or 1)
 
     def _memory_place(self) -> str:
-        """Return whose memory this rank checks, as the user who reads rank 0's terminal would name it."""
+        """Return a name for the GPU or machine whose memory this rank checks.
+
+        Rank 0 prints the warnings of all ranks, so "this machine" is the machine of rank 0.
+        """
         if self._device != "cpu":
             return "the GPU" if self._rank.world_size == 1 else f"the GPU of rank {self._rank.rank}"
         return "this machine" if self._rank.is_main else f"the machine of rank {self._rank.rank}"

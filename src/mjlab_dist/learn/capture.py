@@ -23,7 +23,7 @@ from mjlab_dist.sim import Simulation
 T = TypeVar("T")
 
 WARM_UP = 3
-"""Mini-batches before recording. During these, libraries choose kernels, and the optimizer creates its state."""
+"""Mini-batches to run before recording. In these, libraries choose kernels, and the optimizer creates its state."""
 
 
 class GraphSequence:
@@ -42,7 +42,7 @@ class GraphSequence:
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
-        """Record operations instead of executing them, on the stream of this sequence.
+        """Record operations on the stream of this sequence, instead of executing them.
 
         Raises:
             RuntimeError: If an operation cannot be recorded. After that, the sequence must not be used.
@@ -51,7 +51,7 @@ class GraphSequence:
         gc.collect()
         torch.cuda.synchronize()
         with no_gc(), torch.cuda.stream(self.stream), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "The CUDA Graph is empty")  # no operations between two calls
+            warnings.filterwarnings("ignore", "The CUDA Graph is empty")  # graphs without operations, between two calls
             self._begin()
             try:
                 yield
@@ -67,7 +67,7 @@ class GraphSequence:
         """Add a call to the replay, after the operations recorded so far. The call is made only in replays.
 
         Args:
-            call: Function without arguments and results that enqueues work on torch's current stream.
+            call: Function that enqueues work on torch's current stream. It takes no arguments; its result is ignored.
         """
         self._end()
         self._pieces.append(call)
@@ -80,7 +80,7 @@ class GraphSequence:
 
     def _begin(self) -> None:
         self._graph = torch.cuda.CUDAGraph()
-        # Other threads may use the device: the checkpoint writer copies, NCCL's watchdog queries events.
+        # Other threads may use the device meanwhile: the checkpoint writer copies, NCCL's watchdog queries events.
         self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
 
     def _end(self) -> None:
@@ -91,9 +91,9 @@ class GraphSequence:
 
 
 class CapturedStep:
-    """Backward and optimizer step, each recorded once and replayed, with the reduction launched between them.
+    """Backward pass and optimizer step, each recorded once, then replayed. Gradients are reduced between them.
 
-    The reduction stays outside of the graphs, so that gloo, NCCL and user-defined synchronizers work
+    The reduction over ranks stays outside of the graphs, so that gloo, NCCL and user-defined synchronizers work
     (docs/decisions/0006).
     """
 
@@ -151,8 +151,8 @@ class CapturedStep:
 class CapturedCall(Generic[T]):
     """A function of observations, recorded at its second call and replayed from then on.
 
-    Functions that launch Warp kernels are separate graphs, which are launched between the graphs of torch operations
-    (docs/decisions/0015).
+    Warp kernels that the function launches are in separate graphs, which are launched between the graphs of torch
+    operations (docs/decisions/0015).
     """
 
     def __init__(
@@ -208,7 +208,7 @@ class CapturedCall(Generic[T]):
             self._outputs.append(outputs)
 
     def _mark_changed(self) -> None:
-        """Invalidate cached values: a replay changes the state without the Python code that would invalidate them."""
+        """Invalidate cached values: a replay changes the state, but does not run the Python code that would do this."""
         if self._sim is not None:
             self._sim.mark_changed()
 
@@ -229,7 +229,7 @@ class CapturedCall(Generic[T]):
 def can_capture_steps(env: Env, agent: AgentConfig, *, is_main: bool) -> bool:
     """Return whether control steps can become CUDA graphs.
 
-    Steps of recurrent policies cannot, because they wait for the device.
+    Steps of recurrent policies cannot be captured, because they wait for the device.
 
     Args:
         env: The envs.
@@ -238,7 +238,10 @@ def can_capture_steps(env: Env, agent: AgentConfig, *, is_main: bool) -> bool:
     """
     recurrent = agent.rnn != "none"
     if recurrent and is_main:
-        emit("status", text="--env.sim.capture step: a recurrent policy cannot be captured; only the physics is.")
+        emit(
+            "status",
+            text="--env.sim.capture step: a recurrent policy cannot be captured; only the physics is captured.",
+        )
     can_capture = env.device != "cpu" and env.sim.captured and not recurrent
     if can_capture and env.uncapturable_terms and is_main:
         terms = ", ".join(f"env.{term}" for term in env.uncapturable_terms)

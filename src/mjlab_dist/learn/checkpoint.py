@@ -57,7 +57,7 @@ class CheckpointStore:
     """The checkpoints of a run. Only rank 0 writes them, in a thread; it also links to the newest and the best one.
 
     If the process is killed at any time, the newest checkpoint in the directory is complete. The next store removes
-    temporary files that the killed process has left.
+    the temporary files that the killed process left.
 
     Attributes:
         written: Iteration and path of each new checkpoint, oldest first. The reader of an entry removes it.
@@ -101,15 +101,15 @@ class CheckpointStore:
 
         Raises:
             OSError: If the previous checkpoint could not be written; this one is not written either.
-            TypeError: If the content has a value that could not be read from the file again.
+            TypeError: If the content has a value that :func:`load` refuses to read.
         """
         self.wait()
         self._writing = self._pool.submit(self._write, iteration, snapshot(content), mean_return)
 
     def check(self) -> None:
-        """Raise if files of the run must not be written, or if the thread has failed, without waiting for the thread.
+        """Raise if another launch has taken over the run, or if the thread has failed to write a checkpoint.
 
-        Call this regularly: it also renews the lease.
+        Call this regularly: it also renews the lease. It does not wait for the thread.
 
         Raises:
             OSError: If a checkpoint could not be written. Earlier ones are intact. The message names the fix.
@@ -132,7 +132,7 @@ class CheckpointStore:
             self._pool.shutdown()
 
     def read_newest(self, needed: Mapping[str, type] | None = None) -> tuple[Path, bytes] | None:
-        """Find the newest checkpoint that can be read, for every rank to resume from.
+        """Find the newest checkpoint that can be read. All ranks resume from it.
 
         Newer checkpoints that cannot be read are renamed, with a warning. The method also removes old checkpoints that
         the previous writer had no time to remove.
@@ -252,7 +252,7 @@ def explaining(run_dir: Path, path: Path) -> Iterator[None]:
         if cause.errno in _DISK_FULL:
             text = (
                 f"--log-root {run_dir.parent.parent}: no space left for {path}; make room there, keep fewer "
-                "(--checkpoint.keep-last), or choose another disk; earlier checkpoints are intact"
+                "checkpoints (--checkpoint.keep-last), or choose another disk; earlier checkpoints are intact"
             )
         else:
             text = f"{path}: cannot be written ({cause.strerror or cause}); earlier checkpoints are intact"
@@ -331,7 +331,8 @@ def _map_plain(value: Any, replace: Callable[[torch.Tensor], Any], name: str = "
         return [_map_plain(item, replace, f"{name}[{i}]") for i, item in enumerate(value)]
     if isinstance(value, tuple):
         return tuple(_map_plain(item, replace, f"{name}[{i}]") for i, item in enumerate(value))
-    # Exactly these types: torch.save writes subclasses (np.float64 is a float) as code to call, which load() refuses.
+    # Exactly these types: torch.save writes subclasses as code to call, which load() refuses. np.float64, for example,
+    # is a subclass of float.
     if type(value) in _PLAIN:
         return value
     raise TypeError(
@@ -380,7 +381,7 @@ def _check_entries(content: dict[str, Any], needed: Mapping[str, type]) -> None:
 
 
 def _check_sums(data: bytes) -> None:
-    """Raise if a zip file is damaged: torch.load does not verify checksums, and loads most files with wrong bits."""
+    """Raise if a zip file is damaged: torch.load does not verify checksums, and loads most damaged files."""
     if not zipfile.is_zipfile(io.BytesIO(data)):
         return  # torch's older format, or a file that torch cannot read
     with zipfile.ZipFile(io.BytesIO(data)) as archive:

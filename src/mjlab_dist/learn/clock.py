@@ -1,4 +1,4 @@
-"""Timestamps on the device's stream, without waiting for it: host time on the CPU, CUDA events on a GPU."""
+"""Timestamps on the device's stream, without waiting for the device: host time on the CPU, CUDA events on a GPU."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from rsl_rl.modules.distribution import GaussianDistribution
 from torch.distributions import Normal
 
 MAX_STD = 1e6
-"""Upper bound of the standard deviation, as in rsl_rl. In rsl_rl, its lower bound is 1e-6."""
+"""Upper bound of the standard deviation, as in rsl_rl. The lower bound is ``min_std`` here, and 1e-6 in rsl_rl."""
 
 
 class BoundedGaussian(GaussianDistribution):

@@ -83,7 +83,7 @@ class Evaluation(Hook):
         return row
 
     def _build(self, training: Env) -> None:
-        """Build the envs of this rank's batches, with the current config of training: its buffers may have grown."""
+        """Build the envs of this rank's batches, with the config that training uses now: buffers may have grown."""
         if self._built is training.cfg:
             return
         self._built = training.cfg

@@ -1,4 +1,4 @@
-"""Find numbers that are not finite in a rollout, without waiting for the device, and dump their envs for a replay."""
+"""Find non-finite numbers in a rollout without waiting for the device, and dump their envs for a replay."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ _STATE = ("qpos", "qvel", "act")
 class Dump(TypedDict):
     """States of envs in which a number was not finite: tensors on the CPU, and plain values.
 
-    There are k envs. T is the largest of ``steps``. Row t of ``state`` and ``observations`` is after t steps.
+    There are k envs. T is the largest of ``steps``. Row t of ``state`` and ``observations`` contains the values after t
+    steps.
     """
 
     task: str
@@ -39,7 +40,7 @@ class Dump(TypedDict):
     env_ids: torch.Tensor
     """Ids of the envs over all ranks, (k,), in the order of their failures."""
     steps: torch.Tensor
-    """Number of steps of the rollout before the first number that was not finite, (k,); 0 is before the first step."""
+    """Steps of the rollout before the first non-finite number, (k,); 0 if the initial state already contained one."""
     names: list[dict[str, list[str]]]
     """Joints, terms and actuators whose numbers were not finite after these steps, by env and kind."""
     state: dict[str, torch.Tensor]
@@ -155,7 +156,7 @@ class FiniteCheck:
         yield _Part("reward", self._storage.rewards, 1)
 
     def _observations(self) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-        """Yield group, observations before each step (steps, num_envs, ...) and after the last (1, num_envs, ...)."""
+        """Yield group names, and observations before each step, (steps, num_envs, ...), and after the last (1, ...)."""
         for name, last in self._last_obs.items():
             yield name, self._storage.observations.get(name), last.unsqueeze(0)
 

@@ -20,7 +20,7 @@ Row = dict[str, float | int | None]
 """A row of metrics.jsonl. Values that are not known yet are None."""
 
 WINDOW_EPISODES = 100
-"""Minimum number of episodes, the newest ones, over which the return and the length are averaged."""
+"""Mean return and mean length are averages over at least this many episodes, the newest ones."""
 
 
 def memory_mb(device: torch.device) -> float:
@@ -50,9 +50,10 @@ class Sample(NamedTuple):
     action_std: torch.Tensor
     """Mean standard deviation of the actions."""
     spread: torch.Tensor
-    """Sum over parameters of squared distances from the mean over ranks, before averaging; NaN without averaging."""
+    """Squared Euclidean distance of this rank's parameters from their mean over ranks, before they are averaged; NaN in
+    an iteration that does not average them."""
     overflows: torch.Tensor
-    """Envs whose contacts or constraints ever exceeded their buffers."""
+    """Number of envs whose contacts or constraints have exceeded their buffers at any time."""
     collect_s: float
     """Seconds of the rollout."""
     learn_s: float
@@ -60,13 +61,13 @@ class Sample(NamedTuple):
     wait_s: float
     """Seconds that this rank spent in collectives since the last sample."""
     not_finite: torch.Tensor
-    """Envs whose physics, observations, actions or rewards were not finite."""
+    """Number of envs whose physics, observations, actions, values or rewards were not finite."""
     nan_resets: torch.Tensor
     """Number of resets because of numbers that were not finite."""
     wants_stop: bool
     """Whether this rank received a request to stop after the iteration."""
     wants_save: bool
-    """Whether a checkpoint is due according to the clock of this rank."""
+    """Whether a checkpoint is due by the clock of rank 0; False on the other ranks."""
 
 
 class Outcome(NamedTuple):
@@ -75,11 +76,11 @@ class Outcome(NamedTuple):
     row: Row
     """Metrics of the iteration."""
     totals: EpisodeTotals
-    """Episodes that ended on any rank; on the device."""
+    """Totals of the episodes that ended on any rank; tensors on the device."""
     stop: bool
     """Whether any rank received a request to stop."""
     save: bool
-    """Whether a checkpoint is due according to the clock of any rank."""
+    """Whether a checkpoint is due by the clock of rank 0."""
     not_finite: list[int]
     """Ranks with envs whose numbers are not finite."""
     ranks: list[Row]

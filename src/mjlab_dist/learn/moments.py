@@ -60,10 +60,10 @@ class ClippedNormalization(EmpiricalNormalization):
 
 
 class NormalizerMoments:
-    """Moments of the observations since all ranks last had the same normalizer, as sums that ranks can add.
+    """Moments of the observations since all ranks last had equal normalizers, as sums that ranks can add.
 
-    The state that all ranks had at that time is called agreed. Ranks add only the sums of newer observations, because
-    the agreed state, which every rank has, already contains the earlier observations.
+    The state of these equal normalizers is called the agreed state. It already contains the earlier observations, so
+    ranks add only the sums of newer observations.
 
     Attributes:
         pending: (1 + 2 * width,) in fp64: count, sums of deviations from the agreed mean, sums of their squares.
@@ -79,13 +79,13 @@ class NormalizerMoments:
         self.rebase()
 
     def rebase(self) -> None:
-        """Make the normalizer's current state the agreed one. It must be the same on every rank."""
+        """Make the normalizer's current state the agreed state. It must be the same on every rank."""
         state = {name: t.to(torch.float64, copy=True) for name, t in self._normalizer.state_dict().items()}
         self._count, self._mean, self._var = state["count"], state["_mean"].squeeze(0), state["_var"].squeeze(0)
         self.pending = torch.zeros(1 + 2 * len(self._mean), dtype=torch.float64, device=self._mean.device)
 
     def normalized(self) -> list[torch.Tensor]:
-        """Return the tensors of the normalizer itself; not copies."""
+        """Return the normalizer's own tensors, not copies of them."""
         return list(self._normalizer.state_dict().values())
 
     def state(self) -> dict[str, torch.Tensor]:
@@ -118,10 +118,10 @@ class NormalizerMoments:
 
 
 class RewardScale:
-    """Standard deviation of discounted sums of rewards. With rewards divided by it, values are of the order of 1.
+    """Standard deviation of discounted sums of rewards. If rewards are divided by it, values are of the order of 1.
 
-    The method is that of Engstrom et al. 2020, "Implementation matters in deep policy gradients", arXiv:2005.12729,
-    section 3, but with the data of all ranks, including the current rollout, and one value for the whole rollout.
+    The method is from Engstrom et al. 2020, "Implementation matters in deep policy gradients", arXiv:2005.12729,
+    section 3. Here, it uses the data of all ranks, including the current rollout, and one value for the whole rollout.
 
     Attributes:
         discounted: Sum of each env's rewards in the current episode, discounted toward the past, (num_envs,).

@@ -15,7 +15,7 @@ MIN_LEARNING_RATE, MAX_LEARNING_RATE = 1e-5, 1e-2
 
 
 class Adam(torch.optim.Adam):
-    """Torch's Adam without the wrappers of its methods that import all of torch's compiler."""
+    """Torch's Adam with unwrapped methods: the wrappers would import all of torch's compiler."""
 
     step = torch.no_grad()(inspect.unwrap(torch.optim.Adam.step))
     add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)

@@ -65,7 +65,7 @@ class OverflowCheck:
             self._env.sim.overflow.zero_()
 
     def must_end(self, row: Row) -> bool:
-        """Return whether the run must end with a checkpoint; call :meth:`raise_pending` after the checkpoint is saved.
+        """Return whether the run must save a checkpoint and end. After saving, :meth:`raise_pending` must be called.
 
         If an overflow does not end the run, print one warning. Ranks communicate only after an overflow.
 
@@ -90,9 +90,9 @@ class OverflowCheck:
             emit(
                 "warning",
                 text=f"{row['overflowed_envs']} envs had more contacts or constraints than fit, and some were "
-                f"dropped; raise --env.sim.nconmax (now {sim.nconmax}) and --env.sim.njmax (now {sim.njmax}), or let "
-                f"--env.sim.on-overflow grow do so; mjlab-dist size-buffers {self._config.task} measures the sizes "
-                "that the task needs",
+                f"dropped; raise --env.sim.nconmax (now {sim.nconmax}) and --env.sim.njmax (now {sim.njmax}), or use "
+                "--env.sim.on-overflow grow, which does this; "
+                f"mjlab-dist size-buffers {self._config.task} measures the sizes that the task needs",
             )
         self._has_warned = True
         return False

@@ -72,8 +72,8 @@ class PPO(rsl_rl.algorithms.PPO):
             device: ``cpu`` or ``cuda:<index>``.
         """
         agent = config.agent
-        # rsl_rl's constructor sets `learning_rate` (stored in `rate`) and creates an optimizer, replaced below.
-        # It must be our Adam too, because torch's own Adam would import torch's compiler.
+        # rsl_rl's constructor sets `learning_rate` (stored in `rate`), and creates an optimizer that is replaced below.
+        # That optimizer must be our Adam, too, because torch's own Adam would import torch's compiler.
         self.rate = torch.zeros((), device=device)
         with patched(rsl_rl.algorithms.ppo, "resolve_optimizer", lambda _name: Adam):
             super().__init__(
@@ -110,7 +110,7 @@ class PPO(rsl_rl.algorithms.PPO):
         self._make_programs(agent)
 
     def _make_optimizer(self, config: TrainConfig) -> None:
-        # Parameters: all ranks start with those of rank 0. Then sharding divides the parameters between ranks.
+        # Parameters: all ranks start with the parameters of rank 0. Then sharding divides the parameters between ranks.
         if world_size() > 1:
             self.broadcast_parameters()
         compression, min_size_mb = FORMATS[config.sync.compression], config.sync.fsdp_min_size_mb
@@ -150,7 +150,7 @@ class PPO(rsl_rl.algorithms.PPO):
 
     def _make_programs(self, agent: AgentConfig) -> None:
         # CUDA graphs need the same sizes and addresses in every call. Recurrent mini-batches vary in size, and FSDP2
-        # allocates and gathers parameters in each forward.
+        # allocates and gathers parameters in each forward pass.
         can_capture = self.device != "cpu" and not self._is_recurrent and not self.sharding.sharded
         self._captures = agent.capture and can_capture
         self._step = self._make_step()
@@ -185,17 +185,17 @@ class PPO(rsl_rl.algorithms.PPO):
     def process_env_step(
         self, obs: TensorDict, rewards: torch.Tensor, dones: torch.Tensor, extras: dict[str, torch.Tensor]
     ) -> None:
-        """Record a step. The arguments are those of rsl_rl's method."""
+        """Record a step. The arguments are the same as in rsl_rl."""
         if self._reward_scale is not None:
             self._raw_rewards[self.storage.step] = rewards.unsqueeze(1)
             self._reward_scale.observe(rewards, dones)
         super().process_env_step(obs, rewards, dones, extras)
 
     def compute_returns(self, obs: TensorDict) -> None:
-        """Compute returns and advantages. The arguments are those of rsl_rl's method."""
+        """Compute returns and advantages. The arguments are the same as in rsl_rl."""
         if self._reward_scale is not None:
             self.replicas.sum([self._reward_scale.pending])
-            # Scale only the raw rewards: stored rewards also contain values of timed-out episodes, which are scaled.
+            # Scale only the raw rewards: stored rewards also contain the values at time-outs, which are already scaled.
             self.storage.rewards += self._raw_rewards * (self._reward_scale.apply() - 1.0)
         self._compute_returns(obs)
 
@@ -233,7 +233,7 @@ class PPO(rsl_rl.algorithms.PPO):
         return {**states, "optimizer_state_dict": optimizer, **scale}
 
     def load(self, loaded_dict: dict[str, Any], load_cfg: dict[str, bool] | None, strict: bool) -> bool:
-        """Load the result of :meth:`save` or of unmodified rsl_rl. Arguments and result are as in rsl_rl's method."""
+        """Load the result of :meth:`save` or of unmodified rsl_rl. Arguments and result are the same as in rsl_rl."""
         # Policy and value function
         chosen = load_cfg or dict.fromkeys(("actor", "critic", "optimizer", "iteration"), True)
         for name, model in self.models.items():
@@ -331,7 +331,7 @@ class PPO(rsl_rl.algorithms.PPO):
         self._apply()
 
     def _backward(self, batch: Batch) -> None:
-        """Compute this rank's gradients and KL divergence of a mini-batch, into the buffer."""
+        """Compute this rank's gradients and KL divergence for a mini-batch, and store them in the buffer."""
         self._gradients.buffer.zero_()
         with precision(self.device, is_bf16=self.use_mixed_precision):
             surrogate, value, entropy, kl = self._losses(batch)

@@ -64,8 +64,8 @@ class Replicas:
         """Return one line about the ranks that round differently."""
         verb = "rounds" if len(self.unlike_ranks) == 1 else "round"
         return (
-            f"{in_words(self.unlike_ranks)} {verb} differently than rank 0, because of other devices or instruction "
-            "sets: rank 0's learner is copied to all ranks after every update."
+            f"{in_words(self.unlike_ranks)} {verb} differently than rank 0, because devices or instruction sets "
+            "differ: rank 0's learner is copied to all ranks after every update."
         )
 
     def sum(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -81,7 +81,7 @@ class Replicas:
         """Average parameters, Adam's moments and learning rates over ranks, and merge the observation normalizers.
 
         Returns:
-            Sum over parameters of this rank's squared distances from the mean, a scalar.
+            Squared Euclidean distance of this rank's parameters from their mean over ranks, a scalar.
         """
         before = torch.cat([p.detach().flatten() for p in self._parameters])
         # Parameters, Adam's moments, learning rate

@@ -430,7 +430,7 @@ class Runner:
         return self._rank.is_main and time.monotonic() - self._saved_at >= (self._interval_s or math.inf)
 
     def _raise_if_not_finite(self, row: Row, ranks: list[int], sample: Sample) -> None:
-        """Raise on every rank if a number of any rank is not finite; ranks with such envs write a dump of them."""
+        """Raise on every rank if a number of any rank is not finite. A rank dumps its envs with such numbers."""
         when = f"iteration {row['iteration']}"
         if self._rank.rank in ranks:
             dump = self._finite.dump(self._config.task, sample.totals)

@@ -115,7 +115,7 @@ class VideoWriter:
         remove_unfinished(video_path(self._run_dir, 0).parent)
 
     def _watch(self) -> None:
-        """Run the process until it ends. The thread must not end earlier, because its end would kill the process."""
+        """Run the process until it ends. If this thread ended earlier, the kernel would kill the process."""
         # The process inherits this mask. Schedulers send SIGTERM to every process, but only the ranks should handle it.
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         for start in range(1, MAX_STARTS + 1):

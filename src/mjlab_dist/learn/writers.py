@@ -48,7 +48,7 @@ class JsonlWriter:
         self._path_of_ranks = run_dir / RANK_METRICS_FILE
 
     def write(self, row: Row, ranks: Sequence[Row] = ()) -> None:
-        """Append one row, and one for each rank."""
+        """Append the row of an iteration to metrics.jsonl, and the rows of the ranks to rank_metrics.jsonl."""
         self._file.write(_line_of(row))
         if ranks:
             with self._path_of_ranks.open("a") as file:

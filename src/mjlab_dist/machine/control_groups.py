@@ -33,7 +33,7 @@ def memory_room(root: Path) -> float:
         limit = _read(group / "memory.max") or _read(group / "memory.limit_in_bytes")
         used = _read(group / "memory.current") or _read(group / "memory.usage_in_bytes")
         if limit.isdecimal() and used.isdecimal():
-            # Under memory pressure the kernel frees inactive file cache first, so this cache counts as available.
+            # Under memory pressure, the kernel frees inactive file cache first, so this cache counts as available.
             # In version 1, the totals that include subgroups have the prefix total_.
             kept = re.findall(r"^(?:total_)?inactive_file (\d+)$", _read(group / "memory.stat"), re.MULTILINE)
             rooms.append(int(limit) - int(used) + max(map(int, kept), default=0))
@@ -48,7 +48,7 @@ def _control_groups(controller: str, root: Path) -> list[Path]:
         if controllers and controller not in controllers.split(","):
             continue
         mount = root / "sys/fs/cgroup" / (controller if controllers else "")
-        # In a container, this path may name a group outside the container that does not exist inside. Its parents
+        # In a container, this path may name a group of the host, which the container does not have. The path's parents
         # still include the root of the mount, which is the container's own group.
         own = mount / path.lstrip("/")
         groups += [group for group in (own, *own.parents) if group.is_relative_to(mount)]

@@ -32,7 +32,7 @@ class DeviceRequest:
     num_ranks: int | None
     """See :func:`plan_devices`."""
     environ: Mapping[str, str]
-    """Those of :data:`VARIABLES` that are set for the launcher, with their values."""
+    """The launcher's values of :data:`VARIABLES`, without variables that are not set."""
 
     @classmethod
     def of(
@@ -44,7 +44,7 @@ class DeviceRequest:
             flags: The run's config.
             num_ranks: Number of ranks on the other machine; None for one per device.
             environ: The launcher's environment.
-            own: Devices of the launcher's own machine. If they are CPUs, other machines use no GPUs either.
+            own: Devices of the launcher's own machine. If they are CPUs, other machines also use CPUs.
         """
         return cls(
             gpu_ids=None if own[0].device == "cpu" else flags.gpu_ids,

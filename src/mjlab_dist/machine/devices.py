@@ -44,7 +44,7 @@ class Gpu:
     name: str
     """Model name."""
     fault: str = ""
-    """Reason why the GPU cannot be used, such as ``GPU is lost``; empty if it can."""
+    """Reason why the GPU cannot be used, such as ``GPU is lost``; empty if the GPU can be used."""
 
     @property
     def is_mig(self) -> bool:
@@ -139,8 +139,8 @@ def plan_devices(
     if taken and num_ranks is not None and num_ranks > len(taken):
         number = "1 GPU" if len(taken) == 1 else f"{len(taken)} GPUs"
         raise UserError(
-            f"--hosts: {num_ranks} ranks need as many GPUs, but --gpu-ids {_shown(chosen)} chooses {number}; use up to "
-            f"{len(taken)} ranks there"
+            f"--hosts: {num_ranks} ranks on a machine need {num_ranks} GPUs, but --gpu-ids {_shown(chosen)} chooses "
+            f"{number} there; use up to {len(taken)} ranks on that machine"
         )
     if taken:
         return _gpus(taken[:num_ranks])
@@ -201,7 +201,7 @@ def in_this_process(device: RankDevice, environ: Mapping[str, str], gpus: list[G
         gpus: The machine's GPUs.
 
     Returns:
-        The device without a change of CUDA_VISIBLE_DEVICES; None if this process does not see the device.
+        The device, usable without a change of CUDA_VISIBLE_DEVICES; None if this process does not see the device.
     """
     if device.visible is None:
         return device
@@ -217,7 +217,7 @@ def cores() -> int:
 def _index_here(token: str, tokens: list[str]) -> int | None:
     """Return the CUDA index of a token's device in this process; None if CUDA does not show the device."""
     if not token.startswith("GPU-"):
-        # CUDA shows only one MIG instance per process. Otherwise, its indices follow the order of the list.
+        # CUDA shows only one MIG instance per process. It numbers devices in the order of the list.
         return None if token.startswith(MIG) and tokens != [token] else tokens.index(token)
     import torch
 
@@ -299,7 +299,7 @@ def _cpus(num_ranks: int, torch_threads: int) -> tuple[RankDevice, ...]:
 
 def _gpus(devices: list[_Visible]) -> tuple[RankDevice, ...]:
     # NCCL does not support two ranks on one physical GPU. Other launchers may show each rank only its own MIG instance,
-    # so that a rank cannot detect a shared GPU. Any MIG instance therefore selects gloo, the same on all ranks.
+    # so that a rank cannot detect a shared GPU. With any MIG instance, all ranks therefore use gloo.
     on_mig = any(device.token.startswith(MIG) for device in devices)
     return tuple(
         RankDevice(
@@ -377,7 +377,7 @@ def _usable(devices: list[_Visible], *, first_only: bool) -> list[_Visible]:
 
 
 def _fault(device: _Visible) -> str:
-    """Return the reason why a device cannot be used, for messages; empty if it can."""
+    """Return the reason why a device cannot be used, for messages; empty if the device can be used."""
     gpu = device.gpu
     return f"GPU {gpu.index} cannot be used ({gpu.fault})" if gpu and gpu.fault else ""
 

@@ -43,10 +43,10 @@ LOW_SHARED_BYTES = 0.5 * GB
 """Space in /dev/shm that NCCL may need for several GPUs; a container has 64 MB by default."""
 
 NEEDED_FILES = 64
-"""Number of open files that a process needs; a launcher has about 32, and so does each of its ranks."""
+"""Number of files that a process must be allowed to open. A launcher opens about 32 files, and so does each rank."""
 
 LOW_FILES = 1024
-"""Number of open files that NCCL may need on many GPUs. It is also the usual limit."""
+"""Number of files that NCCL may open on many GPUs. It is also the usual limit."""
 
 NETWORK_TIMEOUT_S = 3.0
 """Seconds to wait for a server on the network."""

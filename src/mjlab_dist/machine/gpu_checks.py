@@ -20,7 +20,8 @@ WARP = "warp-lang"
 """The distribution of Warp."""
 
 TOOLKIT = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).wp_cuda_toolkit_version())"
-"""Program that prints the CUDA version of a build of Warp, such as 12040 (0 without CUDA), given its library's path."""
+"""Program that takes the path of Warp's library, and prints for which version of CUDA the library was built: 12040 for
+12.4, 0 without CUDA."""
 
 WARP_TIMEOUT_S = 10.0
 """Timeout, in seconds, for loading Warp's library, a file of 300 MB."""
@@ -91,7 +92,7 @@ def judge_cuda(
         fix = "start a container with NVIDIA_DRIVER_CAPABILITIES=compute,utility, or install the driver again"
     elif driver[0] < built_for[0]:
         seen = f"{package} {version} is built for CUDA {dotted(built_for)}, "
-        seen += f"the NVIDIA driver supports CUDA {dotted(driver)} only"
+        seen += f"but the NVIDIA driver supports CUDA only up to {dotted(driver)}"
         oldest = DRIVERS.get(built_for[0])
         fix = "update the driver" + (f" to R{oldest} or newer" if oldest else "")
         if driver[0] in DRIVERS:
@@ -197,5 +198,5 @@ def judge_gpu(gpu: Gpu, free_bytes: int, total_bytes: int, pids: Sequence[int]) 
     if not pids and free_bytes >= UNUSED_SHARE * total_bytes:
         return Finding(name=name, figure=figure)
     who = f"process {', '.join(map(str, pids))}" if pids else "processes that cannot be seen from here"
-    fix = "a run shares memory and time with them; choose other GPUs with --gpu-ids, or wait (nvidia-smi shows them)"
+    fix = "a run shares memory and time with them; choose other GPUs with --gpu-ids, or wait (see nvidia-smi)"
     return Finding(name=name, figure=f"{figure}, used by {who}", status=Status.WARNING, fix=fix)

@@ -95,7 +95,7 @@ def check_memory(config: TrainConfig, num_envs: int, devices: Sequence[RankDevic
         gpus: The machine's GPUs.
 
     Raises:
-        UserError: If a lower bound of the needed memory exceeds the free main memory, or all memory of a GPU.
+        UserError: If a lower bound of the needed memory exceeds the free main memory, or the total memory of a GPU.
     """
     per_env, networks = min_env_bytes(config), min_network_bytes(config.agent)
     for device in devices[:1] if devices[0].device == "cpu" else devices:

@@ -131,7 +131,7 @@ def check_directory(name: str, directory: Path, low_bytes: int, setting: str) ->
         low_bytes: Minimum free space without a warning.
         setting: The flag or variable that chooses another directory.
     """
-    more_space = f"make room there, or choose a directory on another disk with {setting}"
+    more_space = f"make room there, or use {setting} to choose a directory on another disk"
     try:
         there = next(path for path in (directory, *directory.absolute().parents) if path.exists())
         with tempfile.TemporaryFile(dir=there) as file:
@@ -141,7 +141,7 @@ def check_directory(name: str, directory: Path, low_bytes: int, setting: str) ->
         free = shutil.disk_usage(there).free
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        fix = more_space if full else f"choose a directory that you can write to with {setting}"
+        fix = more_space if full else f"use {setting} to choose a directory that you can write to"
         return Finding(name=name, figure=f"{directory}: {error.strerror}", status=Status.FAIL, fix=fix)
     figure = f"{directory}: {byte_size(free)} free"
     if free < low_bytes:
@@ -182,7 +182,7 @@ def check_semaphores() -> Finding:
             file.write(bytes(SEMAPHORES_BYTES))
             file.flush()
     except OSError as error:
-        fix = "remove files that ended programs left there, or make it larger (docker run --shm-size)"
+        fix = "remove files that old programs left there, or make the directory larger (docker run --shm-size)"
         return Finding(name=name, figure=f"{directory}: {error.strerror}", status=Status.FAIL, fix=fix)
     return Finding(name=name, figure=f"{directory}: {byte_size(shutil.disk_usage(directory).free)} free")
 

@@ -37,14 +37,14 @@ def check_wandb(environ: Mapping[str, str], timeout_s: float) -> Finding:
         host, port = _wandb_peer(environ)
         run_program(CONNECT, host, str(port), timeout_s=timeout_s)
     except (OSError, ValueError) as error:
-        fix = f"until it does, curves stay in the run directory ({later})"
+        fix = f"until the server answers, curves stay in the run directory ({later})"
         server = _wandb_server(environ)
         return Finding(name=name, figure=f"{server} does not answer: {error}", status=Status.WARNING, fix=fix)
     return Finding(name=name, figure=f"logged in, {host}:{port} answers")
 
 
 def has_wandb_account(environ: Mapping[str, str]) -> bool:
-    """Return whether an account is logged in: by one of two variables, or in the netrc file.
+    """Return whether an account is logged in: by one of two variables, or by the netrc file.
 
     Args:
         environ: The environment.

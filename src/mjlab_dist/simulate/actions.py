@@ -25,10 +25,10 @@ def checked_actions(what: str, actions: Any, shape: tuple[int, int], device: str
     """
     tensor = as_tensor(what, actions)
     if tuple(tensor.shape) != shape:
-        raise UserError(f"{what}: have the shape {tuple(tensor.shape)}; give {shape}, (num_envs, num_actions)")
+        raise UserError(f"{what}: wrong shape {tuple(tensor.shape)}; give (num_envs, num_actions), here {shape}")
     if not tensor.is_floating_point():
         given = str(tensor.dtype).removeprefix("torch.")
-        raise UserError(f"{what}: are of type {given}; give floating-point numbers, such as float32")
+        raise UserError(f"{what}: wrong type {given}; give floating-point numbers, such as float32")
     tensor = tensor.detach().to(device, torch.float32)
     finite = tensor.isfinite()
     if not finite.all():

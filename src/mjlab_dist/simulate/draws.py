@@ -1,7 +1,7 @@
 """Random draws that depend on the seed and the ids of envs, but not on how the envs are split over ranks.
 
-The generators of all ranks start in the same state and stay equal, because every rank draws for all envs. It keeps only
-the rows of its own envs.
+The generators of all ranks start in the same state and stay equal, because every rank draws for all envs. Each rank
+keeps only the rows of its own envs.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _DRAWS = _FACTORIES | _LIKE | _IN_PLACE | _MULTINOMIAL
 
 
 class Draws:
-    """The random state of one rank's envs. Inside a ``with`` block, torch's default generators use it.
+    """The random state of one rank's envs. Inside a ``with`` block, torch's default generators use this state.
 
     At the end of the block, the generators get back the state that they had before the block.
     """
@@ -147,8 +147,8 @@ class _OwnRows(TorchFunctionMode):
         """Raise if a function draws for the envs of this rank, and its draws cannot be split over ranks."""
         if func is torch.randperm and any(type(one) is int and one == self._num_envs for one in values):
             raise UserError(
-                f"torch.randperm: {self._num_envs} is the number of envs of one of several ranks, which cannot be "
-                "permuted alone; use one device, or a draw per env"
+                f"torch.randperm: {self._num_envs} is the number of envs of one of several ranks, and a rank cannot "
+                "permute its envs alone; use one device, or a draw per env"
             )
         if func in _REJECTING and any(
             isinstance(one, torch.Tensor) and self._dim(one.shape) is not None for one in values

@@ -204,8 +204,8 @@ class Envs:
             num_steps: Number of control steps.
 
         Raises:
-            UserError: If the policy cannot be pickled, raises an error or returns something other than actions; in that
-                case the envs keep the state that they had before.
+            UserError: If the policy cannot be pickled, raises an error or returns something other than actions. The
+                envs then keep the state that they had before.
             RankError: If a rank ended. The envs are then closed.
         """
         if num_steps < 1:

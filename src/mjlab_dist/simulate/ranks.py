@@ -276,7 +276,7 @@ class Ranks:
 
     @contextlib.contextmanager
     def _reporting(self, rank: int) -> Iterator[None]:
-        """If the connection to a rank fails, raise the error of the rank that failed; on a timeout, raise RankError."""
+        """If the connection to a rank fails, raise the error of the rank that failed first; on a timeout, RankError."""
         try:
             yield
         except BlockingIOError:

@@ -40,7 +40,7 @@ class _Group:
     """Observations before resets, if they were requested."""
     draws: Draws
     first: int
-    """Position of the first env among those of the variant."""
+    """Position of the first env among all envs of the variant."""
     rows: slice
     """Rows among the envs of this rank."""
     prefix: str

@@ -9,10 +9,7 @@ from mjlab_dist.config import TrainConfig
 from mjlab_dist.verify.evidence import Evidence
 
 TOLERANCE = {"none": 1e-5, "bf16": 1e-2, "fp16": 1e-2}
-"""Maximum difference between the averaged gradient and the recomputed one, relative to the largest gradient.
-
-The keys are the number formats of ``--sync.compression``.
-"""
+"""Maximum of ``WatchedSynchronizer.difference``, for each number format of ``--sync.compression``."""
 
 
 MAX_COLLECTIVES = 3
@@ -138,14 +135,14 @@ def _gradient_average(config: TrainConfig, evidence: Sequence[Evidence]) -> Chec
         name,
         f"differs by {largest:.1e} from the mean over ranks",
         largest <= allowed,
-        f"more than {allowed:g} of the largest gradient",
+        f"more than {allowed:g} times the largest gradient",
     )
 
 
 def _files_of_rank_0(evidence: Sequence[Evidence]) -> Check:
     others = [path for one in evidence[1:] for path in one.written]
     counts = ", ".join(f"rank {rank}: {len(one.written)}" for rank, one in enumerate(evidence))
-    why = f"another rank wrote {others[0]}" if others else "rank 0 wrote none"
+    why = f"another rank wrote {others[0]}" if others else "rank 0 wrote no files"
     return _check("files by rank 0 alone", counts, bool(evidence[0].written) and not others, why)
 
 

@@ -1,4 +1,4 @@
-"""Verify machines: a short run on all ranks and one on a single rank. Neither leaves files behind."""
+"""Verify machines: a short run on all ranks, then another on a single rank. Both remove their files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NEVER = 10**12
 
 
 def verify(config: TrainConfig, listen: Listener) -> VerifyReport:
-    """Train for a few iterations on the chosen devices of all hosts, then on the first one, and check the evidence.
+    """Train for a few iterations on the chosen devices of all hosts, then on the first device, and check the evidence.
 
     Args:
         config: The run's config. All iterations but the first are timed. The log root and the logger are ignored.
@@ -83,7 +83,7 @@ def verify(config: TrainConfig, listen: Listener) -> VerifyReport:
 
 
 def _alone(config: TrainConfig, first: Evidence, max_iterations: int) -> TrainConfig:
-    """Return the config of a run with a single rank that does the same work as each rank."""
+    """Return the config of a run with a single rank, which does as much work as each rank of the first run."""
     return dataclasses.replace(
         config,
         num_envs=first.info.num_envs,

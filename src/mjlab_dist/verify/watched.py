@@ -49,8 +49,9 @@ class WatchedSynchronizer:
 
     Attributes:
         keeps_equal: Value of this attribute of the watched synchronizer.
-        difference: Largest difference between the first reduction and the mean over ranks. It is relative to the
-            largest gradient or, for the KL divergence, to its target. None if ranks keep their own gradients.
+        difference: Largest relative difference between the first reduction and the mean over ranks. Differences of
+            gradients are divided by the largest gradient. The difference of the KL divergence is divided by its mean,
+            or by ``desired_kl`` if the mean is smaller. None if ranks keep their own gradients.
         num_calls: Number of reductions so far.
         num_collectives: Number of collectives in these reductions.
     """

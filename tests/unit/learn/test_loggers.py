@@ -165,7 +165,7 @@ def test_training_continues_without_a_logger_that_fails_after_one_warning(
     assert len(tried) == 1, "a logger that has failed is not called again"
     (warning,) = (event["text"] for event in events if event["kind"] == "warning")
     assert warning.startswith("logger own_loggers:Complete failed ")
-    assert {"__init__": "created", "close": "in close"}.get(method, f"in {method} of iteration 1") in warning
+    assert {"__init__": "created", "close": "in close()"}.get(method, f"in {method}() at iteration 1") in warning
     assert f"({type(error).__name__}: {error}".partition("\n")[0] in warning
     assert "\n" not in warning
     (debug,) = (event["text"] for event in events if event["kind"] == "debug")

@@ -28,7 +28,7 @@ class LoggerGroup:
         self.loggers = [_make(name, run_dir, config, resumed_at) for name in config.logger]
 
     def write(self, row: Row, ranks: Sequence[Row] = ()) -> None:
-        """Log one row, and one for each rank."""
+        """Log the row of an iteration, together with the rows of the ranks."""
         for logger in self.loggers:
             logger.log(scalars(row, ranks), int(row["iteration"] or 0))
 
@@ -60,7 +60,7 @@ class LoggerGroup:
 
 
 class _GuardedLogger(Logger):
-    """Calls another logger. If it raises an error, training continues without it, after one warning."""
+    """Calls another logger. If that logger raises an error, a warning is printed, and training continues without it."""
 
     def __init__(self, name: str, make: MakeLogger, run_dir: Path, config: TrainConfig, resumed_at: int | None) -> None:
         self._name = name
@@ -69,22 +69,22 @@ class _GuardedLogger(Logger):
             self._logger = make(run_dir, config, resumed_at)
 
     def log(self, row: Mapping[str, float], step: int) -> None:
-        with self._guarded(f"in log of iteration {step}"):
+        with self._guarded(f"in log() at iteration {step}"):
             if self._logger is not None:
                 self._logger.log(row, step)
 
     def video(self, file: Path, iteration: int) -> None:
-        with self._guarded(f"in video of iteration {iteration}"):
+        with self._guarded(f"in video() at iteration {iteration}"):
             if self._logger is not None:
                 self._logger.video(file, iteration)
 
     def checkpoint(self, file: Path, iteration: int) -> None:
-        with self._guarded(f"in checkpoint of iteration {iteration}"):
+        with self._guarded(f"in checkpoint() at iteration {iteration}"):
             if self._logger is not None:
                 self._logger.checkpoint(file, iteration)
 
     def close(self) -> None:
-        with self._guarded("in close"):
+        with self._guarded("in close()"):
             if self._logger is not None:
                 self._logger.close()
 
@@ -104,11 +104,12 @@ class _GuardedLogger(Logger):
 
 
 def scalars(row: Row, ranks: Sequence[Row] = ()) -> dict[str, float]:
-    """Return the values of rows that can be plotted. Their names start with a group, such as ``train/``.
+    """Return the numbers to plot for an iteration, by name. Each name starts with a group, such as ``train/``.
 
     Args:
         row: Metrics of an iteration.
-        ranks: Metrics of each rank in the same iteration, named as ``rank_steps_per_s/0`` for rank 0.
+        ranks: Metrics of each rank in the same iteration. In the result, those of rank 0 have names such as
+            ``rank_steps_per_s/0``.
     """
     of_ranks = {f"rank_{name}/{own['rank']}": value for own in ranks for name, value in own.items() if name != "rank"}
     return {

@@ -21,8 +21,8 @@ class TensorBoardLogger(Logger):
         Args:
             run_dir: The run directory.
             config: The run's config.
-            resumed_at: See :class:`Logger`. TensorBoard drops points of the earlier files that are after this
-                iteration.
+            resumed_at: See :class:`Logger`. TensorBoard ignores the points after this iteration in the earlier
+                files.
         """
         from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415 (slow to import, and only rank 0 writes)
 

@@ -32,7 +32,7 @@ class TrackioLogger(Logger):
         Args:
             run_dir: The run directory. The name of the trackio run is ``<task>_<name of this directory>``.
             config: The run's config.
-            resumed_at: See :class:`Logger`. trackio keeps the rows of later iterations that it already has.
+            resumed_at: See :class:`Logger`. trackio keeps all rows that it already has, even those of later iterations.
         """
         import trackio  # noqa: PLC0415 (an extra, and slow to import)
 
@@ -85,9 +85,9 @@ def _text_as_debug() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _collected_warnings(package: Path, collected: collections.deque[str]) -> Iterator[None]:
-    """Collect the Python warnings of a package, in any thread.
+    """Collect the Python warnings of a package, from all threads.
 
-    Otherwise, the warnings of ranks would only be in their log files.
+    Otherwise, these warnings would only be in the log files of the ranks.
 
     Args:
         package: The package's directory.

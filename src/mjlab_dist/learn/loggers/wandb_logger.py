@@ -34,7 +34,7 @@ CLOSE_S = 4.5
 """Maximum seconds that a run waits at its end for Weights & Biases to receive the remaining rows."""
 
 CLOSE_FILES_S = 60.0
-"""The same with ``--checkpoint.wandb``, because the last checkpoint must be uploaded."""
+"""Replaces :data:`CLOSE_S` with ``--checkpoint.wandb``, because the last checkpoint must be uploaded."""
 
 CLOSE_START_S = 2.0
 """Maximum seconds that a run waits at its end for Weights & Biases to start, if it has not started yet."""
@@ -53,8 +53,8 @@ class WandbLogger(Logger):
     """Logger for Weights & Biases.
 
     It is offline if W&B's environment variables request this, or if W&B cannot start online.
-    Only :meth:`close` waits for Weights & Biases, at most :data:`CLOSE_S` or :data:`CLOSE_FILES_S`. If it fails,
-    training continues without it, after one warning.
+    Only :meth:`close` waits for Weights & Biases, at most :data:`CLOSE_S` or :data:`CLOSE_FILES_S`. If Weights & Biases
+    fails, one warning is printed, and training continues without it.
     """
 
     def __init__(self, run_dir: Path, config: TrainConfig, resumed_at: int | None) -> None:  # noqa: ARG002
@@ -97,7 +97,7 @@ class WandbLogger(Logger):
             self._send({"step": self._step, "video": video}, self._process)
 
     def checkpoint(self, file: Path, iteration: int) -> None:
-        """With ``--checkpoint.wandb``, send a hard link to a checkpoint, so that wandb can still read a pruned one."""
+        """With ``--checkpoint.wandb``, send a hard link to a checkpoint: wandb can read it even after pruning."""
         if self._process is None or not self._config.checkpoint.wandb:
             return
         copy = self._run_dir / "wandb" / f".{file.name}"
@@ -157,7 +157,7 @@ class WandbLogger(Logger):
             "init_timeout": START_S / 2,
             "finish_timeout": self._close_s - 1,
             "finish_timeout_raises": True,
-            "x_transaction_log_flush_interval": 1.0,  # in s: if wandb is killed, the rows of this interval may be lost
+            "x_transaction_log_flush_interval": 1.0,  # in s: if wandb is killed, rows of the last second may be lost
         }
         self._started = False
         self._start_by = time.monotonic() + START_S

@@ -3,9 +3,9 @@
 :class:`~mjlab_dist.learn.loggers.wandb_logger.WandbLogger` runs this file as a script. Both communicate over the
 socket that is the script's standard input, with one JSON object per line:
 
-- To the script: first the arguments of ``wandb.init``, then ``{"step": int, "values": {name: float}}`` per row and
-  ``{"step": int, "video": {"file", "caption"}}`` per video, ``{"checkpoint": {"file", "name", "iteration",
-  "is_best"}}`` per checkpoint, at the end ``{"close": true}``.
+- To the script: first the arguments of ``wandb.init``, then ``{"step": int, "values": {name: float}}`` per row,
+  ``{"step": int, "video": {"file", "caption"}}`` per video, and ``{"checkpoint": {"file", "name", "iteration",
+  "is_best"}}`` per checkpoint. The last message is ``{"close": true}``.
 - From the script: ``{"started": {"entity", "project", "id"}}``, ``{"finished": whether everything is uploaded}`` and
   ``{"failed": reason}``. After ``finished`` or ``failed``, the script waits until it is killed, together with wandb's
   service process.
@@ -30,8 +30,8 @@ import psutil
 # Why not call wandb in rank 0 and rely on its own service process, wandb-core? Measured with wandb 0.31:
 # - run.log blocks while wandb-core is stopped (SIGSTOP), and raises after wandb-core has been killed.
 # - wandb.init waits for a network until init_timeout, and raises without an API key. It does not go offline by itself.
-# - After a SIGKILL of the caller, wandb-core ends by itself unless it is stopped. wandb-symon ends 4 s after wandb-core
-#   has been killed. Both leave sockets and directories in TMPDIR.
+# - After a SIGKILL of the caller, wandb-core ends by itself unless SIGSTOP has stopped it. wandb-symon ends 4 s after
+#   wandb-core has been killed. Both leave sockets and directories in TMPDIR.
 # wandb itself does the rest: files of offline runs, uploads, the timeout of finish, and resuming a run by its id.
 
 PR_SET_PDEATHSIG = 1
