@@ -4,7 +4,8 @@ uv run python scripts/gpu_report.py
 
 Each part runs in its own processes, with a time limit. The result of a part is stored as soon as the part ends: another
 call skips parts that are done, and repeats parts that failed. `--dry-run` runs the parts on the CPU with small sizes,
-except parts that run the same code as another part. No network is needed. The exit code is 1 if a part failed, and 2 without a GPU.
+except parts that run the same code as another part. No network is needed. The exit code is 1 if a part failed, and 2
+without a GPU.
 """
 
 from __future__ import annotations

@@ -29,10 +29,10 @@ def check_equal(tensors: Mapping[str, torch.Tensor], when: str) -> None:
         groups = _groups(column)
         if len(groups) > 1:
             differing = sum(len(set(c)) > 1 for c in zip(*table, strict=True))
+            more = f", the first of {differing} tensors that differ" if differing > 1 else ""
             raise DesyncError(
-                f"{when}: {_who(groups)} in {name}, the first of {differing} tensors that differ; the run ends, "
-                "because all ranks must hold equal parameters. The last checkpoint is valid: ranks are compared before "
-                "each checkpoint"
+                f"{when}: {_who(groups)} in {name}{more}; the run ends, because all ranks must hold equal parameters. "
+                "The last checkpoint is valid: ranks are compared before each checkpoint"
             )
 
 

@@ -225,6 +225,6 @@ def listen_in_range(address: str, ports: tuple[int, int] | None) -> socket.socke
         with contextlib.suppress(OSError):
             return listen_on(address, port)
     raise UserError(
-        f"--port-range {ports[0]} {ports[1]}: too few ports are free; training on several machines needs "
-        "three, and mjlab_dist.make on several machines needs four; give a wider range"
+        f"--port-range {ports[0]} {ports[1]}: too few ports are free; training needs up to three, and "
+        "mjlab_dist.make up to four; give a wider range"
     )

@@ -133,9 +133,9 @@ def _gradient_average(config: TrainConfig, evidence: Sequence[Evidence]) -> Chec
     largest, allowed = max(differences), TOLERANCE[config.sync.compression]
     return _check(
         name,
-        f"differs by {largest:.1e} from the mean over ranks",
+        f"relative difference of {largest:.1e} from the mean over ranks",
         largest <= allowed,
-        f"more than {allowed:g} times the largest gradient",
+        f"more than the allowed {allowed:g}",
     )
 
 
