@@ -8,7 +8,7 @@ ARGS = (
     *("--no-sandbox", "--use-gl=angle", "--use-angle=swiftshader", "--enable-unsafe-swiftshader"),
     *("--disable-gpu-rasterization", "--disable-gpu-compositing"),
 )
-"""Flags of Chromium without a display and a GPU. Only the 3D scene is drawn with emulated OpenGL, not the page."""
+"""Flags of Chromium without a display or a GPU. Emulated OpenGL draws only the 3D scene, not the rest of the page."""
 
 WAIT_MS = 200_000
 """Limit of every wait for the browser. It draws without a GPU, which is slow on a busy machine."""

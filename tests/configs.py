@@ -9,9 +9,6 @@ from legged import EVERYTHING
 
 from mjlab_dist.config import TrainConfig
 
-# A task with every kind of term
-
-
 LEGGED = TrainConfig(task="legged", env=EVERYTHING)
 """A task with every kind of term."""
 

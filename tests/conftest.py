@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 BIN = Path(sys.executable).parent
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-"""One thread per library. The tensors of tests are too small for more threads, and idle ones slow other processes."""
+"""One thread per library. The tensors of tests are too small for more, and idle threads slow down other processes."""
 
 HANG_S = 240
 """Seconds after which a test stops waiting. Everything that tests wait for is far faster, even on a busy machine."""
@@ -111,7 +111,7 @@ class Done:
 
 @pytest.fixture(autouse=True, scope="session")
 def _signals_are_delivered() -> Iterator[None]:
-    """Handle signals that nohup, or `pytest &` in a script, has set to be ignored: commands would ignore them too."""
+    """Handle signals that this process ignores, for example under nohup: commands of tests would ignore them too."""
     handlers = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
     before = {each: signal.signal(each, handler) for each, handler in handlers.items()}
     yield
@@ -212,7 +212,7 @@ class Command:
 
 @pytest.fixture(scope="session")
 def warm_starts() -> Iterator[WarmStarts | None]:
-    """Processes from which commands are forked. None if coverage is measured: the measurement starts with Python."""
+    """Processes from which commands are forked. None if coverage is measured, because measuring starts with Python."""
     if "COVERAGE_PROCESS_CONFIG" in os.environ:
         yield None
         return
@@ -377,7 +377,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def key_file(tmp_path: Path) -> Path:
-    """The key of the user."""
+    """The user's private SSH key."""
     import paramiko
 
     file = tmp_path / "key"

@@ -44,7 +44,7 @@ def own_id(env: Env) -> torch.Tensor:
 
 
 def geom_position(env: Env, geom: int) -> torch.Tensor:
-    """Observation: position of a geom, which only MuJoCo's forward computes; (num_envs, 3)."""
+    """Observation: position of a geom, (num_envs, 3). Only MuJoCo's forward computes this position."""
     return env.sim.view("geom_xpos")[:, geom]
 
 
@@ -59,7 +59,7 @@ def inverse(env: Env, limit: float) -> torch.Tensor:
 
 
 def move_origin(env: Env, mask: torch.Tensor, by_m: float) -> None:
-    """Event: move the origins of some envs along x, by a larger distance each time."""
+    """Event: move the origins of some envs by a distance along x."""
     env.origins[:, 0] += mask * by_m
 
 
@@ -176,7 +176,7 @@ class Calls(Term):
 
 
 class Height(LazySensor):
-    """Sensor of a geom's height, which only MuJoCo's forward computes.
+    """Sensor of a geom's height. Only MuJoCo's forward computes this height.
 
     Attributes:
         height_m: The height, (num_envs, 1).

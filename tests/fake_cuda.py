@@ -60,7 +60,7 @@ def fake_cuda() -> Iterator[None]:
         mock.patch.object(torch.cuda.amp.common, "amp_definitely_not_available", return_value=False),
         mock.patch.object(torch, "_fused_adam_", _fused_adam),
         mock.patch.object(torch.Tensor, "backward"),
-        # Module.to does nothing: modules are built on the device, and it could not replace parameters without memory.
+        # Module.to does nothing: modules are built on the device, and parameters without memory could not be replaced.
         mock.patch.object(torch.nn.Module, "to", lambda module, *_, **__: module),
         mock.patch.object(Simulation, "_run"),
     ):

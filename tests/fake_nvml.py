@@ -28,12 +28,12 @@ class FakeGpu:
 
 
 def install(monkeypatch: pytest.MonkeyPatch, gpus: Sequence[FakeGpu], fails: dict[str, int] | None = None) -> None:
-    """Replace pynvml's functions with those of a machine with these GPUs.
+    """Let pynvml report a machine with these GPUs.
 
     Args:
         monkeypatch: Restores pynvml's functions after the test.
         gpus: The GPUs in NVML's order.
-        fails: Error codes that functions without a GPU argument raise.
+        fails: Error codes that functions without a GPU argument raise, by the function's name.
     """
 
     codes = fails or {}

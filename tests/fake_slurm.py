@@ -1,11 +1,11 @@
 """Programs of SLURM for tests: sbatch, srun, scontrol, squeue and scancel. All nodes of the cluster are this machine.
 
-The programs behave as SLURM 22.05 was observed to behave:
+The programs behave like SLURM 22.05:
 - sbatch reads the options in the script, and starts the script with the environment variables of a job.
 - srun starts a process per task with the variables of a step, and returns the highest exit code.
-- scancel with a signal sends it to the processes of steps, but not to the script.
-- If a job is canceled without a signal or is requeued, the script receives SIGTERM too; later, processes that still
-  run are killed. A requeued job runs its script again, with SLURM_RESTART_COUNT.
+- scancel --signal sends the signal to the processes of steps, but not to the script.
+- If a job is canceled without --signal, or is requeued, the steps and the script receive SIGTERM. Later, processes that
+  still run are killed. A requeued job runs its script again, with SLURM_RESTART_COUNT.
 - The last job of an array has the same number as the array; as an argument, this number means all jobs of the array.
 
 Two more programs do what a cluster does: ``expire`` sends the signal of --signal, and ``preempt`` takes the nodes away.
@@ -34,7 +34,7 @@ from mjlab_dist.distributed.slurm import slurm_hosts
 PROGRAMS = ("sbatch", "srun", "scontrol", "squeue", "scancel", "expire", "preempt")
 
 STATE = "FAKE_SLURM"
-"""Environment variable with the directory of jobs. Its file ``nodes`` lists the nodes of the cluster."""
+"""Environment variable that names the directory of jobs. The file ``nodes`` in this directory lists the nodes."""
 
 PLACE = "FAKE_SLURM_PLACE"
 """Variable that marks the processes of a step or a script. Its value is <job>.<step>, or <job>.batch for a script."""
@@ -179,7 +179,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def environ_of(job: Job) -> dict[str, str]:
-    """Return the environment of a job's script, which gets the cluster's current nodes, up to the job's maximum."""
+    """Return the environment of a job's script, with the cluster's current nodes, up to the job's maximum."""
     options = job["options"]
     least, _, most = options.get("--nodes", "1").partition("-")
     nodes = slurm_hosts({"nodes": (root() / "nodes").read_text()}, "nodes")[: int(most or least)]
@@ -309,7 +309,7 @@ def squeue(argv: Sequence[str]) -> int:
 
 
 def expire(argv: Sequence[str]) -> int:
-    """Send the signal that a job has requested (--signal) to receive before its time limit."""
+    """Send the signal that a job requested with --signal, as SLURM does before the job's time limit."""
     (job,) = jobs_named(argv[0])
     match = re.fullmatch(r"([A-Z0-9]+)@\d+", job["options"]["--signal"])
     assert match, job["options"]["--signal"]
@@ -318,7 +318,7 @@ def expire(argv: Sequence[str]) -> int:
 
 
 def preempt(argv: Sequence[str]) -> int:
-    """Take the nodes of a job away and queue it again, as PreemptMode=REQUEUE does."""
+    """Take the nodes of a job away, and queue the job again, as PreemptMode=REQUEUE does."""
     return end(argv[0], requeue=True)
 
 

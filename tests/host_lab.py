@@ -117,7 +117,7 @@ class Lab:
     def processes(self, host: str) -> Iterator[psutil.Process]:
         """Yield the processes of a host, except the host's first process and its SSH and fork servers.
 
-        The SSH server needs hours to notice that a connection has been cut.
+        Processes of the SSH server are left out because they run for hours after a connection has been cut.
         """
         own = {process.pid for process in self._own(host)}
         namespace = self._namespace(self._first(host))

@@ -45,7 +45,7 @@ class Killed(NamedTuple):
     """Checks of the files that a killed writer left."""
 
     newest: int
-    """Whether the newest checkpoint loaded and contained the saved values."""
+    """Iteration of the newest checkpoint, which could be loaded and contained the saved values."""
     unfinished: bool
     """Whether there were temporary files."""
     tidy: bool

@@ -272,7 +272,7 @@ def c_copies(env: Env) -> list[mujoco.MjData]:
 def c_step(env: Env, copies: list[mujoco.MjData], ctrl: np.ndarray) -> None:
     """Run a control step with copies of the envs in MuJoCo's C library.
 
-    Afterwards, sensor values are those of the start of the last substep, as in the env.
+    Afterwards, sensors have their values from the start of the last substep, as in the env.
     """
     for data, row in zip(copies, ctrl, strict=True):
         data.ctrl = row

@@ -42,7 +42,7 @@ EXPORTS = ("export", "pack")
 """Commands that write ONNX files."""
 
 IMPORTS_NOTHING = {"--help", "-h", "--help-all", "--print-config"}
-"""Flags with which a command imports no libraries."""
+"""A command with one of these flags imports no libraries."""
 
 SAFE = (
     *("MJLAB_DIST_", "PYTEST_", "COLUMNS", "HOME", "PATH", "XDG_CACHE_HOME", "SSH_AUTH_SOCK", "TMPDIR"),
@@ -150,6 +150,6 @@ def is_agent(argv: Sequence[str]) -> bool:
 
 
 def name_of(argv: Sequence[str]) -> str:
-    """Return the name of the command: that of the program, or of the subcommand of mjlab-dist."""
+    """Return the name of the program or, if the program is mjlab-dist, of its subcommand."""
     name = Path(argv[0]).name
     return argv[1] if name == "mjlab-dist" and len(argv) > 1 else name

@@ -15,7 +15,7 @@ LEAVING = 8
 
 @contextlib.contextmanager
 def silent_strangers(address: tuple[str, int], wait_for: Callable[[Callable[[], bool]], None]) -> Iterator[None]:
-    """Open twice as many connections as the listener may serve at a time, and check that it does not serve more.
+    """Open twice as many connections as the listener may serve at a time, and check that half of them are served.
 
     Args:
         address: Host and port of the listener.

@@ -133,7 +133,7 @@ def serve(connection: socket.socket) -> Start:
     while message := receive(connection):
         start, descriptors = message
         read, write = os.pipe()
-        # Fork twice: when the first fork ends, the test process adopts the second one, because it is now a subreaper
+        # Fork twice: when the first fork ends, the test process, which is now a subreaper, adopts the second fork
         if (between := os.fork()) == 0:
             own = os.getpid()
             if os.fork() == 0:
@@ -143,7 +143,7 @@ def serve(connection: socket.socket) -> Start:
                 return command(start, descriptors, write)
             os._exit(0)
         os.waitpid(between, 0)
-        # Forward the ID that the new process sends once it is the command, or 0 if it failed before that
+        # Forward the ID that the new process sends when it has become the command, or 0 if it failed before that
         os.close(write)
         connection.sendall(os.read(read, SIZE.size) or SIZE.pack(0))
         for each in (read, *descriptors):
@@ -293,7 +293,7 @@ def start_helper(*args: Any) -> int | None:
 def become(start: Start, descriptors: Sequence[int], *kept: int) -> None:
     """Set up this process as exec would, but keep some descriptors open."""
     # Descriptors
-    for own, each in enumerate([os.dup(each) for each in descriptors]):  # above 2, since 0 to 2 are open
+    for own, each in enumerate([os.dup(each) for each in descriptors]):  # above 2, because 0 to 2 are open
         os.dup2(each, own)
     keep_only({0, 1, 2, *kept})
     # Signals and cores
@@ -330,7 +330,7 @@ def become(start: Start, descriptors: Sequence[int], *kept: int) -> None:
         stream = open_stream(own, getattr(sys, name), unbuffered=unbuffered)
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
-    # Seed random generators again that were seeded at import
+    # Seed again the random generators that were seeded at import
     random.seed()
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()

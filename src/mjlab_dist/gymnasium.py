@@ -34,8 +34,9 @@ Observation = np.ndarray | dict[str, np.ndarray]
 class TaskVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
     """The envs of a task, simulated by :func:`mjlab_dist.make` in this process or by ranks.
 
-    An env whose episode ends starts the next episode in the same step (``AutoresetMode.SAME_STEP``). In such a step,
-    ``info["final_obs"]`` has the last observations of these envs, and ``info["_final_obs"]`` is True for these envs.
+    An env whose episode ends starts the next episode in the same step (``AutoresetMode.SAME_STEP``). In this step,
+    ``info["final_obs"]`` has the last observations of the ended episodes, and ``info["_final_obs"]`` is True for their
+    envs.
 
     Attributes:
         envs: The object that :func:`mjlab_dist.make` returned.
@@ -94,7 +95,7 @@ class TaskVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
 
         Args:
             seed: Seed of all random numbers from now on; None continues the current sequence of random numbers.
-            options: Must be empty: tasks have none.
+            options: Must be empty: tasks have no options.
         """
         if options:
             raise UserError(f"options {options}: tasks have no options; pass None")

@@ -456,7 +456,7 @@ def test_a_task_that_fails_its_trial_is_not_ready_and_keeps_its_files(command: C
     assert "joint elbow at " in line
     assert line.endswith("; its files are in my_arm/my_arm")
     assert done.out.splitlines()[-3:] == [
-        "After a change, check it with:",
+        "After a change, check the task with:",
         "  uv pip install -e my_arm",
         "  mjlab-dist check my-arm",
     ]

@@ -51,7 +51,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, warm_starts: WarmStarts | 
         (("--viewer", "web", "--port", "0"), "--port 0: must be from 1 to 65535"),
         (("--viewer", "web", "--host", "192.0.2.1"), "--host 192.0.2.1: is not an address of this machine"),
         (("--viewer", "window"), "--viewer"),
-        (("--viewer", "native", "--nan-dump", "x.pt"), "--nan-dump x.pt: only --viewer web shows it"),
+        (("--viewer", "native", "--nan-dump", "x.pt"), "--nan-dump x.pt: --viewer native cannot show it"),
     ],
 )
 def test_bad_flags_are_refused_in_one_line(

@@ -37,7 +37,7 @@ TASKS = (
 
 
 def short(task: str) -> TrainConfig:
-    """Return a config with short episodes and rollouts, so that the test contains several of each."""
+    """Return a config with few envs and short rollouts."""
     config = config_of(task)
     agent = dataclasses.replace(config.agent, num_steps_per_env=6, num_learning_epochs=1, num_mini_batches=2)
     return dataclasses.replace(config, num_envs=NUM_ENVS, agent=agent)
@@ -71,7 +71,7 @@ def train(config: TrainConfig, *, captured: bool) -> tuple[list[dict[str, torch.
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS)
-def test_a_captured_rollout_is_the_eager_one_bit_for_bit(task: str) -> None:
+def test_a_captured_rollout_equals_an_eager_one_bit_for_bit(task: str) -> None:
     config = short(task)
     eager, _ = train(config, captured=False)
     with fake_graphs():

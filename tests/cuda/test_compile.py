@@ -18,8 +18,8 @@ from mjlab_dist.sim import kernels, start_warp
 ARCHITECTURES = (80, 120)
 """Compute capabilities, multiplied by ten, of the oldest and the newest supported GPU: A100 and RTX 5090.
 
-Our kernels contain no code for particular architectures. So kernels that compile for these two also compile for those
-in between. The long test compiles for H100 and H200.
+Our kernels contain no code for particular architectures. So kernels that compile for these two architectures also
+compile for the architectures in between. The long test compiles for H100 and H200.
 """
 
 OPTIMIZATION = {80: 1, 120: 1}

@@ -17,7 +17,7 @@ Variants = set[kernels.Variant]
 
 @pytest.fixture
 def collected(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Variants, Variants]]:
-    """For each program that an env records: the kernel variants that the dry run finds and that the recording loads."""
+    """For each program that an env records, the variants that the dry run finds and those that the recording loads."""
     start_warp("cpu")
     pairs: list[tuple[Variants, Variants]] = []
     prepare = kernels.prepare

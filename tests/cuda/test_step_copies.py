@@ -28,7 +28,7 @@ SIZES = Sizes(
 
 
 class Copies(TorchDispatchMode):
-    """Records for each copy between devices whether it is non-blocking, and when the host waits."""
+    """Records, in order, copies between devices (True for a non-blocking copy) and waits of the host ("wait")."""
 
     def __init__(self) -> None:
         super().__init__()

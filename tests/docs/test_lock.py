@@ -49,7 +49,7 @@ def test_all_dependencies_are_locked(locked: dict[NormalizedName, Requirement]) 
         assert requirement.specifier.contains(version.version), requirement
 
 
-def test_the_installed_versions_are_those_of_the_lock(locked: dict[NormalizedName, Requirement]) -> None:
+def test_the_installed_versions_match_the_lock(locked: dict[NormalizedName, Requirement]) -> None:
     needed = {name: one for name, one in locked.items() if one.marker is None or one.marker.evaluate()}
     installed = {canonicalize_name(one.name): one.version for one in metadata.distributions()}
     assert len(needed.keys() & installed.keys()) > 100

@@ -28,7 +28,7 @@ def test_the_page_is_up_to_date() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_the_expected_maximum_is_that_of_order_statistics(model: Any) -> None:
+def test_the_expected_maximum_agrees_with_order_statistics(model: Any) -> None:
     assert model.expected_maximum(1) == 0
     assert model.expected_maximum(2) == pytest.approx(1 / math.sqrt(math.pi), rel=1e-6)
     assert model.expected_maximum(3) == pytest.approx(1.5 / math.sqrt(math.pi), rel=1e-6)
@@ -36,7 +36,7 @@ def test_the_expected_maximum_is_that_of_order_statistics(model: Any) -> None:
     assert model.expected_maximum(64) == pytest.approx(draws.mean().item(), abs=4 * draws.std().item() / 20_000**0.5)
 
 
-def test_the_parameters_are_those_of_the_networks(model: Any) -> None:
+def test_the_model_counts_the_parameters_of_the_networks(model: Any) -> None:
     widths = (model.G1_OBSERVATIONS, *model.G1_HIDDEN)
     layers = [torch.nn.Linear(a, b) for a, b in itertools.pairwise(widths)]
     heads = [torch.nn.Linear(widths[-1], outputs) for outputs in (model.G1_ACTIONS, 1)]
@@ -45,7 +45,7 @@ def test_the_parameters_are_those_of_the_networks(model: Any) -> None:
     assert model.g1().num_parameters == 2 * shared + own + model.G1_ACTIONS
 
 
-def test_a_ring_and_a_tree_of_two_take_the_same_bytes(model: Any) -> None:
+def test_a_tree_of_two_ranks_sends_twice_the_bytes_of_a_ring(model: Any) -> None:
     network = model.Network("", 1e-3, 1e6)
     assert model.ring_s(1e6, 2, network) == pytest.approx(2e-3 + 1.0)
     assert model.tree_s(1e6, 2, network) == pytest.approx(2e-3 + 2.0)

@@ -53,7 +53,7 @@ SEARCHED = {
     "decisions/0005": "renderer",
     "index.html": "torchrunx",
 }
-"""A text that the search must find, by its page."""
+"""Pages, each with a text that the search must find on it."""
 
 
 @dataclass

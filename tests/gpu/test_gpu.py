@@ -42,7 +42,7 @@ ROLLOUT_STEPS = 32
 
 
 def assert_trained(run_dir: Path, num_iterations: int, steps_per_iteration: int) -> list[dict[str, Any]]:
-    """Check that every iteration has a row of finite metrics, and the last iteration a checkpoint that can be read."""
+    """Check that every iteration has a row of finite metrics, and that the last iteration has a readable checkpoint."""
     rows = read_metrics(run_dir)
     assert [row["iteration"] for row in rows] == list(range(1, num_iterations + 1))
     for row in rows:
@@ -172,7 +172,7 @@ def test_the_memory_of_a_first_run_is_free_for_a_second_run_in_the_same_process(
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 @pytest.mark.parametrize(("fault", "code"), [("raise", Exit.FAILED), ("sigkill", Exit.INFRASTRUCTURE)])
-def test_a_rank_that_fails_beside_nccl_is_named(
+def test_a_rank_that_fails_in_a_run_with_nccl_is_named(
     command: Callable[..., Any], tmp_path: Path, fault: str, code: Exit
 ) -> None:
     flags = ["--gpu-ids", "0", "1", "--num-envs", "64", "--max-iterations", "50", "--log-root", str(tmp_path)]
@@ -278,7 +278,7 @@ TASKS_TO_CAPTURE = {
 
 @needs_gpu
 @pytest.mark.parametrize("task", TASKS_TO_CAPTURE)
-def test_captured_steps_are_the_eager_ones(task: str) -> None:
+def test_captured_steps_give_the_results_of_eager_steps(task: str) -> None:
     """Compare single steps from the same state: the order of contacts varies, so differences would grow over steps."""
     start_warp(DEVICE)
     config = config_of(task).env
@@ -302,7 +302,7 @@ def test_captured_steps_are_the_eager_ones(task: str) -> None:
             assert group.isfinite().all()
             same &= torch.isclose(group, oracle[name], rtol=1e-2, atol=1e-2).flatten(1).all(dim=1)
         close += int(same.sum())
-    assert close > 0.99 * actions.shape[0] * 64, "a contact that begins a substep later may differ, others may not"
+    assert close > 0.99 * actions.shape[0] * 64, "steps may differ only where a contact begins a substep later"
 
 
 @needs_gpu

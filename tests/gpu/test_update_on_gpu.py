@@ -30,7 +30,7 @@ def learn(made: Any, seed: int) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_recorded_update_is_the_eager_one(precision: str) -> None:
+def test_a_recorded_update_gives_the_results_of_an_eager_one(precision: str) -> None:
     recorded, eager = learner(True, precision=precision), learner(False, precision=precision)
     for seed in range(4):
         losses = [learn(made, seed) for made in (recorded, eager)]
@@ -55,7 +55,7 @@ def test_an_update_never_waits_for_the_device(capture: bool) -> None:
         torch.cuda.set_sync_debug_mode("default")
 
 
-def test_learning_on_the_gpu_is_learning_on_the_cpu() -> None:
+def test_the_gpu_learns_the_same_as_the_cpu() -> None:
     torch.manual_seed(0)
     on_cpu = make_learner(train_config(AGENT), NUM_ENVS)
     on_gpu = learner(True)

@@ -113,7 +113,7 @@ def check_replay(env: WatchedEnv, actions: torch.Tensor) -> Check:
 
 def _of_uncapturable(env: WatchedEnv) -> str:
     names = env.uncapturable_terms
-    return f", without {listed(names)}, which cannot be captured" if names else ""
+    return f", leaving out {listed(names)}, which cannot be captured" if names else ""
 
 
 def check_finite(env: WatchedEnv, trace: Sequence[Entry], num_episodes: int) -> Check:
@@ -184,7 +184,7 @@ def check_seeds(same: tuple[Sequence[Entry], Sequence[Entry]], other: Sequence[E
     if difference:
         return failed(
             "seeds",
-            f"{difference}, though the seed is {seed} in both; draw from torch's default generator, which is seeded",
+            f"{difference}, though both rollouts have the seed {seed}; draw from torch's default generator",
         )
     if not first_difference(same[0], other):
         if not draws:
@@ -207,8 +207,8 @@ def check_resume(going_on: Sequence[Entry], resumed: Sequence[Entry]) -> Check:
     if difference:
         return failed(
             "resume",
-            f"{difference} after load_state(); return every tensor that the term keeps from its state(), and change "
-            "it in place",
+            f"{difference} after load_state(); let the term's state() return every tensor that the term keeps, and "
+            "change these tensors in place",
         )
     return passed("resume", f"state() and load_state(): equal bit for bit over {num_steps} steps")
 

@@ -14,7 +14,7 @@ aten: Any = torch.ops.aten
 
 
 class HostSyncs(TorchDispatchMode):
-    """Records operations that make the host wait for a device, and those whose output size depends on data.
+    """Records operations that make the host wait for a device, and operations whose output size depends on data.
 
     Tensors used as indices are recorded too, because a boolean index makes the host wait. Where integer indices are
     intended, pass ``indices=False``.

@@ -39,7 +39,7 @@ NUM_COMPARED = 4
 MAX_DIFFERENCE = 0.05
 """Maximum median of the difference from MuJoCo's C code, as a share of the change of the velocities.
 
-Because of float32 and different contact points, some steps may differ more, but fewer than half of all steps.
+The median ignores the few steps that differ more because of float32 or different contact points.
 """
 
 NEGLIGIBLE = 0.1
@@ -53,7 +53,7 @@ _FIX = "lower gains, forces or the scale of its actions in the config, or give i
 
 @dataclass(frozen=True, kw_only=True)
 class _Break:
-    """The first step with a number that is not finite or a speed that is not plausible."""
+    """The first step with a number that is not finite or a speed above the limit."""
 
     step: int
     """Number of the step."""
@@ -66,7 +66,7 @@ class _Break:
 
 
 class PhysicsProbe:
-    """Observer of the physics of an env, from its construction until :meth:`remove`."""
+    """Observes the physics of envs until :meth:`remove`."""
 
     def __init__(self, env: WatchedEnv) -> None:
         """Observe the next steps.
@@ -114,7 +114,7 @@ class PhysicsProbe:
         speeds, is_finite = sim.qvel.abs(), _is_finite(sim)
         fine = is_finite & (speeds <= self._limits).all(dim=1)
         # Ignore states that were not finite before the step, because another check finds the terms that wrote them.
-        # With nan_policy "reset", also ignore states that are not finite after it, because the env itself handles them.
+        # With nan_policy "reset", also ignore states that are not finite after the step: the env itself resets them.
         ignored = ~was_finite
         if self._env.cfg.nan_policy == "reset":
             ignored |= ~is_finite

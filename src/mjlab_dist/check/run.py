@@ -47,9 +47,9 @@ TIMER_STEPS = 20
 """Commands and interval events are due for the first time within this many steps."""
 
 EXTRA_STEPS = ITERATION_STEPS + 7
-"""Steps that the second envs of the resume check take before they load the state of the first ones.
+"""Steps that the second set of envs takes in the resume check before it loads the state of the first set.
 
-Thus counters that a term keeps in Python differ, and the check finds them.
+Because of these steps, counters that a term keeps in Python differ between the two sets, and the check finds them.
 """
 
 

@@ -41,7 +41,7 @@ class Watch:
 
     Attributes:
         place: The term that is running; :data:`RETURNED` between terms.
-        trace: Effects of the terms, in the order of their calls; only recorded inside of :meth:`tracing`.
+        trace: Effects of the terms, in the order of their calls; recorded only inside of :meth:`tracing`.
     """
 
     def __init__(self) -> None:
@@ -189,7 +189,7 @@ class WatchedEnv(Env):
         return [self._one(self._place_of(call), call) for call in calls]
 
     def _place_of(self, method: Callable[..., Any]) -> str:
-        """Return the path of the term that a method, or its wrapper for recorded steps, belongs to."""
+        """Return the path of the term to which a method belongs. The method may have a wrapper for recorded steps."""
         inner = getattr(method, "_term", method)
         owner = getattr(inner, "__self__", inner)
         return next(where for where, term in self._memories.items() if term is owner)

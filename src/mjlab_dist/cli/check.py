@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mjlab_dist.check.checks import Check
 
 HELP = Page(
-    summary="Check a task on the CPU: its terms, whether steps can be replayed, numbers, seeds, resuming, buffers.",
+    summary="Check a task on the CPU: terms, physics, NaN, seeds, resuming, host syncs, replays and buffers.",
     groups={"Run": ("config", "num_envs", "seed")},
 )
 """Help of this command."""

@@ -34,7 +34,7 @@ def main(argv: Sequence[str], prog: str) -> None:
     words, flags = argv[:first], argv[first:]
     config = parse(CompareConfig(), flags, f"{prog} RUN...")
     if not words:
-        raise UserError(f"no run is named; type {prog} RUN..., with run directories or the directory of a task")
+        raise UserError(f"no run is named; type {prog} RUN..., where each RUN is the directory of a run or of a task")
 
     from mjlab_dist.compare.figures import curve, summarize  # noqa: PLC0415 (--help does not need NumPy)
     from mjlab_dist.compare.report import write_report  # noqa: PLC0415

@@ -1,6 +1,6 @@
 # Completion of train, play, list-tasks and mjlab-dist in bash, also after "uv run".
 
-# _mjlab_dist_ask PROGRAM WORD: complete WORD with what PROGRAM suggests, or with file names if it suggests nothing of its own.
+# _mjlab_dist_ask PROGRAM WORD: complete WORD with the suggestions of PROGRAM, or with file names if PROGRAM fails.
 _mjlab_dist_ask() {
     local lines line
     COMPREPLY=()
@@ -13,7 +13,7 @@ _mjlab_dist_ask() {
     fi
 }
 
-# Ask the mjlab-dist in the directory of the typed command, so that the train of another package is not started.
+# Run mjlab-dist from the directory of the typed command. Never run the typed command: it may belong to another package.
 _mjlab_dist() {
     local program
     program=$(type -P -- "$1")

@@ -1,7 +1,7 @@
 # Completion of train, play, list-tasks and mjlab-dist in fish, also after "uv run".
 
-# Store what the typed program suggests; fail if it suggests nothing of its own, so that fish completes file names.
-# Ask the mjlab-dist in the directory of the typed command, so that the train of another package is not started.
+# Store the suggestions of mjlab-dist for the typed words. If mjlab-dist fails, fail too: fish then completes file names.
+# Run mjlab-dist from the directory of the typed command. Never run the typed command: it may belong to another package.
 function __mjlab_dist_ask
     set -l words (commandline -opc) (commandline -ct)
     set -l program (command -s -- $words[1] | string replace -r '[^/]*$' mjlab-dist)

@@ -29,7 +29,7 @@ PATHS = {
     "checkpoint", "config", "dir", "init_from", "log_root", "mjcf", "nan_dump", "output", "plot", "resume",
     "robots_dir", "run", "ssh_config", "torchrunx_log_dir", "video",
 }  # fmt: skip
-"""Flags whose values are files or directories, in addition to the parameters of terms that are named ``file``."""
+"""Flags whose values are files or directories. A term's parameter with the name ``file`` also takes a file."""
 
 _HELP_ON_GROUP = Flag(path="help", metavar="GROUP", text="Print the everyday flags, or those of a group.")
 
@@ -38,10 +38,10 @@ Suggestions = dict[str, str]
 
 
 def main(argv: Sequence[str], prog: str) -> None:
-    """Print a shell's script, or suggestions for the last word after ``--``.
+    """Print the script of a shell. If argv starts with ``--``, print suggestions for its last word.
 
     Raises:
-        UserError: If no such shell is known.
+        UserError: If argv is not the name of one shell.
     """
     if argv[:1] == ["--"]:
         found = suggestions(argv[1:])

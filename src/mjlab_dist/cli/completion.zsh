@@ -1,6 +1,6 @@
 # Completion of train, play, list-tasks and mjlab-dist in zsh, also after "uv run".
 
-# _mjlab_dist_ask PROGRAM: complete with what PROGRAM suggests, or with file names if it suggests nothing of its own.
+# _mjlab_dist_ask PROGRAM: complete with the suggestions of PROGRAM, or with file names if PROGRAM fails.
 _mjlab_dist_ask() {
     local lines line value entry
     local -a groups others
@@ -17,7 +17,7 @@ _mjlab_dist_ask() {
     _describe argument others -- groups -S ''
 }
 
-# Ask the mjlab-dist in the directory of the typed command, so that the train of another package is not started.
+# Run mjlab-dist from the directory of the typed command. Never run the typed command: it may belong to another package.
 _mjlab_dist() {
     local program=${commands[$words[1]]:-${~words[1]}}
     _mjlab_dist_ask "${program:h}/mjlab-dist"

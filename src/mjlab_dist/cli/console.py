@@ -41,7 +41,7 @@ def make_console(**options: Any) -> Console:
 
 
 class EventPrinter:
-    """Prints the texts that ranks report and the progress of compiling, but no metrics. Thread-safe."""
+    """Prints the progress of compiling and the texts that ranks report, but no metrics. Thread-safe."""
 
     def __init__(self, console: Console, *, verbose: bool = False) -> None:
         """Create the printer.
@@ -160,7 +160,7 @@ class TrainConsole:
             self.print_line(f"{_name(signum)}: ending without the last video.")
             return
         again = " (press Ctrl-C again to end at once)" if signum == signal.SIGINT else ""
-        self.print_line(f"{_name(signum)}: stopping after this iteration, with a checkpoint{again}.")
+        self.print_line(f"{_name(signum)}: after this iteration, the run writes a checkpoint and stops{again}.")
 
     def stopped(self, signum: int) -> None:
         """Report that a signal ended the run immediately."""
@@ -207,7 +207,7 @@ class TrainConsole:
             if self._run_dir.name:
                 lines.append(f"The run's files are in {self._run_dir}")
             sys.stdout.flush()
-            # One write, because with torchrun other ranks write to the same stream
+            # One write, because, with torchrun, other ranks write to the same stream
             sys.stderr.write("\n".join([*lines, ""]))
 
     def _print_run_dir(self) -> None:

@@ -1,4 +1,4 @@
-"""demo: a small trained policy, which is part of the package, in a viewer or a video."""
+"""demo: show a small trained policy, which is part of the package, in a viewer or a video."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ class DemoConfig:
     """Show a small trained quadruped in the browser, where sliders steer it. Needs no training."""
 
     video: str | None = None
-    """Video file to write instead, such as demo.mp4."""
+    """Video file to write instead of opening a page, such as demo.mp4."""
     seconds: float = 10.0
     """Simulated time of the video, in s."""
     port: int | None = None
     """Port of the page. Default: a free port, from 8080."""
     host: str = "127.0.0.1"
-    """Address on which the page can be opened. Other machines need the token that is printed for addresses other than
-    127.0.0.1."""
+    """Address on which the page can be opened. With an address other than 127.0.0.1, the command prints a token that
+    other machines need."""
 
 
 def main(argv: Sequence[str], prog: str) -> None:
-    """Play the policy without noise and pushes.
+    """Play the policy without noise or pushes.
 
     Raises:
         UserError: If a flag is wrong, or the tasks of mjlab_dist are not installed.

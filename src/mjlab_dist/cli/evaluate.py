@@ -69,7 +69,7 @@ def main(argv: Sequence[str], prog: str) -> None:
 
 
 def _joined(argv: Sequence[str], flag: str) -> list[str]:
-    """Return argv with all uses of a flag replaced by a single one at the end, which has all their values."""
+    """Combine all uses of a flag into one use with all values, at the end of argv."""
     values = [value for name, given in by_flag(argv) if name == flag for value in given]
     rest = [word for name, given in by_flag(argv) if name != flag for word in (name, *given)]
     return [*rest, flag, *values] if values else list(argv)

@@ -124,7 +124,7 @@ CONFIG_FLAG = Flag(path="config", metavar="FILE", text="Config file of an earlie
 TRUST_FLAG = Flag(
     path="trust",
     metavar="",
-    text="Allow the config file, or that of the run to resume, to run any code.",
+    text="Allow the config file of --config or of the resumed run to run any code.",
 )
 
 
@@ -132,7 +132,7 @@ def take_help(argv: Sequence[str]) -> tuple[HelpRequest | None, list[str]]:
     """Take ``-h``, ``--help``, ``--help PREFIX`` or ``--help-all`` out of argv.
 
     Returns:
-        The request, or None without such a flag; and the other arguments.
+        The request (None if argv has no such flag), and the other arguments.
     """
     for i, arg in enumerate(argv):
         if arg == "--help-all":
@@ -243,7 +243,7 @@ def _walk(path: str, value: Any, hint: Any, text: str) -> Iterator[Flag]:
 
 
 def _parameters(path: str, config: Any, field: str) -> Iterator[Flag]:
-    """Yield the flags of a function's parameters: first those in the config, then the others of its signature."""
+    """Yield the flags of a function's parameters: first the parameters in the config, then the other parameters."""
     known, given = parameters_of(config, field), getattr(config, field)
     defaults = {name: one.default for name, one in known.items() if one.default is not REQUIRED}
     for name, value in {**given, **{n: d for n, d in defaults.items() if n not in given}}.items():
@@ -290,7 +290,7 @@ def _docs(config_type: type) -> dict[str, str]:
 
 @functools.cache
 def _docs_of_module(name: str) -> dict[str, dict[str, str]]:
-    """Return the docstrings of the fields of all classes of a module, by class and field, from its source."""
+    """Read the docstrings of all fields from a module's source. Return them by class and field."""
     try:
         tree = ast.parse(inspect.getsource(sys.modules[name]))
     except (OSError, TypeError):  # built in, or installed without source

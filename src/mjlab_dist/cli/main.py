@@ -21,7 +21,7 @@ SUMMARIES = {
     "play": "show what a trained policy does",
     "evaluate": "measure a trained policy over many episodes",
     "export": "write a trained policy as ONNX and TorchScript files, and check them",
-    "pack": "put a run into one file for others, with a model card",
+    "pack": "put a run and a model card into one file for others",
     "compare": "compare the curves, final values and configs of runs",
     "demo": "show a small trained robot in the browser, and steer it",
     "watch": "show a run's robot and curves in the browser, also while it trains",
@@ -60,7 +60,7 @@ def list_tasks() -> None:
 
 
 def umbrella() -> None:
-    """Run ``mjlab-dist``, which has all commands. Another package's ``train`` may hide this package's ``train``."""
+    """Run ``mjlab-dist``, which has all commands. It works even if another package's ``train`` hides this package's."""
     keep_streams_usable()
     argv = sys.argv[1:]
     if argv and argv[0] in SUMMARIES:
@@ -79,8 +79,8 @@ def umbrella() -> None:
 def share_cores(environ: MutableMapping[str, str]) -> None:
     """Let torch's idle threads sleep instead of spinning, in this process and its children.
 
-    Call this function before importing torch. GNU OpenMP spins for milliseconds. Next to another busy process, training
-    then takes twice as long.
+    Call this function before importing torch. Otherwise, idle threads of GNU OpenMP spin for milliseconds, and training
+    takes twice as long if another process is busy.
 
     Args:
         environ: The process's environment. A setting that the user has made is kept.
@@ -120,15 +120,15 @@ def _command(name: str) -> Callable[[Sequence[str], str], None]:
 def _leave(code: int) -> None:
     """End with an exit code. If torchrun or SLURM started this process, skip the interpreter's shutdown.
 
-    Threads of torch.distributed are still running then. After an error, the shutdown waits for NCCL's communicators,
-    and these may wait for ranks that wait for this rank. A thread that needs the interpreter during the shutdown aborts
-    the process, so that a finished run would be reported as failed.
+    Threads of torch.distributed are still running. If one of them needs the interpreter during the shutdown, it aborts
+    the process, and a finished run is reported as failed. After an error, the shutdown waits for NCCL's communicators,
+    which may wait for ranks that wait for this rank.
     """
     if outside_launcher(os.environ):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
     if not sys.modules.keys() & REPORT_LEAKS:
-        gc.freeze()  # otherwise, the shutdown searches all objects of torch and Warp for cycles, for a second
+        gc.freeze()  # otherwise, the shutdown spends a second searching all objects of torch and Warp for cycles
     if code != Exit.DONE:
         sys.exit(code)

@@ -16,7 +16,7 @@ Path = Sequence[str]
 
 
 def narrowed(config: ConfigT, argv: Iterable[str], metadata: object) -> tuple[Any, Any, Callable[[Any], ConfigT]]:
-    """Build a smaller dataclass that has only the fields and entries of a config that are named by flags.
+    """Build a smaller dataclass, with only those fields and entries of a config that flags name.
 
     Args:
         config: A config dataclass.

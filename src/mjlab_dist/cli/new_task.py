@@ -29,13 +29,13 @@ class NewTaskConfig:
     robot: str = ""
     """Name of the robot, such as go2, instead of --mjcf. The package robot_descriptions downloads its files."""
     robots_dir: str | None = None
-    """Directory that contains the --robot, such as a checkout of MuJoCo Menagerie; nothing is downloaded."""
+    """Directory to search for the --robot instead of downloading it, such as a checkout of MuJoCo Menagerie."""
     floating: bool = False
     """Add a free joint to the root link of a URDF, for a robot that walks."""
     goal: Literal["walk", "reach", "balance", "swing-up", "hold", "none"] | None = None
-    """Goal of the task. walk: move forward. reach: move the end effector to targets. balance, swing-up: keep or bring
-    the last link of a pendulum up. hold: move the joints to targets, or stand still. none: no goal; write your own
-    rewards. Default: a guess from the MJCF."""
+    """Goal of the task. walk: move forward. reach: move the end effector to targets. balance: keep the last link of a
+    pendulum upright. swing-up: bring it upright. hold: move the joints to targets, or stand still. none: no goal; write
+    your own rewards. Default: a guess from the MJCF."""
     dir: str | None = None
     """Directory to create a package in, even in a checkout of mjlab_dist. It is created if it does not exist.
     Default: the current directory."""
@@ -101,7 +101,7 @@ def _show(made: NewTask) -> None:
     run = "uv run " if made.is_in_checkout else "mjlab-dist "
     install = [] if made.is_in_checkout else [f"uv pip install -e {_short(made.folder)}"]
     if made.problem:
-        print("After a change, check it with:")
+        print("After a change, check the task with:")
         commands = [*install, f"{'uv run ' if made.is_in_checkout else ''}mjlab-dist check {made.task}"]
     else:
         print(f"{made.task} is ready. Next:")

@@ -23,7 +23,7 @@ def main(argv: Sequence[str], prog: str) -> None:
     run, flags = split_task(argv)
     config = parse(PackConfig(), flags, f"{prog} RUN")
     if run is None:
-        raise UserError(f"no run is named; type {prog} RUN, with a run directory or latest")
+        raise UserError(f"no run is named; type {prog} RUN, where RUN is a run directory or latest")
 
     from mjlab_dist.pack.run import find_source, pack  # noqa: PLC0415 (--help does not need it)
 

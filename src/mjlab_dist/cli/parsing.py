@@ -108,7 +108,7 @@ def split_task(argv: Sequence[str]) -> tuple[str | None, list[str]]:
     """Take the task's name from the front of argv.
 
     Returns:
-        The task, or None if argv starts with a flag; and the rest.
+        The task (None if argv starts with a flag), and the rest of argv.
     """
     if argv and not argv[0].startswith("-"):
         return argv[0], list(argv[1:])
@@ -123,7 +123,7 @@ def known_task(task: str | None, prog: str) -> str:
         prog: The command, for the message.
 
     Raises:
-        UserError: If no task is named, or there is none with this name.
+        UserError: If no task is named, or no task has this name.
     """
     if task is None:
         raise UserError(f"no task is named; type {prog} TASK, with one of {listed(registry.task_names(), 'or')}")

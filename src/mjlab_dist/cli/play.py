@@ -42,7 +42,7 @@ def main(argv: Sequence[str], prog: str) -> None:
 
 
 def show(task: str, config: PlayConfig, prog: str, changes: Sequence[str] = ()) -> None:
-    """Play a policy and print its returns, or show it in a viewer until Ctrl-C and end this process.
+    """Play a policy and print its returns; or show it in a viewer until Ctrl-C, and then end this process.
 
     Args:
         task: Name of the task.
@@ -158,9 +158,9 @@ def _print_replayed(dump: Path, envs: Sequence[Replayed]) -> None:
 
 def _verdict(env: Replayed) -> str:
     if env.step == 0:
-        return "no step led to the number: the episode started with it, or other code wrote it into the env"
+        return "no step led to NaN or infinity: the episode started with it, or other code wrote it into the env"
     if env.reproduced:
         return "reproduced: the same state and action again led to NaN or infinity"
     if env.ended:
         return "not reproduced: the step ended an episode; look at what starts the next one (env.events)"
-    return "not reproduced: the number came from the policy or the value function, or other code wrote it into the env"
+    return "not reproduced: NaN or infinity came from the policy, the value function or code that writes into the env"

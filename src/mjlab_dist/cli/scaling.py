@@ -32,12 +32,12 @@ ROUNDS = 2
 """Number of rounds if --rounds is not given."""
 
 HELP = Page(
-    summary="Train with 1, 2, 4, ... ranks for a few iterations, and print the speeds, the parts of the time, and what "
-    "limits the ranks.",
+    summary="Train with 1, 2, 4, ... ranks for a few iterations. Print the speeds, how the ranks spend their time, and "
+    "what limits the speeds.",
     own=(
         Flag(path="rounds", metavar="INT", default=str(ROUNDS), text="Runs for each number of ranks."),
         Flag(path="until_return", metavar="FLOAT", text="Train until the mean return reaches this value."),
-        Flag(path="plot", metavar="FILE", text="PNG file to write: speeds and parts of the time."),
+        Flag(path="plot", metavar="FILE", text="PNG file to write, with speeds and shares of the time."),
         Flag(path="json", metavar="", text="Print one JSON object instead of the tables."),
     ),
     groups={

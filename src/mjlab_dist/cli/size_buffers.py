@@ -34,7 +34,7 @@ HELP = Page(
     summary="Step a task with random actions or a run's policy, and print how large the physics' buffers must be.",
     own=(
         Flag(path="steps", metavar="INT", default=str(NUM_STEPS), text="Control steps."),
-        Flag(path="run", metavar="STR", text="Run directory, or latest, whose newest policy acts."),
+        Flag(path="run", metavar="STR", text="Run whose newest policy acts: a run directory, or latest."),
     ),
     groups={
         "Run": ("steps", "num_envs", "seed", "gpu_ids", "env.sim.njmax", "env.sim.nconmax"),

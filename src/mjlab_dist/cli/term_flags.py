@@ -1,4 +1,4 @@
-"""Flags of terms that tyro cannot read: parameters that a config does not name, values without a type, and None."""
+"""Term flags that tyro cannot read: parameters that a config does not name, values without a type, and None."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from mjlab_dist.wording import did_you_mean, listed
 
 
 def take_term_flags(config: TrainConfig, argv: Sequence[str]) -> tuple[TrainConfig, list[str]]:
-    """Apply the flags of terms that tyro cannot read, and take them out of argv.
+    """Apply the term flags that tyro cannot read, and take them out of argv.
 
     - ``--env.rewards.effort None`` removes a term, a randomization or an observation group.
     - ``--env.events.root.params.pitch-rad -0.1 0.1``: a parameter that the config does not name gets its default, so
       that tyro accepts the flag and converts the values.
-    - Values of parameters that are None, or that contain other tuples or mappings, are read as YAML.
+    - If the current value of a parameter is None, or contains tuples or mappings, the new value is read as YAML.
 
     Args:
         config: The config that the flags change.
@@ -91,7 +91,7 @@ class _Entry:
 
 
 def _find(env: EnvConfig, flag: str) -> _Entry | None:
-    """Return the entry of a mapping that a flag names; None if the flag names a field of a dataclass, or nothing."""
+    """Return the mapping's entry that a flag names; None if the flag names a field of a dataclass, or nothing."""
     head, *typed = flag.removeprefix("--").replace("-", "_").split(".")
     if head != "env" or not flag.startswith("--") or not typed:
         return None

@@ -29,7 +29,7 @@ HELP = Page(
     summary="Train a policy for a task.",
     own=(
         Flag(path="print_config", metavar="", text="Print the config as YAML and exit."),
-        Flag(path="dry_run", metavar="", text="Print devices, envs, memory and directories of the run and exit."),
+        Flag(path="dry_run", metavar="", text="Print the run's devices, envs, memory and directories, and exit."),
         Flag(path="verbose", metavar="", text="Print each step of the set-up."),
     ),
 )
@@ -116,7 +116,7 @@ def read_config(argv: Sequence[str], prog: str, page: Page, **defaults: Any) -> 
         defaults: Values of fields for which no flag is given; they take precedence over the task and the file.
 
     Raises:
-        UserError: If there is no such task or file, or a flag is wrong.
+        UserError: If the task or the file does not exist, or a flag is wrong.
     """
     # Flags that are not fields of the config
     asked, rest = take_help(argv)
@@ -201,7 +201,7 @@ def _print_general_help(asked: HelpRequest, prog: str, page: Page, **defaults: A
     """Print help if no task is named.
 
     Raises:
-        UserError: If the requested flags depend on the task, or there are no such flags.
+        UserError: If the requested flags depend on the task, or do not exist.
     """
     if asked.everything or (asked.prefix or "").lstrip("-").partition(".")[0] == "env":
         what = "--help-all" if asked.everything else f"--help {asked.prefix}"

@@ -25,7 +25,7 @@ def main(argv: Sequence[str], prog: str) -> None:
     run, flags = split_task(argv)
     config = parse(WatchConfig(), flags, f"{prog} RUN")
     if run is None:
-        raise UserError(f"no run is named; type {prog} RUN, with a run directory or latest")
+        raise UserError(f"no run is named; type {prog} RUN, where RUN is a run directory or latest")
     if config.num_envs < 1:
         raise UserError(f"--num-envs {config.num_envs}: must be at least 1")
     check_port(config.port)

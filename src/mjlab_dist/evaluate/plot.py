@@ -16,7 +16,7 @@ MAX_AXES = 2
 """Maximum number of varied values that a picture can show."""
 
 MAX_LABELLED = 150
-"""Maximum number of cells of a heat map in which numbers are shown."""
+"""A heat map with at most this many cells shows the number of each cell."""
 
 
 def check_plot(file: str, num_axes: int) -> None:
@@ -31,7 +31,7 @@ def check_plot(file: str, num_axes: int) -> None:
     """
     check_figure_file("--plot", file, [".png"])
     if not 1 <= num_axes <= MAX_AXES:
-        raise UserError(f"--plot {file}: shows one or two varied values, not {num_axes}; add or remove --vary")
+        raise UserError(f"--plot {file}: shows one or two varied parameters, not {num_axes}; add or remove --vary")
 
 
 def plot(results: Sequence[Evaluated], title: str, file: str) -> None:

@@ -69,7 +69,7 @@ def parse_axis(text: str) -> Axis:
 
 
 def make_points(config: TrainConfig, texts: Sequence[str]) -> list[Point]:
-    """Return all combinations of the values; the last axis varies fastest. If nothing varies, return the run's config.
+    """Return all combinations of the values; the last axis varies fastest. Without axes, return only the run's config.
 
     Args:
         config: The run's config.
@@ -122,9 +122,7 @@ def with_value(config: TrainConfig, name: str, value: float) -> TrainConfig:
         low = -value if path[:2] == ["env", "events"] else value
         return replaced(config, path, (low, value))
     if isinstance(found, bool) or not isinstance(found, int | float | None):
-        raise UserError(
-            f"--vary {name}: is neither a number nor a range; name one of these, a randomization or an event"
-        )
+        raise UserError(f"--vary {name}: is neither a number nor a range; name a number, range, randomization or event")
     if isinstance(found, int):
         if not value.is_integer():
             raise UserError(f"--vary {name}: takes whole numbers; {value:g} is not whole")

@@ -203,7 +203,7 @@ class _Processing(nn.Module):
 
 
 class _Actions(nn.Module):
-    """Clip, scale and offset of actions, and the inputs of actuators if they depend only on the results.
+    """Clip, scale and offset of actions, and the actuators' inputs if they depend only on the scaled actions.
 
     Attributes:
         targets: Meaning of each target.

@@ -31,7 +31,7 @@ TOLERANCE = 1e-5
 
 @dataclass(frozen=True, kw_only=True)
 class Made:
-    """Files of a policy that were checked, but not written yet."""
+    """A policy's files, checked but not written yet."""
 
     contents: Mapping[str, bytes]
     """Contents of the files, by name."""

@@ -74,7 +74,7 @@ def card(packed: Packed) -> str:
         _use(packed),
         _section("Files", ("file", "contents"), ((f"`{name}`", text) for name, text in _files(packed))),
         "Nothing in this file is executed when mjlab_dist opens it. Without `--trust`, its "
-        "config can only call functions of mjlab_dist, of installed task packages and of your own project.",
+        "config can call only functions of mjlab_dist, of installed task packages and of your own project.",
     ]
     return "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
 

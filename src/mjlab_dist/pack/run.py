@@ -1,4 +1,4 @@
-"""Pack a run into one file, without data that is only for further training, or that describes the machine."""
+"""Pack a run into one file, without the data that only further training needs, and without data about the machine."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from mjlab_dist.run_files import run_of
 from mjlab_dist.wording import listed
 
 VIDEO_FIELDS = frozenset({"env", "camera", "width", "height"})
-"""Fields of PlayConfig that only change the video or the strip (a picture of frames side by side)."""
+"""Fields of PlayConfig that change only the video or the strip (a picture of frames side by side)."""
 
 VIDEO_SIZE = (848, 480)
 """Default width and height of a video, in pixels."""
@@ -43,7 +43,7 @@ def resolve(task: str, config: PlayConfig, warn: Callable[[str], None]) -> tuple
         warn: Called with one line if ``latest`` skips newer runs.
 
     Raises:
-        UserError: If there is no such run or file, it belongs to another task, or a number cannot be used.
+        UserError: If the run or file does not exist or belongs to another task, or a number cannot be used.
     """
     if config.num_played < 1:
         raise UserError(f"--num-envs {config.num_played}: must be at least 1")
@@ -66,7 +66,7 @@ def resolve(task: str, config: PlayConfig, warn: Callable[[str], None]) -> tuple
 
 
 def without_disturbances(env: EnvConfig) -> EnvConfig:
-    """Return a task without noise, delays, interval events, randomizations, and the curricula that change them.
+    """Return a task without noise, delays, interval events and randomizations, and without curricula that change them.
 
     Args:
         env: The task.
@@ -147,15 +147,15 @@ def _validate_strip(config: PlayConfig, file: str) -> None:
             "--video"
         )
     if len(config.env) > 1:
-        raise UserError(f"--env {' '.join(map(str, config.env))}: a strip shows one env; name one")
+        raise UserError(f"--env {' '.join(map(str, config.env))}: a strip shows one env; name one env")
     width, height = size_of(config)
     for flag, pixels in (("--width", width), ("--height", height)):
         if not MIN_PIXELS <= pixels <= MAX_PIXELS:
             raise UserError(f"{flag} {pixels}: must be from {MIN_PIXELS} to {MAX_PIXELS}")
     if width < 2 * height:
         raise UserError(
-            f"--width {width}: is too small for two frames of --height {height} side by side; use {2 * height} or "
-            "more, or lower --height"
+            f"--width {width}: is too small for two square frames with --height {height}; use {2 * height} or more, "
+            "or lower --height"
         )
 
 
@@ -171,8 +171,8 @@ def _validate_video(config: PlayConfig, file: str) -> None:
             )
         if pixels < 2 * MIN_PIXELS * parts and parts > 1:
             raise UserError(
-                f"{flag} {pixels}: is too small for {len(config.env)} envs side by side; use "
-                f"{2 * MIN_PIXELS * parts} or more, or name fewer with --env"
+                f"{flag} {pixels}: is too small for pictures of {len(config.env)} envs; use "
+                f"{2 * MIN_PIXELS * parts} or more, or name fewer envs with --env"
             )
 
 
@@ -190,20 +190,20 @@ def _resolve_dump(task: str, dump: Path, config: PlayConfig) -> tuple[TrainConfi
     for flag, value, default in (("--env", config.env, PlayConfig.env), ("--seconds", config.seconds, None)):
         if value != default:
             raise UserError(
-                f"--nan-dump {dump}: cannot be combined with {flag}, since play then repeats one step of each env in "
-                f"the file, and the video shows the first of these envs; drop {flag}"
+                f"--nan-dump {dump}: cannot be combined with {flag}, because play repeats one step of each env in the "
+                f"file, and the video shows the first of these envs; drop {flag}"
             )
     if config.checkpoint is not None:
         raise UserError(
-            f"--nan-dump {dump}: cannot be combined with --checkpoint {config.checkpoint}, since no policy is played; "
-            "drop one of the two"
+            f"--nan-dump {dump}: cannot be combined with --checkpoint {config.checkpoint}, because a dump is shown "
+            "without a policy; drop one of the two"
         )
     if not dump.is_file():
         raise UserError(f"--nan-dump {dump}: there is no such file; name one in a run's {ERRORS_DIR} directory")
     run_dir = dump.resolve().parent.parent
     if not (run_dir / CONFIG_FILE).is_file():
         raise UserError(
-            f"--nan-dump {dump}: is not in a run's {ERRORS_DIR} directory, so its config is not known; leave the "
-            "file where the run wrote it"
+            f"--nan-dump {dump}: is not in a run's {ERRORS_DIR} directory, so the run's config is not known; leave "
+            "the file where the run wrote it"
         )
     return read_config_file(find_run(config.log_root, task, str(run_dir)), trust=config.trust, uses_ssh=False), dump

@@ -35,8 +35,8 @@ class PlayResult:
     lengths: list[int]
     """Control steps of each episode."""
     outcomes: dict[str, float]
-    """Means over the episodes by name: ``termination/<reason>``, the share that ended for this reason; and metrics.
-    Empty without episodes."""
+    """Means over the episodes, by name: metrics, and for each ``termination/<reason>`` the share of the episodes that
+    ended for this reason. Empty if no episode ended."""
     frame_interval_s: float | None = None
     """Time between two frames of the strip, in s; None without a strip."""
 

@@ -1,6 +1,6 @@
 """The process that makes videos during training. It plays new checkpoints of a run on one core.
 
-:class:`~mjlab_dist.learn.videos.VideoWriter` runs this module in rank 0, and reads one JSON object per line from it:
+:class:`~mjlab_dist.learn.videos.VideoWriter` of rank 0 starts this process, and reads one JSON object per line from it:
 ``{"iteration": n}`` for a finished video, ``{"warning": text}`` for a line to print. A line on standard input means
 that training has ended: the process makes a video of the last checkpoint and ends. It also ends when standard input is
 closed.

@@ -154,7 +154,7 @@ def poses_of(env: Env, index: int = 0) -> Poses:
 
 
 def find_camera(model: mujoco.MjModel, name: str | None) -> int:
-    """Return the index of a camera. Without a name, return that of the first camera, or -1 if there is none.
+    """Return the index of a camera. Without a name, return 0 (the first camera), or -1 if the model has no camera.
 
     Args:
         model: The MuJoCo model.
@@ -255,8 +255,8 @@ def _renderer(model: mujoco.MjModel, size: tuple[int, int], camera: int) -> Rend
 def _egl_by_default() -> Iterator[None]:
     """Make MuJoCo's renderers use EGL, unless the user chose a backend.
 
-    GLFW, MuJoCo's default, needs a screen; without a screen, the second renderer would abort the process. MuJoCo reads
-    the variable MUJOCO_GL when it is imported, and a user's program may already have imported it.
+    GLFW, MuJoCo's default, needs a screen; without a screen, the second renderer would abort the process. Setting the
+    variable MUJOCO_GL may be too late: MuJoCo reads it when a program imports MuJoCo.
     """
     if "MUJOCO_GL" in os.environ:
         yield

@@ -74,7 +74,7 @@ class Row:
     rounds: list[Round]
     """The runs, in order."""
     speed_up: float
-    """Speed, relative to the smallest number of ranks; median of the ratios of each round."""
+    """Speed, relative to the smallest number of ranks; median over the rounds."""
     efficiency: float
     """Speed-up per rank, relative to the smallest number of ranks."""
 

@@ -11,15 +11,15 @@ from mjlab_dist.machine.devices import cores
 from mjlab_dist.scaling.figures import Row
 
 GOOD = 0.9
-"""Minimum efficiency at which no limit is reported."""
+"""Minimum efficiency for the report that nothing limits the ranks."""
 
 MAX_COMMUNICATION = 0.15
 MAX_WAITING = 0.15
 MAX_UPDATE = 0.5
-"""Maximum shares of an iteration's time for communication, waiting and update that are not reported as a limit."""
+"""Larger shares of an iteration's time for communication, waiting or update are reported as a limit."""
 
 MAX_MEMORY = 0.9
-"""Maximum share of the memory in use that is not reported as a limit."""
+"""A larger share of the memory in use is reported as a limit."""
 
 SLOW_RANK = 1.15
 """A rank limits the others if its computing time is at least this multiple of the median rank's."""
@@ -58,7 +58,7 @@ def find_limits(mode: str, rows: Sequence[Row], config: TrainConfig, devices: Se
         found.append(f"nothing: {last.num_ranks} ranks reach {last.efficiency:.0%} of the ideal speed")
     return found or [
         f"no single part: {last.num_ranks} ranks reach {last.efficiency:.0%} of the ideal speed, because each part "
-        "takes a little more time; use more --num-envs"
+        "takes a little more time; raise --num-envs"
     ]
 
 
@@ -78,7 +78,7 @@ def _waiting(row: Row) -> list[str]:
     if row.shares.waiting <= MAX_WAITING:
         return []
     return [
-        f"waiting: ranks wait {row.shares.waiting:.0%} of the time, and not always for the same rank; use more "
+        f"waiting: ranks wait {row.shares.waiting:.0%} of the time, and not always for the same rank; raise "
         "--num-envs, or let ranks train independently for several iterations with --sync.period 4"
     ]
 
@@ -90,8 +90,8 @@ def _network(row: Row, config: TrainConfig) -> list[str]:
     if config.sync.period > 1:
         return [f"{share}; raise --sync.period (now {config.sync.period})"]
     return [
-        f"{share}; use --sync.period 4, or fewer mini-batches than --agent.num-mini-batches "
-        f"{config.agent.num_mini_batches}; --sync.compression bf16 halves the bytes"
+        f"{share}; use --sync.period 4 or --sync.compression bf16, which halves the bytes; or lower "
+        f"--agent.num-mini-batches (now {config.agent.num_mini_batches})"
     ]
 
 
@@ -113,7 +113,7 @@ def _few_envs(first: Row, last: Row) -> list[str]:
         return []
     return [
         f"too few envs per rank: the computing time per env is {ratio:.2f} times as long with "
-        f"{last.num_envs} envs as with {first.num_envs}; use more --num-envs, or fewer ranks"
+        f"{last.num_envs} envs as with {first.num_envs}; raise --num-envs, or use fewer ranks"
     ]
 
 

@@ -27,7 +27,7 @@ class IterationTimes:
     """Returns, advantages and mini-batches."""
     waits_s: list[float]
     """Time of each collective (exchange of data between all ranks), from this rank's arrival to the end of the
-    collective. All ranks call the collectives in this order."""
+    collective. All ranks call the collectives in the order of this list."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -63,7 +63,7 @@ class _Case:
 def measure(config: TrainConfig, rounds: int, until_return: float | None, listen: Listener) -> Scaling:
     """Measure weak and strong scaling on the devices of a config. Each run uses as few machines as possible.
 
-    A round has one run for each number of ranks, so that other programs slow down all of them equally.
+    A round has one run for each number of ranks, so that a slow phase of the machine affects all numbers of ranks.
 
     Args:
         config: The run's config. The log root and the logger are ignored.
@@ -185,7 +185,7 @@ def _case(config: TrainConfig, mode: Mode, hosts: tuple[Host, ...], gpus: list[G
         flag = f"--max-iterations {config.max_iterations}" if total is None else f"--total-timesteps {total}"
         raise UserError(
             f"{flag}: is {budget.max_iterations} iterations with {len(devices)} ranks; the first {SKIPPED} and "
-            f"the last are not timed; use {MIN_ITERATIONS} or more"
+            f"the last are not timed; use at least {MIN_ITERATIONS} iterations"
         )
     return _Case(config=config, hosts=hosts)
 

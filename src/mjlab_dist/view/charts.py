@@ -23,7 +23,7 @@ PADDING = (8, 24, 0, 0)
 beyond the end of the axis."""
 
 AXES: tuple[uplot.Axis, ...] = ({"ticks": {"show": False}, "size": 30}, {"ticks": {"show": False}, "size": 72})
-"""Height of the labels of the x axis, and width of the labels of the y axis, in pixels: enough for 1,000,000."""
+"""Style of the x axis and of the y axis: no ticks, and room for a label such as 1,000,000."""
 
 
 class RewardBars:
@@ -131,6 +131,6 @@ def add_plot(
 
 
 def _line_color(i: int) -> str:
-    """Return the color of a line in CSS."""
+    """Return the CSS color of a line."""
     red, green, blue = colorsys.hls_to_rgb(i * 0.381966 % 1.0, 0.42, 0.75)  # golden ratio: hues of neighbors differ
     return f"rgb({255 * red:.0f},{255 * green:.0f},{255 * blue:.0f})"

@@ -11,7 +11,7 @@ from mjlab_dist.config import PlayConfig
 from mjlab_dist.errors import UserError
 
 MAX_PORT = 65535
-"""Highest port of TCP."""
+"""Highest TCP port."""
 
 
 def choose_viewer(config: PlayConfig, environ: Mapping[str, str]) -> Literal["web", "native"] | None:
@@ -36,7 +36,9 @@ def choose_viewer(config: PlayConfig, environ: Mapping[str, str]) -> Literal["we
     _check_flags(config)
     if viewer == "native":
         if config.nan_dump is not None:
-            raise UserError(f"--nan-dump {config.nan_dump}: only --viewer web shows it; use that, or drop --viewer")
+            raise UserError(
+                f"--nan-dump {config.nan_dump}: --viewer native cannot show it; use --viewer web, or drop --viewer"
+            )
         if not _has_display(environ):
             raise UserError(
                 "--viewer native: there is no display (DISPLAY and WAYLAND_DISPLAY are not set); use --viewer web"
@@ -63,7 +65,7 @@ def check_port(port: int | None) -> None:
         port: The port; None for a free one.
 
     Raises:
-        UserError: If there is no such port.
+        UserError: If no port has this number.
     """
     if port is not None and not 1 <= port <= MAX_PORT:
         raise UserError(f"--port {port}: must be from 1 to {MAX_PORT}")

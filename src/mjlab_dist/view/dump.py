@@ -150,7 +150,7 @@ class DumpPage:
 
 
 def concerned_bodies(model: mujoco.MjModel, names: Mapping[str, list[str]]) -> dict[str, int]:
-    """Return the ids of the bodies of joints and actuators, by the names of the bodies.
+    """Return the ids of the bodies whose joints or actuators were not finite, by the names of the bodies.
 
     Args:
         model: The model.

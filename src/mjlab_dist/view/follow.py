@@ -23,8 +23,8 @@ SEED = 1
 class Follower:
     """Creates the player of a run when there is a checkpoint, and loads later checkpoints into it.
 
-    A checkpoint that cannot be read is skipped until its file changes. It may have been removed, or the copy of a file
-    may not be complete yet.
+    A checkpoint that cannot be read is skipped until its file changes: it may have been removed, or may not have been
+    copied completely yet.
 
     Attributes:
         run: The run.
@@ -57,7 +57,7 @@ class Follower:
         return due if due is not None and self._is_refused(due) else None
 
     def update(self) -> None:
-        """If there is a checkpoint to load, create the player, or start or finish loading the checkpoint.
+        """Create the player when there is a checkpoint. Later, start or finish loading the checkpoint to play.
 
         Raises:
             UserError: If the task cannot be built.
@@ -106,7 +106,7 @@ class Follower:
         return None
 
     def _finish(self) -> None:
-        """If loading a checkpoint has finished, process the result."""
+        """If loading a checkpoint has finished, record whether it is now played or cannot be read."""
         assert self._loading is not None
         path, stamp, done = self._loading
         if not done.done():

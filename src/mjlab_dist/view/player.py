@@ -32,7 +32,7 @@ class Policy(Protocol):
         ...
 
     def reset(self, dones: torch.Tensor, /) -> None:
-        """Reset the hidden state of envs whose episode has ended, (num_envs,) of bool."""
+        """Reset the hidden state of the envs for which ``dones``, (num_envs,) of bool, is True."""
 
 
 Source = Literal["policy", "zero", "random"]
@@ -45,8 +45,8 @@ HISTORY_S = 6.0
 """Length of the plots: simulated time of the steps that are kept, in s."""
 
 MAX_LAG_S = 0.1
-"""Maximum delay behind real time for which the player compensates by faster steps, in s. A longer delay is ignored, so
-that the player does not run too fast for a long time."""
+"""Maximum delay behind real time that the player makes up with faster steps, in s. The player ignores the rest of a
+longer delay, because otherwise it would run too fast for a long time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +86,7 @@ class Player:
         frame: Result of the latest step.
         history: Frames of the latest seconds, oldest first.
         paused: Whether the simulation is paused.
-        is_watched: Whether a page is open. If not, the simulation also pauses, but requests are handled.
+        is_watched: Whether a page is open. While no page is open, the simulation pauses, but requests are handled.
         speed: Simulated seconds per second of real time.
         source: Source of the actions.
         robot: The parts of the model that belong to the robot.

@@ -67,7 +67,7 @@ class RowReader:
 
 
 def parse_row(line: bytes) -> Row | None:
-    """Return the row of a line of metrics; None if it is damaged.
+    """Parse a line of metrics. Return its row, or None if the line is damaged.
 
     Args:
         line: The line.

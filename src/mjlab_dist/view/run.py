@@ -128,7 +128,7 @@ def serve(config: PlayConfig | WatchConfig, warn: Callable[[str], None]) -> Serv
         warn: Prints a warning; called if other machines can connect.
 
     Raises:
-        UserError: If the port is taken, or the address is not of this machine.
+        UserError: If the port is taken, or the address does not belong to this machine.
     """
     from mjlab_dist.view.server import open_server  # noqa: PLC0415 (imports viser)
 

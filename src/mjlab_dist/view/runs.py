@@ -19,8 +19,8 @@ from mjlab_dist.run_dir import CONFIG_FILE, METRICS_FILE, RANK_METRICS_FILE, lis
 from mjlab_dist.view.rows import History, Row, RowReader, parse_row
 
 State = Literal["running", "finished", "stopped", "lost", "unknown"]
-"""State of a run. lost: its launch (the processes that train it) was killed, or no longer renews its lease (the file
-that shows that they are alive). unknown: not known yet."""
+"""State of a run. lost: the processes that train the run were killed, or no longer renew its lease, the file that shows
+that they are alive. unknown: not known yet."""
 
 STATES: dict[State, str] = {
     "running": "running",
@@ -32,7 +32,7 @@ STATES: dict[State, str] = {
 """The texts that describe the states."""
 
 MAX_LISTED = 50
-"""Maximum number of runs in a list, which contains the newest ones."""
+"""Maximum number of runs in a list. Older runs are left out."""
 
 TAIL_BYTES = 1 << 16
 """Number of bytes to read at the end of a file of metrics, enough for its last two rows."""

@@ -31,7 +31,8 @@ CONCERNED_COLOR = (230, 30, 30)
 """Color that highlights bodies."""
 
 SHOWN_GEOM_GROUPS = 3
-"""Number of geom groups that are shown, from group 0, as in MuJoCo's viewer; others are usually collision shapes."""
+"""Number of geom groups that are shown, from group 0, as in MuJoCo's viewer. Other groups are usually for collision
+shapes."""
 
 
 class _Bodies(ViserMujocoScene):

@@ -67,7 +67,7 @@ def open_server(host: str, port: int | None) -> Server:
         port: Port to listen on; None for a free one.
 
     Raises:
-        UserError: If the port is taken, or the address is not of this machine.
+        UserError: If the port is taken, or the address does not belong to this machine.
     """
     listener = _listen(host, port)
     address, bound = str(listener.getsockname()[0]), int(listener.getsockname()[1])
@@ -131,7 +131,7 @@ class Gate:
         return self.refusal(request) or answer(connection, request)
 
     def refusal(self, request: Request) -> Response | None:
-        """Return the response that refuses a request or sets the cookie; None to answer the request.
+        """Return the response that refuses a request or sets the cookie; None if viser may answer the request.
 
         Args:
             request: The request.

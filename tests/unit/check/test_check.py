@@ -131,8 +131,8 @@ WAITS = r"rewards.wrong \(terms_with_mistakes.py:\d+\): "
             "events",
             event(mistakes.unseeded),
             {
-                "seeds": r"events.wrong: different values of qvel at the start of the first episodes, though the seed "
-                r"is 1",
+                "seeds": r"events.wrong: different values of qvel at the start of the first episodes, though both "
+                r"rollouts have the seed 1",
                 "resume": r"events.wrong: different values of qvel",
                 "replay": r".*events.wrong \(terms_with_mistakes.py:\d+\)",
             },
@@ -171,7 +171,7 @@ def test_a_term_that_is_not_capturable_is_skipped() -> None:
     found = results(with_term("rewards", reward(1.0, mistakes.waits_and_says_so)))
     assert all(result.passed for result in found.values())
     for name in ("host syncs", "replay"):
-        assert found[name].text.endswith(", without rewards.wrong, which cannot be captured")
+        assert found[name].text.endswith(", leaving out rewards.wrong, which cannot be captured")
 
 
 def with_events(events: dict[str, Any]) -> TrainConfig:
