@@ -81,7 +81,8 @@ def check_syncs(env: WatchedEnv, actions: torch.Tensor) -> Check:
     found = list(dict.fromkeys([*syncs.found, *reads.found]))
     if found:
         fix = "compute with tensors (torch.where, a mask) instead of .item(), float(), if or x[mask]"
-        return failed("host syncs", f"{'; '.join(found)} waits for the device; {fix}")
+        wait = "waits" if len(found) == 1 else "wait"
+        return failed("host syncs", f"{'; '.join(found)} {wait} for the device; {fix}")
     return passed("host syncs", f"none in {len(actions)} steps" + _of_uncapturable(env))
 
 

@@ -91,6 +91,6 @@ def _show(found: Mapping[str, Sequence[Finding]], num_failed: int) -> None:
             word = "FAIL" if finding.status == "fail" else finding.status
             table.add_row(finding.name, seen, Text(word, style=STYLES[finding.status]))
         console.print(table)
-    checks = "1 check fails" if num_failed == 1 else f"{num_failed} checks fail"
+    advice = "1 check fails: fix it before" if num_failed == 1 else f"{num_failed} checks fail: fix them before"
     machines = "These machines" if len(found) > 1 else "This machine"
-    console.print(f"{checks}: fix this before training." if num_failed else f"{machines} can train.")
+    console.print(f"{advice} training." if num_failed else f"{machines} can train.")

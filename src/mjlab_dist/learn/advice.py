@@ -95,7 +95,7 @@ def waiting_advice(shares: Sequence[float], config: TrainConfig) -> str | None:
     longest = max(shares)
     if len(waiting) == len(shares):
         problem = f"all ranks spend more than {MAX_WAITING:.0%} of their time in collectives, up to {longest:.0%}"
-        fix = f"raise --sync.period (now {config.sync.period}), so that collectives are fewer, or use more --num-envs"
+        fix = f"raise --sync.period (now {config.sync.period}), so that collectives are fewer, or raise --num-envs"
     else:
         slowest = min(range(len(shares)), key=shares.__getitem__)
         verb = "waits" if len(waiting) == 1 else "wait"
