@@ -28,7 +28,8 @@ page lists all of them, with their parameters, shapes and units.
 [add-a-task.md](add-a-task.md) shows how a config uses them. The page is generated from the source
 by `uv run python scripts/terms_table.py`.
 
-- `joint` is the free joint of a floating base. You can omit it if the joint is called `root`.
+- `joint`, if its default is `root`, is the free joint of a floating base. You can omit it if the
+  joint is called `root`.
 - A tuple of names, such as `joints`, takes regular expressions. A single name is taken literally.
 - `entity` is an entity of the scene. If it is given, all other names belong to this entity, and have
   no prefix. An empty string is the MJCF of `sim.model`. By default, names belong to the whole scene,
@@ -49,8 +50,8 @@ SECTIONS = (
     ("Commands", "commands", "A command is a goal for the policy. Observations and rewards read it."),
     ("Actions", "actions", "An action turns values, offset + scale * clip(action), into inputs of actuators."),
     ("Motors", "motors", "These actions compute torques in every physics step."),
-    ("Sensors", "sensors", "A sensor measures once per control step what several terms read."),
-    ("Curricula", "curricula", "A curriculum changes the task as the policy improves."),
+    ("Sensors", "sensors", "A sensor measures quantities that several terms read, once per control step."),
+    ("Curricula", "curricula", "A curriculum changes the task during the training, often as the policy improves."),
     (
         "Motions to imitate",
         "motion",

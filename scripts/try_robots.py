@@ -53,8 +53,8 @@ COLUMNS = 6
 NOTES = {
     "gymnasium_robotics": (
         "Copies of gymnasium's robots, and the hands with touch sensors, are left out. gymnasium_robotics",
-        "moves the base and the hand of the Fetch without motors; in the tasks of new-task, motors move its",
-        "joints.",
+        "moves the base and the hand of the Fetch without motors. `new-task` adds motors for 11 joints of the",
+        "Fetch. Only `pick_and_place.xml` has actuators, for the two fingers, and gets no other motors.",
     ),
     "metaworld": (
         "All 43 scenes have the same arm, so only the arm itself and two scenes were tried. metaworld moves",
@@ -249,7 +249,7 @@ def page(results: list[Tried], work: Path, pictures: Path) -> str:
         "After reading this page, you know which public robots `new-task` turns into a task that trains, what",
         "it finds in their files, and why the other robots fail.",
         "",
-        "Each section is about a folder with MJCFs. `new-task` was called for each MJCF that MuJoCo compiles",
+        "Each section covers one folder with MJCFs. `new-task` was called for each MJCF that MuJoCo compiles",
         "and that has a joint to drive. Each task was trained for "
         f"{ITERATIONS} iterations with {NUM_ENVS} envs on a CPU:",
         f"{trained} of {len(results)} robots train.",

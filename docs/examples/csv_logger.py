@@ -18,7 +18,7 @@ COLUMNS = ("train/mean_return", "perf/steps_per_s")
 
 
 class CsvLogger(mjlab_dist.Logger):
-    """Writes returns.csv. When a run is resumed, its new rows are appended to this file."""
+    """Writes returns.csv. A run that is resumed appends its new rows to this file."""
 
     def __init__(self, run_dir: Path, config: TrainConfig, resumed_at: int | None) -> None:  # noqa: ARG002
         self._file = (run_dir / "returns.csv").open("a", newline="")

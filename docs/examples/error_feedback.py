@@ -1,6 +1,6 @@
 """Example of a synchronizer: bf16 gradients with error feedback (Karimireddy et al. 2019, arXiv:1901.09847).
 
-The rounding error of each mini-batch is added to the gradients of the next one. Train with it:
+The rounding error of each mini-batch is added to the gradients of the next mini-batch. Train with it:
 
   PYTHONPATH=docs/examples uv run train cartpole-balance --cpu-ranks 2 --sync.synchronizer error_feedback:ErrorFeedback
 """
@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 
 class ErrorFeedback:
-    """Mean over ranks of gradients in bf16, with the rounding error carried over to the next mini-batch."""
+    """Averages gradients over ranks in bf16, and adds the rounding error to the gradients of the next mini-batch."""
 
     keeps_equal = True
     """All ranks get the same sums, so their parameters never differ."""
@@ -35,6 +35,6 @@ class ErrorFeedback:
         dist.all_reduce(sent)
         buffer.copy_(sent)
 
-    def due(self, iteration: int) -> bool:  # noqa: ARG002 (the protocol's)
+    def due(self, iteration: int) -> bool:  # noqa: ARG002 (part of the protocol)
         """Return False: parameters never need to be averaged."""
         return False

@@ -1,4 +1,4 @@
-"""Run an exported policy in plain MuJoCo with onnxruntime and without torch, like a program on a robot.
+"""Run an exported policy in plain MuJoCo as a program on a robot would: with onnxruntime, and without torch.
 
     python deploy.py logs/cartpole-balance/RUN/exported
     python deploy.py logs/quadruped-velocity-flat/RUN/exported --command velocity=0.5,0,0
@@ -106,7 +106,8 @@ def run(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
     """Simulate the model with the policy.
 
-    Return positions (steps + 1, nq), velocities (steps + 1, nv), actuator inputs (steps, nu), and seconds per step.
+    Return positions (steps + 1, nq), velocities (steps + 1, nv), actuator inputs (steps, nu), and the median time
+    in s of measuring and running the policy in a step.
     """
     policy = Policy(directory / "policy.onnx")
     model = mujoco.MjModel.from_binary_path(str(directory / "model.mjb"))
@@ -136,7 +137,7 @@ def run(
 
 
 def main() -> None:
-    """Simulate, and print how long a control step of the policy took."""
+    """Simulate, and print how long measuring and running the policy took per step."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=Path, help="directory that mjlab-dist export wrote")
     parser.add_argument("--seconds", type=float, default=10.0, help="simulated time")
@@ -147,7 +148,9 @@ def main() -> None:
     commands = {name: np.array([float(value) for value in values.split(",")]) for name, values in pairs}
     known = Policy(args.directory / "policy.onnx").about["commands"]
     if commands.keys() != known.keys():
-        parser.error(f"give --command NAME=VALUE,... for each of the commands: {', '.join(known) or 'none'}")
+        parser.error(
+            f"the policy has the commands {', '.join(known) or 'none'}; give --command NAME=VALUE,... for each of them"
+        )
     positions, velocities, inputs, took_s = run(args.directory, args.seconds, commands)
     print(f"{len(inputs)} control steps; measuring and running the policy took {1e6 * took_s:.0f} µs per step")
     print("Last positions:", np.array2string(positions[-1], precision=3, suppress_small=True))

@@ -30,7 +30,7 @@ with mjlab_dist.make(TASK, total_num_envs=NUM_ENVS, final_observations=True) as 
                 action = policy.sample()
                 step = envs.step(action)
                 done = step.terminated | step.truncated
-                # If an episode was cut off, add the value of its last state
+                # If an episode reached the time limit, add the discounted value of its last state
                 reward = step.rewards + GAMMA * step.truncated * critic(step.info["final_observations"]["actor"])[:, 0]
                 rows.append((obs, action, policy.log_prob(action).sum(1), critic(obs).squeeze(1), reward, ~done))
             episode += step.rewards

@@ -122,7 +122,7 @@ class Smoothed(Action):
 
 
 class Binary(Action):
-    """One action that opens or closes all actuators of the block, such as a gripper's.
+    """One action that opens or closes all actuators of the block, such as the fingers of a gripper.
 
     A value of 0 or more opens, a value below 0 closes.
     """
@@ -139,7 +139,7 @@ class Binary(Action):
             closed: Inputs of the actuators when closed, in the same form.
 
         Raises:
-            UserError: If an expression matches no actuator, or no expression matches an actuator.
+            UserError: If an expression matches no actuator, or an actuator matches no expression.
         """
         super().__init__(env, block)
         self._choice = _Choice(
@@ -177,9 +177,10 @@ class _Choice(torch.nn.Module):
 class DifferentialIK(Action):
     """Motions of a site or body in task space: differential inverse kinematics with damped least squares.
 
-    The inputs of the position motors are q + J^T (J J^T + damping^2 I)^-1 e, where q are the positions of their joints,
-    J is the Jacobian of the site or body with respect to these joints, and e is the error of its pose. The inputs are
-    computed once per control step, from the state at the start of the step.
+    The inputs of the position motors are q + J^T (J J^T + damping^2 I)^-1 e. Here, q are the positions of the motors'
+    joints, J is the Jacobian of the site or body with respect to these joints, and e is the difference between the
+    target pose and the current pose of the site or body. The inputs are computed once per control step, from the state
+    at the start of the step.
 
     The actions are ``x``, ``y``, ``z`` in m, and ``rx``, ``ry``, ``rz``, a rotation vector in rad, in the world frame.
     Regular expressions for scales match these names: ``scale={"[xyz]": 0.05, "r.": 0.2}``.
@@ -202,7 +203,7 @@ class DifferentialIK(Action):
             env: The envs.
             block: The block; its actuators are position motors of hinge or slide joints.
             site: Site to move. Give either a site or a body.
-            body: Body to move; its pose is that of its frame.
+            body: Body to move; its pose is that of its frame, whose origin is not the center of mass.
             mode: relative: the values are a change of the current pose. absolute: the values are the pose itself.
             rotation: Whether the block controls the rotation. Without it, the actions are only x, y and z.
             damping: Damping, in m and rad. It limits joint motion near singular poses, and reduces all other motion.

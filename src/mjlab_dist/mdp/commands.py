@@ -81,10 +81,10 @@ class Velocity(Command):
         self._measure = env.sim.record(measure, changes_state=False)
 
     def hold_heading(self, angle_rad: float | None) -> None:
-        """Set the target heading to use with held velocities; the yaw rate is then computed from the heading error.
+        """Set a target heading to use with the velocities of :meth:`hold`. The yaw rate then follows the heading error.
 
         Args:
-            angle_rad: The heading; None to use the held yaw rate.
+            angle_rad: The heading; None to use the yaw rate of :meth:`hold`.
         """
         self._held_heading = angle_rad
         self._is_held_anew = True

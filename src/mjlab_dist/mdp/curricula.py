@@ -1,4 +1,4 @@
-"""Curriculum terms: the task becomes harder as the policy succeeds."""
+"""Curriculum terms: they change the task during the training, for example to make it harder as the policy succeeds."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class TerrainLevels(Curriculum):
     """Terrain curriculum of Rudin et al. 2022 (arXiv:2109.11978): robots move between tiles of one column.
 
     A robot that walked out of its tile starts its next episode one level higher. A robot that covered less than half of
-    the commanded distance starts one level lower; for an episode that ended early, the commanded distance includes the
+    the commanded distance starts one level lower; if an episode ends early, its command is assumed to hold for the
     remaining time. A robot that walked out of the hardest tile gets a random level, so that easy levels stay in the
     training data.
 
@@ -41,7 +41,7 @@ class TerrainLevels(Curriculum):
         Args:
             env: The envs.
             command: Name of a command whose first two numbers are horizontal velocities in m/s.
-            num_start_levels: Number of easiest levels on which envs start.
+            num_start_levels: Number of levels on which envs start; with 1, all envs start on the easiest level.
             joint: The robot's free joint.
 
         Raises:
@@ -56,7 +56,7 @@ class TerrainLevels(Curriculum):
         if not 1 <= num_start_levels <= self._num_levels:
             raise UserError(
                 f"terrain levels: num_start_levels {num_start_levels}: must be between 1 and "
-                f"--env.sim.terrain.num-levels {self._num_levels}"
+                f"{self._num_levels}, the value of --env.sim.terrain.num-levels"
             )
         self._origins = origins.flatten(0, 1)
         self._half_tile_m = env.terrain.config.tile_size_m / 2
@@ -128,11 +128,12 @@ class CommandRange(Curriculum):
         Args:
             env: The envs.
             command: Name of the command.
-            number: Index of the number whose range widens; the command samples one or more numbers.
-            widest: Final range. The initial range is the command's own.
+            number: Index, from 0, of the number whose range widens. A command samples one or more numbers.
+            widest: Final range. The config of the command sets the initial range.
             step: Amount by which each bound moves per iteration, in the number's unit.
             reward: Name of the reward term.
-            threshold: Minimum mean of the term per control step, without its weight, for the range to widen.
+            threshold: The range widens while the mean of the reward term per control step is at least this number. The
+                mean does not include the weight of the term.
 
         Raises:
             UserError: If there is no such command, number or reward term, or the range would become narrower.
@@ -241,10 +242,10 @@ class Schedule(Curriculum):
         Args:
             env: The envs.
             parameter: What changes. ``rewards.<name>``: the weight of a reward term. ``commands.<name>.<number>``: the
-                range of a number that a command samples, counted from 0. ``<kind>.<name>.params.<parameter>``: a
-                parameter of a term, a number or a tuple of numbers; with ``.<number>`` at the end, an element of the
-                tuple. ``observations.<group>.<name>.<field>``: uniform_noise, gaussian_noise or scale.
-                ``randomizations.<name>.<field>``: low, high, mean or std.
+                range of one of the numbers that a command samples; the first one has index 0.
+                ``<kind>.<name>.params.<parameter>``: a parameter of a term, which is a number or a tuple of numbers;
+                with ``.<number>`` at the end, an element of the tuple. ``observations.<group>.<name>.<field>``:
+                uniform_noise, gaussian_noise or scale. ``randomizations.<name>.<field>``: low, high, mean or std.
             points: Points (when, value), or (when, low, high) for a range, in increasing order of time.
             by: Unit of ``when``: iterations or control steps.
             interpolate: Whether values change gradually; else each value is kept until the next point.
@@ -300,7 +301,7 @@ class Schedule(Curriculum):
 
 
 def _is_parameter(path: str) -> bool:
-    """Return whether a path names a parameter of the config, and not a weight or a range of a command."""
+    """Return whether a path names a parameter of the config, instead of a reward's weight or a command's range."""
     kind, _, name = path.partition(".")
     return ".params." in name or (bool(name) and kind not in ("rewards", "commands"))
 
@@ -311,7 +312,7 @@ def _names(num_values: int, name: str) -> tuple[str, ...]:
 
 
 def _scheduled(env: Env, parameter: str) -> tuple[torch.Tensor, float]:
-    """Return the tensor that a schedule changes, (k,), and the factor from values of the config to its values."""
+    """Return the tensor that a schedule changes, (k,), and its ratio to the values in the config."""
     if _is_parameter(parameter):
         return env.find_parameter(parameter), 1.0
     kind, _, name = parameter.partition(".")

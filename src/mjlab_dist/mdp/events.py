@@ -1,4 +1,4 @@
-"""Event terms: start states, pushes and wrenches. Each changes the state of the masked envs in place."""
+"""Event terms: start states, pushes and wrenches. Each changes the state of the envs that the mask selects."""
 
 from __future__ import annotations
 
@@ -134,8 +134,8 @@ class Push(Term):
 
         Args:
             env: The envs.
-            linear_m_s: Range of the velocity added along the world's x axis and along its y axis.
-            angular_rad_s: Range of the angular velocity added about each of the base's axes.
+            linear_m_s: Range of each component of the added velocity, along the world's x and y axes.
+            angular_rad_s: Range of each component of the added angular velocity, about the base's axes.
             joint: The body's free joint.
         """
         self._qvel = env.joints[joint].qvel
@@ -153,7 +153,7 @@ class Wrench(Term):
     """Apply a random force and torque to bodies for a random time. Use it at intervals, with ``every(low_s, high_s)``.
 
     Attributes:
-        left_s: Time until the wrench ends in s, (num_envs,); 0 if no wrench is applied.
+        left_s: Time in s until the wrench ends, (num_envs,); 0 if no wrench is applied.
     """
 
     schedulable = ("force_n", "torque_n_m", "duration_s")

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from mjlab_dist.env.env import Env
 
 RAYS_START_M = 5.0
-"""Height of the rays' starting points above the robot, so that they also hit ground that is higher than the robot."""
+"""Height of the rays' starting points above the robot. Rays must also hit ground that is higher than the robot."""
 
 MISSED_M = 5.0
-"""Distance below the robot that is assumed for rays that hit nothing."""
+"""Distance from the robot down to the ground that is assumed if a ray hits nothing."""
 
 
 class HeightScan(LazySensor):
@@ -58,13 +58,13 @@ class HeightScan(LazySensor):
             env: The envs.
             size_m: Length and width of the grid, forward and sideways. The base is in its middle.
             spacing_m: Distance between neighboring points.
-            offset_m: Distance that is subtracted, so that the values are about 0 on flat ground.
+            offset_m: Distance that is subtracted from each value, such as the usual height of the base above ground.
             geoms: Regular expressions that match the names of the geoms to scan. Rays pass through all other geoms.
             joint: The robot's free joint.
             entity: Entity of the geoms.
 
         Raises:
-            UserError: If an expression matches no geom, or size and spacing do not define a grid.
+            UserError: If an expression matches no geom, or the size and spacing do not define a grid.
         """
         # Geoms to scan, and the grid of points
         model = env.sim.model

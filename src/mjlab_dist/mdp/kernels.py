@@ -56,8 +56,8 @@ def read_contacts(
     Args:
         chosen: Envs to update, (num_envs,).
         data: Readings of all MuJoCo sensors, (num_envs, nsensordata).
-        addresses: Column of ``found`` of each sensor of a body, (bodies, sensors); the next three columns are its
-            force.
+        addresses: Column of the reading ``found`` of each body's sensors, (bodies, sensors). The next three columns are
+            the force that the same sensor measures.
         adds: Whether the force of a body is the sum over its sensors; else it is the largest force of a sensor.
         history: Number of steps in ``force_history_n``; with 0, the array is not written.
         dt_s: Time since the previous update.
@@ -116,7 +116,7 @@ def draw_root(
         low: Minimum of each of the twelve quantities.
         high: Maximum of each of the twelve quantities.
         home: Start poses, (num_envs, 7).
-        origins: Start of the episode, added to the positions, (num_envs, 3).
+        origins: Origins of the envs, added to the positions, (num_envs, 3).
         pose: Output: position and quaternion (w, x, y, z), (num_envs, 7).
         velocity: Output: linear and angular velocity, (num_envs, 6).
     """

@@ -224,25 +224,25 @@ def root_error(env: Env, command: str) -> torch.Tensor:
 
 
 def imitate_joints(env: Env, command: str, gain: float = 5.0) -> torch.Tensor:
-    """Return exp(-gain * sum of squared joint position errors), errors in rad or m."""
+    """Return exp(-gain * sum of squared joint position errors), with errors in rad or m."""
     motion = _motion(env, command)
     return torch.exp(-gain * (motion.value[:, 7:] - motion.joints.qpos.of(env.sim.qpos)).square().sum(dim=1))
 
 
 def imitate_joint_velocities(env: Env, command: str, gain: float = 0.1) -> torch.Tensor:
-    """Return exp(-gain * sum of squared joint velocity errors), errors in rad/s or m/s."""
+    """Return exp(-gain * sum of squared joint velocity errors), with errors in rad/s or m/s."""
     motion = _motion(env, command)
     return torch.exp(-gain * (motion.velocity[:, 6:] - motion.joints.qvel.of(env.sim.qvel)).square().sum(dim=1))
 
 
 def imitate_sites(env: Env, command: str, gain: float = 40.0) -> torch.Tensor:
-    """Return exp(-gain * sum of squared site position errors), errors in m, in the body's frame."""
+    """Return exp(-gain * sum of squared site position errors), with errors in m, in the base's frame."""
     motion = _motion(env, command)
     return torch.exp(-gain * (motion.sites - motion.body_sites(env)).square().sum(dim=(1, 2)))
 
 
 def imitate_root_pose(env: Env, command: str, gain: float = 20.0, turn_gain: float = 10.0) -> torch.Tensor:
-    """Return exp(-gain * distance^2 - turn_gain * angle^2) of the base's pose error, in m and rad."""
+    """Return exp(-gain * distance^2 - turn_gain * angle^2), with the base's pose errors in m and rad."""
     motion = _motion(env, command)
     pose = env.sim.qpos[:, motion.root.qpos]
     distance = (motion.value[:, :3] - pose[:, :3]).square().sum(dim=1)
@@ -250,7 +250,7 @@ def imitate_root_pose(env: Env, command: str, gain: float = 20.0, turn_gain: flo
 
 
 def imitate_root_velocity(env: Env, command: str, gain: float = 2.0, turn_gain: float = 0.2) -> torch.Tensor:
-    """Return exp(-gain * linear^2 - turn_gain * angular^2) of the base's velocity error, in m/s and rad/s."""
+    """Return exp(-gain * linear^2 - turn_gain * angular^2), with the base's velocity errors in m/s and rad/s."""
     motion = _motion(env, command)
     error = (motion.velocity[:, :6] - env.sim.qvel[:, motion.root.qvel]).square()
     return torch.exp(-gain * error[:, :3].sum(dim=1) - turn_gain * error[:, 3:].sum(dim=1))

@@ -143,7 +143,7 @@ def _cut(robot: Robot, frames: Floats, fps: float, dt_s: float) -> Reference:
     given[:, robot.qpos] = frames
     steps = max(1, round((len(frames) - 1) / fps / dt_s))
     qpos = np.stack([_between(model, given, at) for at in np.linspace(0, len(frames) - 1, steps + 1)])
-    # Velocities by central differences, and by one-sided differences at both ends
+    # Velocities by central differences, except for the first frame, which has no frame before it
     around = [(max(i - 1, 0), min(i + 1, steps)) for i in range(steps)]
     qvel = np.stack([_difference(model, qpos[a], qpos[b], (b - a) * dt_s) for a, b in around])
     onward = np.zeros((steps, 3))

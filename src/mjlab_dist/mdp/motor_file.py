@@ -106,7 +106,7 @@ def _read_onnx(flag: str, path: Path) -> tuple[Callable[[torch.Tensor], torch.Te
         constants = {one.name: onnx.numpy_helper.to_array(one) for one in model.graph.initializer}
     except (OSError, ValueError, DecodeError, onnx.checker.ValidationError) as error:
         raise UserError(f"{flag}: is not an ONNX file, or its data is missing; export the network again") from error
-    # Linear layers are Gemm, or MatMul and Add. The rest of the network is checked by evaluating it.
+    # Linear layers are Gemm, or MatMul and Add. The comparison of the outputs checks the rest of the network.
     tensors: list[np.ndarray] = []
     product = ""
     for node in model.graph.node:

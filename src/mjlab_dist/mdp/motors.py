@@ -85,7 +85,7 @@ class DcMotor(Action):
             raise UserError(f"{flag}.delay {delay[0]} {delay[1]}: must be 0 or more, and in order")
         joints = self.joints(env)
         _refuse_unless_torque(self, env)
-        # Targets of the latest physics steps minus the offset, newest first. A reset clears them: 0 is the offset.
+        # Targets of the latest physics steps minus the offset, newest first. A reset sets them to 0.
         self._targets = torch.zeros(env.num_envs, 1 + delay[1], len(self.names), device=env.device)
         self._lag = torch.full((env.num_envs,), delay[0], dtype=torch.int32, device=env.device)
         self._delay = delay
@@ -111,9 +111,9 @@ class DcMotor(Action):
 
 
 class LearnedMotor(Action):
-    """Motor whose torques a neural network computes from target joint positions, as in published actuator networks.
+    """Motor whose torque is the output of a neural network, as in published actuator networks.
 
-    The values of the block are the targets. The network (one for all joints, evaluated per joint) maps a history of
+    The values of the block are target positions. The same network is evaluated for each joint. It maps a history of
     position errors (target - position) and velocities to a torque. It is a chain of linear layers with an activation
     between them. Its inputs are first the errors, then the velocities, each in the order of ``history``. It is
     evaluated in every physics step.
@@ -148,8 +148,8 @@ class LearnedMotor(Action):
         Args:
             env: The envs.
             block: The block; its actuators are torque motors of hinge or slide joints, or force motors of tendons.
-            file: Path of the weights, or ``package.module:file``: a TorchScript module, an ONNX file, or a state dict
-                that ``torch.save`` wrote. The file contains weight and bias of each layer, from first to last.
+            file: Path of the network, or ``package.module:file``: a TorchScript module, an ONNX file, or a state dict
+                that ``torch.save`` wrote. The file contains the weight and the bias of each layer, from first to last.
             activation: Activation between the layers.
             history: Ages of the inputs, in physics steps; 0 is the current one.
             velocities_first: Whether the velocities come before the errors.
@@ -247,6 +247,6 @@ def _refuse_unless_torque(term: Action, env: Env) -> None:
     for name, fits in zip(block.actuators, is_torque, strict=True):
         if not fits:
             raise UserError(
-                f"{block.flag}.actuators {name}: its input is not the torque on its joint, which "
-                f"{type(term).__name__} needs; use <motor> with gear 1, or sim.actuators of kind effort"
+                f"{block.flag}.actuators {name}: is not a torque motor with gear 1, but {type(term).__name__} needs "
+                "one; use <motor> with gear 1, or sim.actuators of kind effort"
             )

@@ -49,7 +49,7 @@ class JointPositions(Term):
             env: The envs.
             joints: Regular expressions that match the joints' names.
             entity: Entity that the joints belong to; None for all.
-            bias: Range of an offset that is added to each position, in rad or m, sampled for every episode.
+            bias: Range of an offset in rad or m that is added to each position. Offsets are sampled for every episode.
         """
         self._columns = env.find_joints(joints, entity).qpos
         self._home = self._columns.of(env.reference.qpos)
@@ -72,8 +72,8 @@ class JointPositions(Term):
 class JointAngles(Term):
     """Sines, then cosines, of the positions of hinges relative to the start state; (num_envs, 2 * joints).
 
-    A position grows with every full turn of a hinge. These numbers stay between -1 and 1, and are the same after a full
-    turn.
+    The position of a hinge grows with every full turn. Its sine and cosine stay between -1 and 1, and are the same
+    after a full turn.
     """
 
     def __init__(self, env: Env, joints: tuple[str, ...], entity: str | None = None) -> None:
@@ -124,10 +124,10 @@ class _FrameTerm(Term):
             names: Regular expressions that match the names of the frames.
             kind: Kind of the frames: body, site or geom.
             entity: Entity of the frames.
-            reference: Name of the frame that values are relative to, and whose axes they have. Default: the world, with
-                positions relative to the env's origin.
-            reference_kind: Kind of the reference: body, site or geom.
-            reference_entity: Entity of the reference.
+            reference: Name of a reference frame. Values are relative to this frame, and have its axes. Default: the
+                world frame; positions are then relative to the env's origin.
+            reference_kind: Kind of the reference frame: body, site or geom.
+            reference_entity: Entity of the reference frame.
         """
         self._frames = env.find_frames(kind, names, entity)
         self._in_world = not reference
@@ -169,7 +169,7 @@ class FrameAngularVelocities(_FrameTerm):
 
 
 class FrameDistances(_FrameTerm):
-    """Distances of bodies, sites or geoms from the reference, in m; (num_envs, k) for k frames."""
+    """Distances of bodies, sites or geoms from the reference frame, in m; (num_envs, k) for k frames."""
 
     def __call__(self, env: Env) -> torch.Tensor:
         pos = self._frames.pos
@@ -177,9 +177,9 @@ class FrameDistances(_FrameTerm):
 
 
 class SurfaceDistances(Term):
-    """Distances between the surfaces of geoms that ``sim.distances`` declares, in m; (num_envs, k).
+    """Distances between the surfaces of pairs of geoms, in m; (num_envs, k) for k pairs.
 
-    They are negative if the geoms overlap.
+    ``sim.distances`` declares the pairs. The distance of geoms that overlap is negative.
     """
 
     def __init__(self, env: Env, distances: str) -> None:
@@ -234,12 +234,12 @@ def sensor(env: Env, name: str) -> torch.Tensor:
 
 
 def in_contact(env: Env, sensor: str) -> torch.Tensor:
-    """Return 1 for each body of a contact sensor of ``env.sensors`` that is in contact, else 0; (num_envs, k)."""
+    """Return whether each body of a contact sensor of ``env.sensors`` is in contact, as 1 or 0; (num_envs, k)."""
     return env.sensor(sensor, Contact).in_contact.float()
 
 
 def contact_force(env: Env, sensor: str) -> torch.Tensor:
-    """Return the forces of a contact sensor of ``env.sensors``, in N; (num_envs, 3 * k)."""
+    """Return the forces that the bodies of a contact sensor of ``env.sensors`` exert, in N; (num_envs, 3 * k)."""
     return env.sensor(sensor, Contact).force_n.flatten(1)
 
 

@@ -51,12 +51,12 @@ def track_yaw_rate(env: Env, command: str, std_rad_s: float = 0.5, joint: str = 
 
 
 def vertical_velocity(env: Env, joint: str = "root") -> torch.Tensor:
-    """Return the squared velocity along the base's own z axis, in m2/s2."""
+    """Return the squared velocity along the base's own z axis, in m²/s²."""
     return base_linear_velocity(env, joint)[:, 2].square()
 
 
 def tilt_rate(env: Env, joint: str = "root") -> torch.Tensor:
-    """Return the sum of the squared roll and pitch rates of the base, in rad2/s2."""
+    """Return the sum of the squared roll and pitch rates of the base, in rad²/s²."""
     return base_angular_velocity(env, joint)[:, :2].square().sum(dim=1)
 
 
@@ -66,7 +66,7 @@ def tilt(env: Env, joint: str = "root") -> torch.Tensor:
 
 
 def height_error(env: Env, target_m: float, joint: str = "root") -> torch.Tensor:
-    """Return the squared difference between the base's height above the env's origin and target_m, in m2."""
+    """Return the squared difference between the base's height above the env's origin and target_m, in m²."""
     return (base_height(env, joint).squeeze(1) - target_m).square()
 
 
@@ -86,7 +86,7 @@ def actuator_force(env: Env) -> torch.Tensor:
 
 
 class JointAcceleration(Term):
-    """Sum of squared joint accelerations, each averaged over the step, in rad2/s4 or m2/s4."""
+    """Sum of squared joint accelerations, each averaged over the step, in rad²/s⁴ or m²/s⁴."""
 
     def __init__(self, env: Env, joints: tuple[str, ...] = (".*",), entity: str | None = None) -> None:
         """Find the joints whose names match the regular expressions."""
@@ -109,7 +109,7 @@ class JointAcceleration(Term):
 
 
 class JointVelocity(Term):
-    """Sum of squared joint velocities, in rad2/s2 or m2/s2."""
+    """Sum of squared joint velocities, in rad²/s² or m²/s²."""
 
     def __init__(self, env: Env, joints: tuple[str, ...] = (".*",), entity: str | None = None) -> None:
         """Find the joints whose names match the regular expressions."""
@@ -169,12 +169,12 @@ def feet_air_time(env: Env, sensor: str, command: str, min_s: float = 0.5, movin
 
 
 def contacts(env: Env, sensor: str, min_n: float = 0.0) -> torch.Tensor:
-    """Return the number of bodies of a contact sensor that are in contact with a force of at least min_n, in N."""
+    """Return how many bodies of a contact sensor of ``env.sensors`` touch something with at least min_n N."""
     return env.sensor(sensor, Contact).touching(min_n).sum(dim=1, dtype=torch.float32)
 
 
 class FootSlip(Term):
-    """Sum of the squared horizontal speeds of the feet in contact, in m2/s2.
+    """Sum of the squared horizontal speeds of the feet that are in contact, in m²/s².
 
     MuJoCo's ``framelinvel`` sensors measure the velocities of the feet's sites. Velocities and contacts are both those
     at the start of the last substep.
@@ -185,8 +185,8 @@ class FootSlip(Term):
 
         Args:
             env: The envs.
-            sensor: A contact sensor of ``env.sensors`` with k feet.
-            velocities: Names of k ``framelinvel`` sensors of the MJCF, in the order of the feet.
+            sensor: Name of a contact sensor of ``env.sensors``; its bodies are the k feet.
+            velocities: Names of the k ``framelinvel`` sensors of the MJCF, in the order of the feet.
 
         Raises:
             UserError: If the number of velocity sensors differs from the number of feet.
@@ -194,8 +194,8 @@ class FootSlip(Term):
         self._feet = env.sensor(sensor, Contact)
         if len(velocities) != len(self._feet.names):
             raise UserError(
-                f"foot slip: {len(velocities)} velocity sensors for the {len(self._feet.names)} feet of {sensor}; "
-                "name one for each foot"
+                f"foot slip: {len(velocities)} velocity sensors, but the contact sensor {sensor} has "
+                f"{len(self._feet.names)} feet; name one velocity sensor for each foot"
             )
         addresses = [int(env.sim.model.sensor(name).adr[0]) for name in velocities]
         self._columns = Columns([adr + i for adr in addresses for i in range(2)], env.device)
@@ -206,7 +206,7 @@ class FootSlip(Term):
 
 
 def stand_still(env: Env, command: str, moving_m_s: float = 0.1, joint: str = "root") -> torch.Tensor:
-    """Return the squared speed of the base along its x and y axes, in m2/s2, if the robot must stand, else 0.
+    """Return the squared speed of the base along its x and y axes, in m²/s², if the robot must stand, else 0.
 
     The robot must stand if the norm of the command is less than moving_m_s.
     """

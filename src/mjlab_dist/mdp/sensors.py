@@ -24,8 +24,8 @@ class Contact(Sensor):
 
     The sensors are those that the config declares in ``sim.contacts``, or those of the MJCF. In the MJCF, the data of a
     sensor must contain ``found`` and ``force``. As with every MuJoCo sensor, the values are those at the start of the
-    last substep. At the start of an episode, the times are 0. Contacts and forces are those of the start state with
-    ``forward_before_observation``, and 0 without it.
+    last substep. At the start of an episode, the times are 0. Contacts and forces are then those of the start
+    state if ``forward_before_observation`` is on, and 0 if it is off.
 
     Attributes:
         names: Names of the k elements that are sensed (``contacts``) or of the k sensors (``sensors``).
@@ -86,7 +86,7 @@ class Contact(Sensor):
         self._read_start = env.sim.record(read_start, changes_state=False)
 
     def touching(self, min_force_n: Number) -> torch.Tensor:
-        """Return whether each body is in contact with a force of at least min_force_n, in N; (num_envs, k) of bool."""
+        """Return whether each body touches something with at least min_force_n N; (num_envs, k) of bool."""
         if not isinstance(min_force_n, torch.Tensor) and min_force_n <= 0.0:
             return self.in_contact
         return self.in_contact & (self.force_n.norm(dim=2) >= min_force_n)

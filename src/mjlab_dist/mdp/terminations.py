@@ -1,4 +1,4 @@
-"""Termination terms: each returns (num_envs,) of bool. The env itself handles the time limit."""
+"""Termination terms: each returns (num_envs,) of bool. The env itself ends episodes at the time limit."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def joint_out_of_range(env: Env, joint: str, low: float = -math.inf, high: float
 
 
 def illegal_contact(env: Env, sensor: str, min_n: float = 0.0) -> torch.Tensor:
-    """Return whether a body of a contact sensor of ``env.sensors`` is in contact with a force of at least min_n N."""
+    """Return whether a body of a contact sensor of ``env.sensors`` touches something with at least min_n N."""
     return env.sensor(sensor, Contact).touching(min_n).any(dim=1)
 
 

@@ -353,7 +353,7 @@ def test_networks_of_another_form_are_refused(tmp_path: Path) -> None:
     [
         (
             {"sim": SIM, "actions": {"arm": action(DcMotor, ("a1",), stiffness=1.0, damping=0.0)}},
-            ".actuators a1: its input",
+            ".actuators a1: is not a torque motor",
         ),
         ({"actions": arm(stiffness=-1.0, damping=0.0)}, ".params.stiffness -1.0: must be 0 or more"),
         ({"actions": arm(stiffness=1.0, damping=0.0, effort_limit=0.0)}, ".params.effort-limit 0.0: must be positive"),

@@ -50,7 +50,8 @@ def _env() -> EnvConfig:
             nconmax=1,
         ),
         episode_length_s=6.0,
-        # Target lengths of the tendons, from a slack tendon to a bent finger. The scales are those of fit_motor.py.
+        # Target lengths of the tendons, from a slack tendon to a bent finger. history, position_scale,
+        # velocity_scale and effort_scale are those of fit_motor.py.
         actions={
             "tendons": action(
                 motors.LearnedMotor,

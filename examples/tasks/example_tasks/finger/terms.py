@@ -49,7 +49,7 @@ class Target(Command):
 class DepthImage(Term):
     """Depth image of a camera: 0 at far_m or more, 1 at near_m or less; (num_envs, pixels), row by row.
 
-    The MJCF declares the image as a rangefinder sensor of a camera. A pixel is the distance along its ray.
+    The MJCF declares the image as a rangefinder sensor of a camera. Each pixel measures the distance along its ray.
     """
 
     def __init__(self, env: Env, sensor: str, near_m: float, far_m: float) -> None:

@@ -9,7 +9,7 @@ from mjlab_dist.env.columns import write_rows
 from mjlab_dist.env.term import Command, Range
 
 FOLLOWED = (0.9, 1.5)
-"""A hop follows its command if it reaches a height between these multiples of the target."""
+"""A hop follows its command if its maximum height is between these multiples of the target."""
 
 
 def clearance(env: Env) -> torch.Tensor:
@@ -97,12 +97,12 @@ def share_followed(env: Env, command: str) -> torch.Tensor:
 
 
 def pitch(env: Env) -> torch.Tensor:
-    """Reward: square of the torso's pitch in rad; (num_envs,)."""
+    """Reward: square of the torso's pitch, in rad²; (num_envs,)."""
     return env.sim.qpos[:, env.joints["pitch"].qpos].square().sum(dim=1)
 
 
 def drift(env: Env) -> torch.Tensor:
-    """Reward: square of the torso's distance from the start, in m; (num_envs,)."""
+    """Reward: square of the torso's horizontal distance from its start, in m²; (num_envs,)."""
     return env.sim.qpos[:, env.joints["x"].qpos].square().sum(dim=1)
 
 

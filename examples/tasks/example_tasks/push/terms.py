@@ -46,7 +46,7 @@ def at_goal(env: Env, command: str, scale_m: float) -> torch.Tensor:
 def behind_box(env: Env, command: str, scale_m: float, distance_m: float = 0.09) -> torch.Tensor:
     """Reward: 1 - tanh(distance / scale_m), with the distance of the pusher from a point behind the box; (num_envs,).
 
-    From this point, the pusher can push the box to the goal. It is distance_m behind the center of the box. If the
+    From this point, which is distance_m behind the center of the box, the pusher can push the box to the goal. If the
     box is within 0.03 m of the goal, the reward is 1.
     """
     to_goal = box_to_goal(env, command)
@@ -62,12 +62,15 @@ def is_at_goal(env: Env, command: str, max_m: float) -> torch.Tensor:
 
 
 def off_table(env: Env, max_m: float) -> torch.Tensor:
-    """Termination: the box is further than max_m from the middle of the table; (num_envs,) of bool."""
+    """Termination: the box is further than max_m from the middle of the table along x or y; (num_envs,) of bool."""
     return _box(env).abs().amax(dim=1) > max_m
 
 
 def place_pusher(env: Env, mask: torch.Tensor, reach_m: float, min_m: float) -> None:
-    """Event: place the pusher anywhere within reach_m of the middle, but at least min_m away from the box."""
+    """Event: place the pusher within reach_m of the middle along x and y.
+
+    If this place is closer than min_m to the box, the pusher is moved straight away from the box to this distance.
+    """
     drawn = (2.0 * torch.rand(env.num_envs, 2, device=env.device) - 1.0) * reach_m
     away = drawn - _box(env)
     distance = away.norm(dim=1, keepdim=True).clamp_min(1e-6)
