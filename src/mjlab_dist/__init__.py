@@ -33,7 +33,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> object:
-    # Import modules only at first use: a command can handle Ctrl-C only after it has imported this package
+    # Import modules at first use, so that this package is imported quickly: before that, a command cannot handle Ctrl-C
     import importlib  # noqa: PLC0415
 
     for module, names in _MODULES.items():

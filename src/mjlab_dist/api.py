@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 def train(task: str | TrainConfig, *, quiet: bool = False, trust: bool = False, **fields: Any) -> RunResult:
     """Train a policy and wait for the result, like the command ``train``.
 
-    A single rank trains in this process, and its errors are raised unchanged. If there are several ranks,
-    ``max_restarts`` is set, or this process cannot see the rank's GPU, ranks train in separate processes. All
-    these processes have ended when this function returns or raises. Ctrl-C raises KeyboardInterrupt.
+    A single rank trains in this process, and its errors are raised unchanged. Ranks train in separate processes if
+    there are several of them, if ``max_restarts`` is set, or if this process cannot see the rank's GPU. All separate
+    processes have ended when this function returns or raises. Ctrl-C raises KeyboardInterrupt.
 
     Args:
         task: Name of a task, or the config to start from.
@@ -148,7 +148,7 @@ def load_policy(
         checkpoint: ``latest``, ``best`` (the highest mean return), or the name of a file in the run's checkpoints
             directory.
         device: ``cpu`` or ``cuda:<index>``.
-        log_root: Directory of all runs, which is searched for ``latest``.
+        log_root: Directory of all runs, in which ``latest`` is found.
         trust: Allow the run's config to name functions of any module. Such a config can run any code: read it first.
 
     Returns:
@@ -187,11 +187,12 @@ def check_task(task: str | TrainConfig, **fields: Any) -> None:
 
     failures = [f"{result.name}: {result.text}" for result in check(config) if not result.passed]
     if failures:
-        raise CheckError("\n".join([f"{config.task} fails {len(failures)} checks", *failures]))
+        checks = "1 check" if len(failures) == 1 else f"{len(failures)} checks"
+        raise CheckError("\n".join([f"{config.task} fails {checks}", *failures]))
 
 
 def _start(task: str | TrainConfig, fields: Mapping[str, Any], *, trust: bool) -> TrainConfig:
-    """Return the config to apply fields to: the config of the task, or of the run to resume."""
+    """Return the config that the fields will change: the config of the task, or of the run to resume."""
     if isinstance(task, TrainConfig):
         return task
     if not isinstance(task, str):
@@ -220,7 +221,7 @@ def configured(base: TrainConfig, fields: Mapping[str, Any]) -> TrainConfig:
         fields: New values by name; nested names have dots. A whole object, such as ``agent``, is set before its fields.
 
     Raises:
-        UserError: If a field does not exist, its value has a different type, or two fields exclude each other.
+        UserError: If a field does not exist, if its value has the wrong type, or if two fields exclude each other.
     """
     config = base
     for name in sorted(fields, key=lambda name: name.count(".")):

@@ -126,11 +126,11 @@ def measure(
             doublings, a buffer may be too small in the last attempt too.
 
     Raises:
-        UserError: If the config names something that does not exist, or the checkpoint does not fit.
+        UserError: If the config names something that does not exist, or the checkpoint does not fit the task.
     """
     with start_up():
         prepare_process(device, Rank(), config.seed)
-        from mjlab_dist.env import Env  # noqa: F401, PLC0415 (while the collector is off)
+        from mjlab_dist.env import Env  # noqa: F401, PLC0415 (while the garbage collector is off)
 
     attempts: list[Attempt] = []
     while True:
@@ -189,7 +189,7 @@ def _policy(env: Env, config: TrainConfig, checkpoint: Path) -> Callable[[Tensor
 
 
 def _larger(config: TrainConfig, attempt: Attempt) -> TrainConfig | None:
-    """Return the config with the buffers that were too small doubled; None if no buffer was too small."""
+    """Return the config with twice the size for buffers that were too small; None if no buffer was too small."""
     sim = config.env.sim
     changes: dict[str, int] = {}
     if not ROW_OVERFLOWS.isdisjoint(attempt.overflows):
@@ -220,7 +220,7 @@ class BufferGauge:
         self._can_touch = can_touch(env.sim.model, env.sim._warp_model)
         self._can_constrain = self._can_touch or can_constrain(env.sim.model)
         self._few, self._whole = few, env.num_envs // few * few
-        # Maxima: rows of one env, contacts of one env, of a group of few envs and of all envs, pairs of all envs
+        # Maxima: rows per env; contacts per env, per group of few envs, and of all envs; pairs of all envs
         self._max = torch.zeros(5, dtype=torch.int64, device=env.device)
 
     def read(self) -> None:

@@ -40,7 +40,7 @@ class Control:
 
     @property
     def stop_requested(self) -> bool:
-        """Whether training should stop after the current iteration, with a checkpoint."""
+        """Whether training should write a checkpoint and stop after the current iteration."""
         return self._stop.is_set()
 
     def request_stop(self) -> None:

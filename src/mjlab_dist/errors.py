@@ -21,11 +21,11 @@ class Exit(enum.IntEnum):
     """A number was not finite, a buffer of the physics was too small, or parameters differed between ranks. A restart
     would not help."""
     INFRASTRUCTURE = 5
-    """A rank was killed or stopped making progress, and the run was not restarted again."""
+    """A rank was killed or stopped making progress, and the run was not restarted."""
     RESUMABLE = 75
-    """Stopped on request, with a checkpoint: use --resume to continue."""
+    """Stopped on request, after a checkpoint was written: use --resume to continue."""
     FORCED = 130
-    """Ended at once by Ctrl-C: by the second Ctrl-C, or by one before there was anything to save."""
+    """Ended at once by the second Ctrl-C, or by the first Ctrl-C if there was nothing to save yet."""
 
 
 class UserError(ValueError):
@@ -91,7 +91,7 @@ class DesyncError(RuntimeError):
 class LostRankError(RuntimeError):
     """Another rank has ended, sends nothing, or computes a different sum. The report of that rank contains the cause.
 
-    The message is one line with the other rank.
+    The message is one line that names the other rank.
 
     Attributes:
         sum_bytes: Size of the tensor that this rank was summing; None if it was not summing.

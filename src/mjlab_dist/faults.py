@@ -51,7 +51,7 @@ def read_fault(environ: Mapping[str, str]) -> Fault | None:
         environ: The process's environment.
 
     Raises:
-        UserError: If the variable has a different format.
+        UserError: If the value of the variable has the wrong format.
     """
     text = environ.get(VARIABLE)
     if not text:
@@ -66,5 +66,5 @@ def _parse(part: str, text: str) -> Fault:
     iteration, _, kind = rest.partition(":")
     known = get_args(Kind)
     if not rank.isdecimal() or not iteration.isdecimal() or kind not in known:
-        raise UserError(f"{VARIABLE}={text}: write <rank>:<iteration>:<kind>, with a kind of {listed(known, 'or')}")
+        raise UserError(f"{VARIABLE}={text}: write <rank>:<iteration>:<kind>, where <kind> is {listed(known, 'or')}")
     return dataclasses.replace(Fault(rank=int(rank), iteration=int(iteration), kind="raise"), kind=kind)

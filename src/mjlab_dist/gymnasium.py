@@ -12,7 +12,7 @@ import numpy as np
 from mjlab_dist.api import make
 from mjlab_dist.errors import UserError
 from mjlab_dist.registry import task_names
-from mjlab_dist.wording import did_you_mean
+from mjlab_dist.wording import did_you_mean, listed
 
 try:
     from gymnasium import register, spaces
@@ -32,11 +32,10 @@ Observation = np.ndarray | dict[str, np.ndarray]
 
 
 class TaskVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
-    """The envs of a task, simulated by :func:`mjlab_dist.make` in this process or by ranks.
+    """The envs of a task, made by :func:`mjlab_dist.make`. This process simulates them, or several ranks do.
 
-    An env whose episode ends starts the next episode in the same step (``AutoresetMode.SAME_STEP``). In this step,
-    ``info["final_obs"]`` has the last observations of the ended episodes, and ``info["_final_obs"]`` is True for their
-    envs.
+    When the episode of an env ends, the env starts its next episode in the same step (``AutoresetMode.SAME_STEP``).
+    ``info["_final_obs"]`` is then True for this env, and ``info["final_obs"]`` has its last observation.
 
     Attributes:
         envs: The object that :func:`mjlab_dist.make` returned.
@@ -73,7 +72,8 @@ class TaskVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
         widths = self.envs.observation_widths
         if group is not None and group not in widths:
             self.envs.close()
-            raise UserError(f"group {group}: there is no such observation group; {did_you_mean(group, widths, '')}")
+            fix = did_you_mean(group, widths, f"use {listed(widths, 'or')}")
+            raise UserError(f"group {group}: there is no such observation group; {fix}")
         self.num_envs, self.render_mode, self._group = num_envs, render_mode, group
         self.autoreset_mode = self.metadata["autoreset_mode"]
         self.metadata = {**self.metadata, "render_fps": round(1 / self.envs.step_dt_s)}

@@ -29,8 +29,8 @@ def import_learner() -> None:
 
     tensordict imports all of torch's compiler only to mark a few functions for the compiler, and rsl_rl imports Weights
     & Biases. These two imports take a third of the time of all imports. torch.compile still works without the marks: it
-    compiles those functions like any other. Do not call this in a user's own process, such as
-    a notebook: other code there may need the skipped parts.
+    compiles those functions like any other. Do not call this in a user's own process, such as a notebook: other code
+    there may need the skipped parts.
     """
     with start_up():
         import torch

@@ -1,4 +1,4 @@
-"""The env and the algorithm with which one rank trains.
+"""The env and the algorithm of one rank.
 
 If a buffer of the physics was too small, both are built again in the same process.
 """

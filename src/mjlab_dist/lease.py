@@ -30,7 +30,7 @@ RENEWED_S = 5.0
 """Seconds between two renewals."""
 
 EXPIRED_S = 60.0
-"""Seconds without a renewal after which the owner on another machine is considered dead."""
+"""Seconds without a renewal after which an owner on another machine is considered dead."""
 
 POLL_S = 0.5
 """Seconds between two checks of the lease of another launch."""
@@ -43,9 +43,9 @@ class _Owner:
     token: str
     """Unique name of the lease."""
     host: str
-    """Name of its machine."""
+    """Name of the process's machine."""
     pid: int
-    """Process ID on its machine."""
+    """Process ID on that machine."""
     started: int | None
     """Start time of the process, in clock ticks since the machine was booted; None if the system has no /proc."""
     system: str | None
@@ -111,7 +111,7 @@ class Lease:
                 self._renewed_at = now
 
     def release(self) -> None:
-        """Remove the file, unless another launch has taken it over."""
+        """Remove the lease file, unless another launch has taken over the run."""
         path = self.run_dir / LEASE_FILE
         with contextlib.suppress(OSError):
             look = _look_at(path)
@@ -125,7 +125,7 @@ def leased(run_dir: Path, listen: Listener) -> Iterator[Lease]:
 
     Args:
         run_dir: The run directory.
-        listen: Receives a line if this launch must wait for another machine.
+        listen: Receives a line if this launch must wait to find out whether another launch trains the run.
 
     Raises:
         UserError: If another launch trains the run, or the directory cannot be written.
@@ -163,7 +163,7 @@ def acquire(
         run_dir: The run directory.
         listen: Receives a line before waiting.
         now: Clock, in seconds.
-        sleep: Waits for seconds.
+        sleep: Function that waits for a number of seconds.
 
     Raises:
         UserError: If another launch trains the run, or the directory cannot be written.

@@ -116,7 +116,9 @@ def find_logger(name: str) -> MakeLogger:
     for method in ("log", "video", "checkpoint", "close"):
         own = getattr(found, method, None)
         if not callable(own) or own is Logger.log:
-            raise UserError(f"{flag}: has no method {method}; derive the class from mjlab_dist.Logger, and define it")
+            raise UserError(
+                f"{flag}: has no method {method}; derive the class from mjlab_dist.Logger, and define {method}"
+            )
     try:
         inspect.signature(found).bind("run_dir", "config", "resumed_at")
     except (TypeError, ValueError) as error:

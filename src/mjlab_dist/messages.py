@@ -47,8 +47,8 @@ def emit(kind: Kind, **data: Any) -> None:
 
     - ``status``, ``warning``: a line ``text`` to print.
     - ``debug``: a line ``text`` to print with ``--verbose``.
-    - ``compiling``: ``done`` of ``total`` modules of physics kernels are compiled. Sent only if some must be compiled,
-      first with 0 done.
+    - ``compiling``: ``done`` of ``total`` modules of physics kernels are compiled. Sent only if some must be compiled.
+      In the first event, ``done`` is 0.
     - ``length``: the run's total number of iterations, ``max_iterations``. Sent once, before the first iteration.
     - ``iteration``: a ``row`` of metrics.
     - ``last_video``: training has ended, and only its last video is missing; a line ``text`` to print.

@@ -104,7 +104,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: {MANIFEST} in it is not JSON; get the file again") from error
     if not isinstance(manifest, dict) or not isinstance(manifest.get("format"), int):
-        raise UserError(f"{path}: its {MANIFEST} has no field format; get the file again")
+        raise UserError(f"{path}: its {MANIFEST} has no field named format; get the file again")
     if manifest["format"] > FORMAT:
         raise UserError(
             f"{path}: is a pack of format {manifest['format']}, and this version of mjlab_dist reads formats up to "
@@ -185,11 +185,11 @@ def _opened(path: Path) -> zipfile.ZipFile:
     try:
         archive = zipfile.ZipFile(path)
     except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
-        raise UserError(f"{path}: is not a pack, or is incomplete; give a file of mjlab-dist pack") from error
+        raise UserError(f"{path}: is not a pack, or is incomplete; give a file that mjlab-dist pack wrote") from error
     fault = _fault(archive.infolist(), path.stat().st_size)
     if fault is not None:
         archive.close()
-        raise UserError(f"{path}: is not a pack ({fault}); give a file of mjlab-dist pack")
+        raise UserError(f"{path}: is not a pack ({fault}); give a file that mjlab-dist pack wrote")
     return archive
 
 

@@ -49,8 +49,8 @@ def check_same_run(config: TrainConfig, started: TrainConfig) -> None:
     """
     if config.seed != started.seed:
         raise UserError(
-            f"--resume {AUTO}: {started.resume} has seed {started.seed}, not {config.seed}, and the same name; give "
-            "each run its own --run-name"
+            f"--resume {AUTO}: {started.resume} has this --run-name, but seed {started.seed} instead of {config.seed}; "
+            "give each run its own --run-name"
         )
 
 

@@ -112,8 +112,8 @@ def read_config_file(path: Path, *, trust: bool = False, uses_ssh: bool = True) 
             or if ``--ssh-config`` replaces it.
 
     Raises:
-        UserError: If there is no such file, or it does not contain a config, or the config may run any code. If a value
-            is wrong, the message names its line.
+        UserError: If there is no such file, if it does not contain a config, or if the config could run any code and
+            ``trust`` is False. If a value is wrong, the message names its line.
     """
     import yaml  # noqa: PLC0415 (not needed to print help)
 
@@ -173,7 +173,7 @@ def find_run(
         if newer and warn is not None:
             others = f" and {len(newer) - 1} more" if len(newer) > 1 else ""
             have = "have" if others else "has"
-            warn(f"{flag} latest: is {with_checkpoint[-1]}; {newer[-1]}{others} {have} no checkpoint")
+            warn(f"{flag} latest: is {with_checkpoint[-1]}; the newer {newer[-1]}{others} {have} no checkpoint")
         return with_checkpoint[-1]
     run_dir = Path(run)
     if os.path.isfile(run):  # noqa: PTH113 (False, not an error, for a name that is too long)
@@ -278,8 +278,8 @@ def find_best(run_dir: Path) -> Path:
     link = run_dir / CHECKPOINTS_DIR / BEST_LINK
     if not link.is_file():
         raise UserError(
-            f"--checkpoint best: {run_dir} has none yet (it needs ended episodes, and --checkpoint.keep-best above 0); "
-            "use --checkpoint latest"
+            f"--checkpoint best: {run_dir} has none yet (a run writes one after episodes have ended, and if "
+            "--checkpoint.keep-best is above 0); use --checkpoint latest"
         )
     return follow_link(link)
 
@@ -302,7 +302,7 @@ def checkpoint_path(run_dir: Path, iteration: int) -> Path:
 
 
 def list_videos(run_dir: Path) -> list[int]:
-    """Return the iterations for which a run has videos, in order."""
+    """Return the iterations of a run's videos, in ascending order."""
     files = (run_dir / VIDEOS_DIR).glob("*.mp4")
     return sorted(int(m[1]) for p in files if (m := re.fullmatch(r"iteration_(\d+)\.mp4", p.name)))
 
@@ -351,7 +351,7 @@ def read_metrics(run_dir: Path, name: str = METRICS_FILE) -> list[dict[str, Any]
 def cut_metrics(
     run_dir: Path, iteration: int, name: str = METRICS_FILE, warn: Callable[[str], None] = lambda _: None
 ) -> None:
-    """Remove the rows of later iterations and damaged rows from a file, in one atomic operation.
+    """Remove damaged rows, and the rows after an iteration, from a file in one atomic operation.
 
     Args:
         run_dir: The run directory.
@@ -426,7 +426,7 @@ def _rows_of(data: bytes, path: Path) -> list[tuple[bytes, dict[str, Any]]]:
 
 
 def _lost(rows: list[tuple[bytes, dict[str, Any]]], iteration: int) -> str:
-    """Describe in words which rows up to an iteration are lost, given the remaining rows."""
+    """Describe in words how many rows up to an iteration are lost, given the remaining rows."""
     first = rows[0][1]["iteration"] if rows else 1
     num_lost = iteration - first + 1 - len({row["iteration"] for _, row in rows})
     if not num_lost:

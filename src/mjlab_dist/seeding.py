@@ -13,9 +13,9 @@ def seed_generators(seed: int, rank: int = 0, resumed_iteration: int = 0) -> Non
 
     Args:
         seed: The run's seed.
-        rank: The global rank. With local ranks, ranks of different machines would draw the same random numbers.
-        resumed_iteration: For a run that resumes without its saved random state: number of completed iterations. The
-            run then does not repeat the random numbers of its start. Otherwise 0.
+        rank: The global rank. If this were the local rank, ranks of different machines would draw the same numbers.
+        resumed_iteration: Number of completed iterations for a run that resumes without its saved random state, so
+            that the run does not repeat the random numbers of its start; otherwise 0.
     """
     import numpy as np  # noqa: PLC0415
     import torch

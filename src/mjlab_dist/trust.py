@@ -1,4 +1,4 @@
-"""Refuse configs from files that could run any code. The check does not import the modules that a config names."""
+"""Refuse a config from a file if the config could run any code. The check imports no modules that the config names."""
 
 from __future__ import annotations
 

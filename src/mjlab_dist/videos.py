@@ -1,4 +1,4 @@
-"""Decide when training makes a video, and name unfinished files of videos. Imports only the standard library."""
+"""Decide when training makes a video, and name unfinished video files. Imports only the standard library."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def unfinished_path(file: Path) -> Path:
 
 
 def remove_unfinished(directory: Path) -> None:
-    """Remove the files that a killed process was writing in a directory of videos."""
+    """Remove the unfinished files of a killed process from a directory of videos."""
     for file in directory.glob(f"{UNFINISHED}*"):
         file.unlink(missing_ok=True)
 
@@ -36,7 +36,7 @@ def due_checkpoint(
         videos: Iterations of its videos. Videos after the newest checkpoint are ignored: that part of the run is
             repeated.
         interval: Iterations between videos.
-        is_last: Whether training has ended; a video of the newest checkpoint is then always due.
+        is_last: Whether training has ended; a video of the newest checkpoint is then due, unless it exists already.
     """
     newest = max(checkpoints, default=0)
     before = max((video for video in videos if video <= newest), default=0)
@@ -57,6 +57,7 @@ def note(config: TrainConfig) -> str | None:
         return None
     unit = f"{iterations} iterations" if seconds is None else f"{seconds:g} s"
     return (
-        f"Videos show checkpoints, which are written every {unit}: each shows the first checkpoint after a multiple of "
-        f"{interval} iterations (--video-interval {interval}, --checkpoint.interval {config.checkpoint.interval})."
+        f"Videos show checkpoints, which are written every {unit}. Each video shows the first checkpoint at or after a "
+        f"multiple of {interval} iterations (--video-interval {interval}, --checkpoint.interval "
+        f"{config.checkpoint.interval})."
     )

@@ -77,7 +77,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
-    """Result of a run; small and picklable, since rank 0 sends it to the launcher."""
+    """Result of a run; small and picklable, because rank 0 sends it to the launcher."""
 
     run_dir: Path
     """The run directory."""
@@ -148,7 +148,9 @@ def joined(config: TrainConfig, plan: RankPlan, store: Store | None = None) -> I
         backends = exchange(store, rank.rank, rank.world_size, "backend", plan.device.backend)
         devices = _meet_devices(config, rank, store, device)
         budget = plan.budget or _measure_budget(config, rank, store, devices)
-        _report_step(rank, f"connected to the others; world size {rank.world_size}, {budget.num_envs} envs per rank")
+        _report_step(
+            rank, f"connected to the other ranks; world size {rank.world_size}, {budget.num_envs} envs per rank"
+        )
 
         # Envs
         env = Env(config.env, budget.num_envs, device, first_env_id=rank.rank * budget.num_envs)
@@ -247,9 +249,9 @@ def set_interfaces(rank: Rank, environ: MutableMapping[str, str]) -> None:
     """Set the network interface for gloo and NCCL, unless the user chose one.
 
     If all ranks are on one machine, this is the loopback interface. Otherwise, it is the interface of this machine's
-    route to rank 0; the interface's name may differ between machines. By default, gloo announces the address that the
-    machine's host name resolves to. On many machines, this is a loopback address. NCCL may choose a network that does
-    not connect the machines, such as a network of containers.
+    route to rank 0; the interface's name may differ between machines. Without this setting, gloo announces the address
+    that the machine's host name resolves to, which is a loopback address on many machines, and NCCL may choose a
+    network that does not connect the machines, such as a network of containers.
 
     Args:
         rank: Rank of this process.
@@ -347,8 +349,8 @@ def prepare_process(device: RankDevice, rank: Rank, seed: int) -> None:
 
     MUJOCO_EGL_DEVICE_ID is the index among the devices that CUDA shows to this process, the same as PyTorch's index.
     MuJoCo's EGL module first queries the CUDA device of every EGL device (EGL_CUDA_DEVICE_NV). The extension
-    EGL_NV_device_cuda defines this value as a handle for CUDA's functions, so CUDA_VISIBLE_DEVICES applies to it. A
-    value set by the user is kept.
+    EGL_NV_device_cuda defines this value as a handle for CUDA's functions, so CUDA_VISIBLE_DEVICES applies to it. If
+    the user has set MUJOCO_EGL_DEVICE_ID, it is not changed.
 
     Args:
         device: The rank's device.

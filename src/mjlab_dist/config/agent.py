@@ -43,7 +43,7 @@ class AgentConfig:
     value_loss_coef: float = 1.0
     """Weight of the value loss."""
     use_clipped_value_loss: bool = True
-    """Clip the change of the value to clip-param, as PPO clips the probability ratio."""
+    """Clip the change of the value to clip-param, in the same way as the probability ratio."""
     max_grad_norm: float = 1.0
     """Maximum norm of the gradients; the actor's and the critic's are clipped separately."""
     actor_hidden_dims: tuple[int, ...] = (64, 64)
@@ -55,8 +55,8 @@ class AgentConfig:
     obs_normalization: bool = False
     """Normalize observations by their running mean and standard deviation over all ranks."""
     obs_clip: float | None = None
-    """Bound to which normalized observations are clipped, in standard deviations; None for no clipping. Published
-    results on Gymnasium's tasks use 10 (CleanRL's ppo_continuous_action.py)."""
+    """Clip normalized observations to plus and minus this number of standard deviations; None for no clipping.
+    Published results on Gymnasium's tasks use 10 (CleanRL's ppo_continuous_action.py)."""
     reward_normalization: bool = False
     """Divide the rewards for PPO by the running standard deviation of their discounted sum, over all ranks. Reported
     returns are not normalized."""
@@ -66,15 +66,15 @@ class AgentConfig:
     """Minimum standard deviation of the actions. At the minimum, the gradient is not cut off, so that updates
     can raise the standard deviation again."""
     std_type: Literal["scalar", "log"] = "scalar"
-    """Parameter of the standard deviation. scalar: the value itself. log: its logarithm, so that updates scale with the
-    value."""
+    """Parameter that is learned for the standard deviation. scalar: the standard deviation itself. log: its logarithm,
+    so that updates are proportional to the standard deviation."""
     orthogonal_init: bool = False
     """Initialize the networks with orthogonal weights and zero biases, instead of torch's default. The gain is 0.01 in
     the policy's last layer, 1 in the value function's last layer, and sqrt(2) in all other layers (Andrychowicz
     et al. 2021, arXiv:2006.05990, section 3.2). With 0.01, initial actions hardly depend on the observation."""
     rnn: Literal["none", "lstm", "gru"] = "none"
-    """Recurrent layers before the policy's and the value function's hidden layers. Mini-batches then consist of whole
-    envs."""
+    """Recurrent layers before the policy's and the value function's hidden layers. With them, a mini-batch
+    contains all samples of some envs."""
     rnn_hidden_dim: int = 256
     """Width of the recurrent layers."""
     rnn_num_layers: int = 1
@@ -86,5 +86,5 @@ class AgentConfig:
     """Precision of the networks in the update. bf16 uses torch.autocast: parameters, gradients and Adam stay in
     fp32."""
     capture: bool = True
-    """On a GPU, record the update of a mini-batch once and replay it as CUDA graphs. Without it, the update is slower
-    and easier to debug."""
+    """On a GPU, record the update of a mini-batch once and replay it as CUDA graphs. Without capture, the update is
+    slower and easier to debug."""

@@ -26,7 +26,7 @@ def drop_replaced(config: TrainConfig, given: Collection[str]) -> TrainConfig:
         if "total_num_envs" in given:
             raise UserError(
                 f"--num-envs {config.num_envs} and --total-num-envs {config.total_num_envs}: exclude each "
-                "other, since one is per rank and the other over all ranks; drop one"
+                "other, because one is per rank and the other is over all ranks; drop one"
             )
         config = dataclasses.replace(config, total_num_envs=None)
     elif "total_num_envs" in given and config.total_num_envs is not None and config.num_envs == "auto":
@@ -35,7 +35,7 @@ def drop_replaced(config: TrainConfig, given: Collection[str]) -> TrainConfig:
         if "total_timesteps" in given:
             raise UserError(
                 f"--max-iterations {config.max_iterations} and --total-timesteps {config.total_timesteps}: exclude "
-                "each other, since each sets the length of training; drop one"
+                "each other, because each sets the length of training; drop one"
             )
         config = dataclasses.replace(config, total_timesteps=None)
     return config

@@ -171,7 +171,7 @@ def _validate_sync(config: TrainConfig) -> None:
         (sync.period > 1 and is_sharded, sharding, period, "ranks that share parameters cannot differ"),
     ):
         if excluded:
-            raise UserError(f"{flag}: cannot be combined with {other}, since {reason}; drop one of the two")
+            raise UserError(f"{flag}: cannot be combined with {other}, because {reason}; drop one of the two")
 
 
 def _validate_numbers(config: TrainConfig) -> None:
@@ -216,7 +216,7 @@ def _validate_numbers(config: TrainConfig) -> None:
     if not 0 < config.video_length <= MAX_VIDEO_S:
         raise UserError(
             f"--video-length {config.video_length:g}: must be above 0, and at most {MAX_VIDEO_S:g} s; play --video "
-            "records longer ones"
+            "records longer videos"
         )
     _validate_hidden_dims(agent)
     _validate_obs_clip(agent)
@@ -253,7 +253,7 @@ def _floats(value: Any) -> Iterator[float]:
 
 
 def _is_bound(config: TrainConfig, path: list[str]) -> bool:
-    """Return whether infinity in an entry means "no bound": its name is that of a bound, or its default is infinite."""
+    """Return whether infinity in an entry means "no bound": the entry is named like one, or infinite by default."""
     *parent, name = path
     if _BOUND.fullmatch(name):
         return True
@@ -363,8 +363,8 @@ def validate_terrain(terrain: TerrainConfig) -> None:
         if name not in columns:
             raise UserError(
                 f"--env.sim.terrain.num-columns {terrain.num_columns}: leaves no column for "
-                f"--env.sim.terrain.parts.{name}.share {part.share:g} of "
-                f"{sum(each.share for each in terrain.parts.values()):g}; use more columns or a larger share"
+                f"--env.sim.terrain.parts.{name}.share {part.share:g} (all shares: "
+                f"{sum(each.share for each in terrain.parts.values()):g}); use more columns or a larger share"
             )
 
 
@@ -399,7 +399,7 @@ def _validate_grid(terrain: TerrainConfig) -> None:
     if num_points > _MAX_POINTS:
         raise UserError(
             f"{flag}.resolution-m {terrain.resolution_m}: gives {num_points:.2g} points on {sides[0]:g} m by "
-            f"{sides[1]:g} m; more than {_MAX_POINTS:.2g} take gigabytes: use a coarser resolution, or fewer tiles"
+            f"{sides[1]:g} m, and more than {_MAX_POINTS:.2g} take gigabytes; use a coarser resolution, or fewer tiles"
         )
 
 
@@ -414,6 +414,6 @@ def _validate_part(terrain: TerrainConfig, flag: str, part: TerrainPartConfig) -
         least * (1 - 1e-6) <= end <= most for end in part.width_m
     ):
         raise UserError(
-            f"{flag}.width-m {part.width_m[0]} {part.width_m[1]}: must be between {least:g}, twice "
-            f"--env.sim.terrain.resolution-m, and {most:g}, the distance from a platform to the edge of its tile"
+            f"{flag}.width-m {part.width_m[0]} {part.width_m[1]}: must be between {least:g} (twice "
+            f"--env.sim.terrain.resolution-m) and {most:g} (the distance from a platform to the edge of its tile)"
         )

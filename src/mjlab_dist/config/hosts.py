@@ -9,7 +9,7 @@ from typing import NamedTuple
 from mjlab_dist.errors import UserError
 
 ENTRY = re.compile(r"(?:(?P<name>[\w.-]+)|\[(?P<address>[\w.:]+)\])(?::(?P<num_ranks>\d{1,6}))?")
-"""A name, an IPv4 address or an IPv6 address in brackets, optionally with a number of ranks."""
+"""Matches a name, an IPv4 address, or an IPv6 address in brackets; a number of ranks may follow."""
 
 
 class HostEntry(NamedTuple):

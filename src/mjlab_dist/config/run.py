@@ -41,11 +41,12 @@ class CheckpointConfig:
     """When to write checkpoints, and which to keep."""
 
     interval: int | str = 50
-    """Iterations between checkpoints, such as 50, or seconds, such as 600s; the last iteration always writes one."""
+    """Iterations between checkpoints, such as 50, or seconds, such as 600s. The last iteration always writes a
+    checkpoint."""
     keep_last: int = 5
     """Number of newest checkpoints to keep; 0 keeps all."""
     keep_best: int = 1
-    """Number of checkpoints with the highest mean return to keep in addition; 0 keeps none."""
+    """Number of checkpoints to keep in addition: those with the highest mean return; 0 keeps none."""
     wandb: bool = False
     """Upload every checkpoint to Weights & Biases, as a version of an artifact of the run."""
 
@@ -66,18 +67,18 @@ class TrainConfig:
     """Control steps to train, over all envs of all ranks, instead of max-iterations; rounded down to whole
     iterations."""
     seed: int = 1
-    """Random seed; rank r uses seed + r. Give independent runs seeds that are at least the number of ranks apart."""
+    """Random seed; rank r uses seed + r. Seeds of independent runs must differ by at least the number of ranks."""
     gpu_ids: tuple[int, ...] | Literal["auto", "all"] | None = "auto"
     """GPUs or MIG instances to train on, one rank each; None for the CPU. Numbers are nvidia-smi's indices, or indices
-    into CUDA_VISIBLE_DEVICES if that is set. all: every usable GPU, with a warning about the others. auto: the first
-    usable GPU, else the CPU."""
+    into CUDA_VISIBLE_DEVICES if that is set. all: every usable GPU, with a warning if there are unusable ones.
+    auto: the first usable GPU, else the CPU."""
     cpu_ranks: int | None = None
     """Number of processes to train with on the CPU. They share the cores equally."""
     oversubscribe: bool = False
     """Allow more than 4 CPU ranks per core."""
     hosts: tuple[str, ...] = ()
-    """Machines to train on, or slurm for those of this SLURM job. Machines have names or addresses. Each uses the
-    devices of gpu-ids or cpu-ranks; node7:4 starts 4 ranks on node7, on the first 4 of its devices. Default: this
+    """Names or addresses of the machines to train on, or slurm for the machines of this SLURM job. Each machine uses
+    the devices of gpu-ids or cpu-ranks; node7:4 starts 4 ranks on node7, on the first 4 of its devices. Default: this
     machine. This machine must be the first; SSH connects to the others. All need the same Python environment under the
     same path."""
     ssh_config: str | None = None
@@ -87,8 +88,8 @@ class TrainConfig:
     directory, with uncommitted and new files, but not what git ignores. keep: refuse to overwrite
     uncommitted changes on another host. overwrite: overwrite them. Needs rsync."""
     port_range: tuple[int, int] | None = None
-    """First and last port for connections to the launcher, for a firewall between hosts. Three must be free. Ranks
-    connect to each other on other ports. Default: any free ports."""
+    """First and last port for connections to the launcher. A firewall between hosts must allow these ports, and three
+    of them must be free. Ranks connect to each other on other ports. Default: any free ports."""
     require_same_devices: bool = False
     """Refuse to train if the ranks' devices differ in model, memory or compute capability. Otherwise, differences are
     only reported."""
@@ -120,8 +121,8 @@ class TrainConfig:
     wandb_project: str = "mjlab_dist"
     """Project in Weights & Biases and trackio."""
     log_ranks: bool = False
-    """Also log the speed, waiting time, return and memory of every rank: in rank_metrics.jsonl, one row per rank and
-    iteration, and as curves."""
+    """Also log the speed, waiting time, return and memory of every rank: as rows of rank_metrics.jsonl, one per rank
+    and iteration, and as curves."""
     evaluate_interval: int | None = None
     """Iterations between evaluations of the policy, over whole episodes without exploration and in separate envs. The
     means over the episodes are the columns evaluation/... of the metrics. The last iteration is also followed by an
@@ -129,8 +130,8 @@ class TrainConfig:
     evaluate_episodes: int = 64
     """Number of episodes of an evaluation. The ranks share the episodes in batches of 16."""
     video_interval: int | None = None
-    """Iterations between videos. A separate process on one core makes a video of the first checkpoint after each
-    interval, and of the last one. Default: no videos."""
+    """Iterations between videos. A separate process on one core makes a video of the first checkpoint at or after
+    each multiple of this number, and of the last checkpoint. Default: no videos."""
     video_length: float = 5.0
     """Length of each video, in simulated seconds; at most 60."""
     torchrunx_log_dir: str | None = None
@@ -161,8 +162,8 @@ class PlayConfig:
     run: str = "latest"
     """Run directory, a pack, or latest for the task's newest run."""
     checkpoint: str | None = None
-    """Checkpoint to play: latest, best (the highest mean return), or a checkpoint file. Default: latest. With a file,
-    run is not needed."""
+    """Checkpoint to play: latest, best (the highest mean return), or a checkpoint file. Default: latest. If
+    this is a file, the flag run is not needed."""
     nan_dump: str | None = None
     """File errors/nan_rank<N>.pt of a run that stopped because a number was not finite. play repeats the step that led
     to the number, instead of playing the policy."""
@@ -239,8 +240,8 @@ class EvaluateConfig:
     run: str = "latest"
     """Run directory, a pack, or latest for the task's newest run."""
     checkpoint: str | None = None
-    """Checkpoint to evaluate: latest, best (the highest mean return), or a checkpoint file. Default: latest. With a
-    file, run is not needed."""
+    """Checkpoint to evaluate: latest, best (the highest mean return), or a checkpoint file. Default: latest. If
+    this is a file, the flag run is not needed."""
     num_episodes: int = 256
     """Number of episodes to play."""
     num_envs: int = 64
@@ -283,13 +284,13 @@ class ExportConfig:
     run: str = "latest"
     """Run directory, a pack, or latest for the task's newest run."""
     checkpoint: str | None = None
-    """Checkpoint to export: latest, best (the highest mean return), or a checkpoint file. Default: latest. With a
-    file, run is not needed."""
+    """Checkpoint to export: latest, best (the highest mean return), or a checkpoint file. Default: latest. If
+    this is a file, the flag run is not needed."""
     output: str | None = None
     """Directory for policy.onnx, policy.pt and model.mjb (the MuJoCo model). Default: exported in the run directory,
     or <name>_exported beside a pack. Files of an earlier export are replaced."""
     num_checked: int = 1000
-    """Number of observations for which the actions of the files are compared with the policy's."""
+    """Number of observations used to compare the actions of the files with those of the policy."""
     seed: int = 1
     """Random seed of the episodes that provide the observations."""
     log_root: str = "logs"
@@ -314,7 +315,7 @@ class PackConfig:
     onnx: bool = True
     """Whether to add policy.onnx, after the same checks as in export. Needs the packages onnx and onnxruntime."""
     log_root: str = "logs"
-    """Directory of all runs, where latest is searched."""
+    """Directory of all runs, in which latest is found."""
     trust: bool = False
     """Allow the run's config to name functions of any module, and so to run any code."""
 
@@ -345,4 +346,4 @@ class CompareConfig:
     json: bool = False
     """Print one JSON object instead of the tables."""
     log_root: str = "logs"
-    """Directory of all runs, where latest is searched."""
+    """Directory of all runs, in which latest is found."""

@@ -15,7 +15,8 @@ class ContactConfig:
     """Contact sensors for elements of the scene, one row per element. The sensor term Contact reads them.
 
     An entity is given by its name, and the names of its elements are then written without the prefix. An empty text
-    as the entity means the MJCF of sim.model. If the entity is None, names are those of the whole scene, with prefixes.
+    as the entity means the MJCF of sim.model. If the entity is None, names are full names, with prefixes, in the whole
+    scene.
     """
 
     names: tuple[str, ...]

@@ -188,7 +188,7 @@ def makes(module: str, name: str) -> bool:
 
 
 def _statements(tree: ast.AST | None) -> Iterator[ast.AST]:
-    """Yield the statements of a module, also inside ``if`` and ``try``, but not inside functions and classes."""
+    """Yield the statements of a module, including those in ``if`` and ``try``, but not in functions and classes."""
     for node in ast.iter_child_nodes(tree) if tree is not None else ():
         yield node
         if isinstance(node, ast.If | ast.Try | ast.ExceptHandler | ast.With):

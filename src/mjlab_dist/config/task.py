@@ -181,7 +181,7 @@ class EventConfig:
     when: Literal["startup", "reset", "interval"] = "reset"
     """startup: once, before the first episode. reset: at the start of each episode. interval: at intervals."""
     interval_s: tuple[float, float] = (5.0, 10.0)
-    """Range of the simulated time between two events, in s, sampled per env. Used if when is interval."""
+    """Range of the simulated time between two events, in s, sampled per env; only for interval events."""
     model_fields: tuple[str, ...] = ()
     """Fields of mujoco_warp.Model that the event writes to, such as body_mass. They have one value per env, and
     constants that depend on them are recomputed. Each episode starts from their values after startup."""
@@ -236,7 +236,7 @@ class RandomizationConfig:
     starts with the value after startup. If constants depend on the field, reset and interval recompute them in every
     step."""
     interval_s: tuple[float, float] = (5.0, 10.0)
-    """Range of the simulated time between two samples, in s, sampled per env. Used if when is interval."""
+    """Range of the simulated time between two samples, in s, sampled per env; only for sampling at intervals."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -304,7 +304,7 @@ class EntityConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ActuatorConfig:
-    """Motors that replace the MJCF's actuators on some joints. Each of these joints has one motor, with its name.
+    """Motors that replace the MJCF's actuators on some joints. Each motor drives one joint and has the joint's name.
 
     The motors are MuJoCo's dcmotor, with torque = stiffness * (target position - position) + damping * (target velocity
     - velocity), or with the commanded torque, within the limits. For randomizations, stiffness and damping are columns
@@ -326,7 +326,7 @@ class ActuatorConfig:
     """No-load speed in rad/s (slide joints: m/s). The maximum torque in the direction of motion falls linearly, from
     effort-limit at rest to 0 at this speed."""
     armature: float | None = None
-    """Inertia of the rotor, as reflected through the gear, in kg m2 (slide joints: kg). Default: the MJCF's."""
+    """Inertia of the rotor, as reflected through the gear, in kg m² (slide joints: kg). Default: the MJCF's."""
     frictionloss: float | None = None
     """Dry friction in N m (slide joints: N). Default: the MJCF's."""
 
@@ -389,7 +389,7 @@ class SimConfig:
     on_overflow: Literal["warn", "grow", "stop"] = "warn"
     """What to do during training if contacts or constraint rows do not fit into their buffers, so that some are
     dropped. warn: print one warning, and count affected envs. grow: restart from the newest checkpoint with larger
-    buffers, and write their sizes to config.yaml. stop: end the run with a checkpoint."""
+    buffers, and write their sizes to config.yaml. stop: write a checkpoint and end the run."""
     forward_before_observation: bool = True
     """Recompute poses and sensors before observing. Observations of joint positions and velocities alone do not need
     this."""
@@ -431,7 +431,7 @@ class EnvConfig:
     sensors: dict[str, TermConfig] = field(default_factory=dict)
     """Measurements after every control step, such as contacts and air times, by name."""
     curricula: dict[str, TermConfig] = field(default_factory=dict)
-    """Curricula, which make the task harder as the policy succeeds, by name."""
+    """Curricula by name. They make the task harder when the policy succeeds."""
     nan_policy: Literal["stop", "reset"] = "stop"
     """What to do if physics, observations or rewards are not finite. stop: training ends in that iteration, and the
     state is saved for play --nan-dump. reset: the affected envs start a new episode, and are counted; in observations,

@@ -149,7 +149,7 @@ class Action(Term):
             value: The number; or a mapping, in which the first expression that matches an action's name applies.
 
         Raises:
-            UserError: If an expression matches no action, or no expression matches an action.
+            UserError: If an expression matches no action, or an action matches no expression.
         """
         return torch.tensor(per_name(flag, value, self.names), dtype=torch.float32, device=env.device)
 
@@ -197,7 +197,7 @@ def per_name(flag: str, value: float | Mapping[str, float], names: Sequence[str]
         names: The names.
 
     Raises:
-        UserError: If a number is NaN, an expression matches no name, or no expression matches a name.
+        UserError: If a number is NaN, an expression matches no name, or a name matches no expression.
     """
     numbers = value if isinstance(value, Mapping) else {".*": value}
     for pattern, number in numbers.items():

@@ -126,7 +126,7 @@ class Actions:
             apply(self._env)
 
     def reset(self) -> None:
-        """Draw the latency of actions in the envs that were reset last; with jitter, also update it in the others."""
+        """Draw the latency of actions in the envs of the latest reset; with jitter, also update it in other envs."""
         if self._draw_lags is not None:
             self._drawn.uniform_()
             self._draw_lags()

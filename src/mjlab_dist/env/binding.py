@@ -355,7 +355,7 @@ def _note(where: str, func: str, error: Exception) -> str:
 
 
 def _check_lengths(flag: str, func: Callable[..., Any], params: Mapping[str, ParamValue]) -> None:
-    """Raise if a tuple has the wrong length. The command line does not check this, as it does not import the term."""
+    """Raise if a tuple has the wrong length. The command line cannot check this: it does not import the term."""
     try:
         hints = typing.get_type_hints(func.__init__ if isinstance(func, type) else func, localns={"Env": object})
     except NameError:

@@ -62,7 +62,7 @@ class Env(Finder, VecEnv):
         origins: Start position of each env's episode in the world frame, in m, (num_envs, 3); 0 without terrain.
         observation_groups: Observation groups by name.
         weights: Weights of the reward terms per control step, (num_terms,); a curriculum may change them.
-        reward_scale: Factor from weights of the config to weights per control step.
+        reward_scale: Factor that converts weights of the config to weights per control step.
         reward_names: Names of the reward terms, in the order of ``EpisodeTotals.terms``.
         termination_names: ``time_limit``, then names of the termination terms, as in ``EpisodeTotals.terminations``.
         metric_names: Names of the metrics in rows, such as ``metric/success``, in the order of
@@ -149,7 +149,7 @@ class Env(Finder, VecEnv):
         self._events = Events(self, config.events, binder, self._randomizations.intervals)
         self._events.start_up(self, self._everywhere)
         self._randomizations.end_startup()
-        # Observations, after most terms: to measure their widths, they are evaluated, which needs sensors and commands
+        # Observations, after most terms: they are evaluated to measure their widths, and may read sensors and commands
         self.observation_groups = {
             group: binder.make_observations(group, terms) for group, terms in config.observations.items()
         }
@@ -175,7 +175,7 @@ class Env(Finder, VecEnv):
         self._resets = [binder.outside_of_graphs(term.reset) for term in self._other_terms]
 
     def _record_bookkeeping(self) -> None:
-        """Record two kernels: one advances the clocks in a step, one clears the state of terms and env in a reset."""
+        """Record two kernels: one advances the clocks in a step, and one clears state of terms and env in a reset."""
         left_s, episodes = self._events.left_s, self._episodes
         flags = (self.timed_out, self.terminated, episodes.limit_row)
         clocks = (self.episode_length_buf, episodes.steps, left_s, *flags)
@@ -340,7 +340,7 @@ class Env(Finder, VecEnv):
         """Return termination reasons and metrics of the running episodes by name, (num_envs,) of float32 each.
 
         ``termination/<reason>`` is 1 if the reason held in the latest step. Metrics cover the steps so far. If an
-        env's episode ended in the latest step, the values are those of this episode.
+        env's episode ended in the latest step, the values belong to the ended episode.
         """
         names = (*(f"termination/{name}" for name in self.termination_names), *self.metric_names)
         return dict(zip(names, self._episodes.outcomes(), strict=True))

@@ -43,7 +43,7 @@ class EpisodeTotals(NamedTuple):
 
 
 class Episodes:
-    """Ends of episodes, steps, rewards and metrics of running episodes, and totals of ended episodes.
+    """Ends of episodes; steps, rewards and metrics of running episodes; and totals of ended episodes.
 
     An episode counts in the totals only if it was observed from its start and all its values are finite.
 

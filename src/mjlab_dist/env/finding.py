@@ -28,7 +28,7 @@ _KINDS = {
 class Distances(NamedTuple):
     """Distances between the surfaces of geoms, as views of MuJoCo's sensors.
 
-    Like all sensor readings, they are those of the state at the start of the last physics step.
+    Like all sensor readings, they describe the state at the start of the last physics step.
     """
 
     names: tuple[str, ...]

@@ -23,7 +23,7 @@ def compose(a: wp.quat, b: wp.quat):
 
 @wp.func
 def rotate_inverse(q: wp.quat, v: wp.vec3):
-    """Rotate a vector from the world frame to that of a body with quaternion (w, x, y, z)."""
+    """Rotate a vector from the world frame to the frame of a body with quaternion (w, x, y, z)."""
     axis = wp.vec3(q[1], q[2], q[3])
     twice = 2.0 * wp.cross(axis, v)
     return v - q[0] * twice + wp.cross(axis, twice)

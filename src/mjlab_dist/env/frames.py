@@ -23,12 +23,12 @@ Program = Callable[[mjw.Model, mjw.Data], None]
 class Frames:
     """Poses and velocities of k frames, in the world or relative to another frame.
 
-    The frame of a body is at the body's origin, that of a site at the site, and that of a geom at the geom's center.
-    The linear velocity is that of this point. The first read after a state change computes all tensors at once; without
-    reads, they cost nothing. They are overwritten after the next change: clone them to keep them.
+    The frame of a body is at the body's origin, the frame of a site at the site, and the frame of a geom at the geom's
+    center. The linear velocity is the velocity of this point. The first read after a state change computes all tensors
+    at once; without reads, they cost nothing. They are overwritten after the next change: clone them to keep them.
 
-    Like ``sim.view("xpos")``, the values are those of the state at the start of the last physics step. After
-    ``sim.forward()``, and so in observations with ``forward_before_observation``, they are those of the current state.
+    Like ``sim.view("xpos")``, the values describe the state at the start of the last physics step. After
+    ``sim.forward()``, and so in observations with ``forward_before_observation``, they describe the current state.
 
     Attributes:
         names: Names of the frames, in model order, with the prefix of their entity.
@@ -62,12 +62,12 @@ class Frames:
 
     @property
     def linear_velocity(self) -> torch.Tensor:
-        """Linear velocities in m/s, in the world frame or that of the reference, (num_envs, k, 3)."""
+        """Linear velocities in m/s, in the world frame or the reference's frame, (num_envs, k, 3)."""
         return self._current(2)
 
     @property
     def angular_velocity(self) -> torch.Tensor:
-        """Angular velocities in rad/s, in the world frame or that of the reference, (num_envs, k, 3)."""
+        """Angular velocities in rad/s, in the world frame or the reference's frame, (num_envs, k, 3)."""
         return self._current(3)
 
     def relative_to(self, reference: Frames) -> Frames:

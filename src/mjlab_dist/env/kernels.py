@@ -110,7 +110,7 @@ def draw_lags(
     lag: wp.array2d[wp.int64],
     next_lag: wp.array2d[wp.int64],
 ):
-    """Draw the latency of actions in the masked envs; with jitter, also update it in the others.
+    """Draw the latency of actions in the masked envs; with jitter, also update it in the other envs.
 
     The kernel has one thread per env and action.
 

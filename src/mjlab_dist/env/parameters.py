@@ -68,7 +68,9 @@ class Parameters:
             return self._found[path].numbers
         whole, _, index = path.rpartition(".")
         if whole not in self._found or not index.isdecimal():
-            raise UserError(f"parameter {path}: is unknown to the env; return it from changes(params) of the class")
+            raise UserError(
+                f"parameter {path}: is unknown to the env; return it from changes(params) of the curriculum"
+            )
         return self._found[whole].numbers[int(index) :][:1]
 
     def within(self, where: str) -> dict[str, Any]:
@@ -147,7 +149,7 @@ class Parameters:
         can_change: tuple[str, ...] = getattr(found, "schedulable", ())
         if isinstance(found, type) and name not in can_change:
             others = f", or name {listed(can_change, 'or')}" if can_change else ""
-            ranges = f"; the range of its first number is {where}.0" if where.startswith("commands.") else ""
+            ranges = f"; the range of the command's first number is {where}.0" if where.startswith("commands.") else ""
             raise UserError(
                 f"parameter {path}: the class {term.func} does not list it in schedulable; list it if the class reads "
                 f"it in every call{others}{ranges}"

@@ -104,7 +104,7 @@ class Randomizations:
         self._before = {name: field.clone() for name, field in self._fields.items()}
 
     def reset(self, mask: torch.Tensor) -> None:
-        """Restore the values from the end of startup, and draw those of the new episode.
+        """Restore the values from the end of startup, and draw the values of the new episode.
 
         Args:
             mask: Envs in which an episode starts, (num_envs,) of bool.
@@ -124,7 +124,7 @@ class Randomizations:
         return lambda _, mask: draw.apply(mask, self._before[draw.name])
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Return all fields that change after startup, with their values at its end: (num_envs, ...) by field name."""
+        """Return the values at the end of startup, (num_envs, ...) by field name, of all fields that change later."""
         return self._before
 
 
@@ -182,7 +182,7 @@ def _validate(flag: str, config: RandomizationConfig) -> None:
         raise UserError(f"{flag}.low {config.low}: must be positive for log-uniform")
     if config.distribution == "normal":
         if config.mean is None or config.std is None or config.std < 0:
-            raise UserError(f"{flag}.std {config.std}: normal needs a mean and a std of at least 0; give both")
+            raise UserError(f"{flag}.std {config.std}: normal needs a mean, and a std that is 0 or more; give both")
         return
     for name, given in (("mean", config.mean), ("std", config.std)):
         if given is not None:

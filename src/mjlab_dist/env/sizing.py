@@ -24,11 +24,12 @@ GPU_SHARE = 0.8
 CPU_SHARE = 0.5
 """Share of the free memory of a machine for all its ranks.
 
-It is lower than on a GPU because temporaries of a step, 20 to 40% of the memory of an env, are not measured on the CPU.
+It is lower than the share on a GPU, because temporaries of a step (20 to 40% of the memory of an env) are not measured
+on the CPU.
 """
 
 PROBE_SIZES = (64, 256)
-"""Numbers of envs in two batches. The difference in memory yields the memory per env, without that of the model."""
+"""Numbers of envs in two batches. The difference in memory yields the memory per env, without the model's memory."""
 
 GPU_PROBE_SIZE = 2048
 """Maximum number of envs in the batch that is measured on a GPU.
@@ -66,7 +67,7 @@ def choose_num_envs(rooms: Sequence[Room]) -> tuple[int, str]:
     needed, usable = byte_size(room.env_bytes), byte_size(room.usable_bytes)
     if capacity < 1:
         raise UserError(
-            f"--num-envs auto: an env needs {needed}, and rank {rank} can use {usable}; free memory, or lower "
+            f"--num-envs auto: an env needs {needed}, and rank {rank} can use {usable}; free some memory, or lower "
             "--agent.num-steps-per-env, --env.sim.njmax or --env.sim.nconmax"
         )
     num_envs = min(MAX_NUM_ENVS, 1 << (capacity.bit_length() - 1))

@@ -25,7 +25,7 @@ Range = tuple[float, float]
 
 
 class Term:
-    """A term that looks up names once or keeps a state between steps.
+    """A term that looks up names when it is created, or keeps a state between steps.
 
     It is created once per batch of envs, as ``Class(env, **params)``, and then called like a function.
 
@@ -43,7 +43,7 @@ class Term:
     def reset(self, mask: torch.Tensor) -> None:
         """Reset the state of the term in envs in which an episode starts.
 
-        Positions and velocities are already those of the new episode; poses and sensor readings are not. For commands,
+        Positions and velocities already belong to the new episode; poses and sensor readings do not. For commands,
         reset events have not happened yet, because commands are drawn before them.
 
         Args:
@@ -77,7 +77,7 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 
 def not_capturable(function: FunctionT) -> FunctionT:
-    """Exclude a term that is a function from CUDA graphs, as ``capturable = False`` does for a class."""
+    """Decorator for a term that cannot be part of a CUDA graph. For a class, set ``capturable = False`` instead."""
     vars(function)["capturable"] = False
     return function
 
@@ -155,7 +155,7 @@ class Sensor(Term):
         """Measure the start state of new episodes, before observations read it.
 
         If ``forward_before_observation`` is set, the env calls this in every step, after the resets and ``forward``.
-        Without this setting, the env does not call this method, because poses and MuJoCo's sensors are not those of the
+        Without this setting, the env does not call this method, because poses and MuJoCo's sensors do not belong to the
         new episode. The default does nothing, so the values set by :meth:`reset` and :meth:`cleared` remain.
 
         Args:
@@ -255,7 +255,7 @@ class Command(Term):
         if "update" in vars(cls):
             raise UserError(
                 f"{cls.__module__}.{cls.__qualname__}.update: commands are now drawn before reset events; implement "
-                "draw for new values, and follow for changes after these events"
+                "the method draw for new values, and the method follow for changes after these events"
             )
 
     def draw(self, env: Env, mask: torch.Tensor) -> None:

@@ -25,7 +25,7 @@ STRONG = 30.0
 """Maximum torque or force for an action of 1, divided by the load of the joint. Some MJCFs have unrealistic limits."""
 
 STRONG_RAD_S2 = 300.0
-"""Joint acceleration that an action of 1 may cause even if this needs more than ``STRONG`` times the load."""
+"""Joint acceleration that an action of 1 may cause, even if this needs more than ``STRONG`` times the load."""
 
 Kind = Literal["position", "velocity", "effort", "muscle"]
 
@@ -100,7 +100,7 @@ def _block_of(blocks: Mapping[str, Block], actuator: str) -> Block | None:
 
 
 class Inputs(NamedTuple):
-    """Numbers from which the inputs of all actuators are computed for given actions."""
+    """Numbers that convert actions to the inputs of all actuators."""
 
     offsets: NDArray[np.float64]
     """Inputs at action 0, (nu,)."""
@@ -115,7 +115,7 @@ class Inputs(NamedTuple):
 
 
 def action_inputs(model: mujoco.MjModel, pose: NDArray[np.float64], blocks: Mapping[str, Block]) -> Inputs:
-    """Return the numbers from which the inputs of all actuators are computed for given actions.
+    """Return the numbers that convert actions to the inputs of all actuators.
 
     Args:
         model: The MuJoCo model.
@@ -230,7 +230,7 @@ def _has_position(model: mujoco.MjModel, actuator: int) -> bool:
 
 
 def _max_force(model: mujoco.MjModel, actuator: int, joint: int | None, loads: Mapping[int, float]) -> float:
-    """Return the force for an action of 1: the limit of the actuator or of its joint, or enough for the load."""
+    """Return the force for an action of 1: the limit of the actuator or of its joint, or a multiple of the load."""
     if model.actuator_forcelimited[actuator]:
         return float(model.actuator_forcerange[actuator, 1])
     if joint is None:

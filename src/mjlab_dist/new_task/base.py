@@ -30,10 +30,10 @@ MAX_BELLY = 0.9
 """Maximum distance from a standing robot's base to the lowest point of its body, as a share of the base's height."""
 
 FLUID_KG_M3 = 100.0
-"""Minimum density of the medium in which a robot swims. Air has 1.2 kg/m3, water 1000 kg/m3."""
+"""Minimum density of the medium in which a robot swims. Air has 1.2 kg/m³, and water has 1000 kg/m³."""
 
 FROUDE = 0.25
-"""Froude number v^2 / (g h) of the walking speed.
+"""Froude number v² / (g h) of the walking speed v of a base at height h.
 
 Animals walk up to about 0.5 (Alexander 1984, The gaits of bipedal and quadrupedal animals).
 """

@@ -26,7 +26,7 @@ class Files(NamedTuple):
     apart: list[Path]
     """Files named by an absolute path; these are not copied."""
     base: Path
-    """Folder that contains the files to copy, and every folder that occurs in their paths."""
+    """Folder that contains both the files to copy and all folders that occur in their paths."""
 
 
 def find_files(mjcf: Path) -> Files:

@@ -122,8 +122,8 @@ def choose_goal(wish: Goal | None, goals: Sequence[Goal], pendulum: Pendulum | N
 def find_pendulum(model: mujoco.MjModel, start: mujoco.MjData, joints: Sequence[int]) -> Pendulum | None:
     """Return the description of a robot that is a pendulum; None for other robots.
 
-    A pendulum is a single driven hinge, or a chain of at most one slide joint and up to three hinges. In a chain, at
-    least as many joints are passive (without a motor) as are driven.
+    A pendulum is a single driven hinge, or a chain of at most one slide joint and up to three hinges. A chain has at
+    least as many passive joints (without a motor) as driven joints.
 
     Args:
         model: The MuJoCo model.

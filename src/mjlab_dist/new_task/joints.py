@@ -20,7 +20,7 @@ class Trees(NamedTuple):
     """Robots and other objects with hinges or slide joints, named after their first body or joint."""
 
     driven: tuple[str, ...]
-    """Names of the robots with motors. The base and the goal are those of one of these robots."""
+    """Names of the robots with motors. The base and the goal belong to one of these robots."""
     idle: tuple[str, ...]
     """Names of the other robots and objects."""
 

@@ -147,7 +147,7 @@ def find_touching(model: mujoco.MjModel, start: mujoco.MjData) -> list[tuple[int
 
 
 def supply(spec: mujoco.MjSpec, lacks: Lacks) -> None:
-    """Add the missing parts that affect the physics to an MJCF, as the generated ``model.py`` does.
+    """Add to an MJCF the missing parts that affect the physics, as the generated ``model.py`` does.
 
     Args:
         spec: The MJCF, changed in place.

@@ -111,7 +111,7 @@ def joint_loads(
 ) -> dict[int, float]:
     """Return the torque in N m (slide joints: force in N) that each joint must hold.
 
-    The load of a joint is that of the links behind it, in the pose with the highest load. A joint of a leg must also
+    The links behind a joint cause its load, in the pose with the highest load. A joint of a leg must also
     hold half the weight of the robot at the distance of the foot, because two legs of a quadruped carry the robot while
     the others swing.
 
@@ -158,7 +158,7 @@ def _upright_stiffness(model: mujoco.MjModel, start: mujoco.MjData, legs: Sequen
 def _first_moment(model: mujoco.MjModel, start: mujoco.MjData, joint: int) -> float:
     """Return the mass behind a joint times its distance from the axis, in kg m (slide joints: the mass in kg).
 
-    The result is 0 if gravity causes no force along the axis, or torque about it, in any pose.
+    The result is 0 if gravity causes no force along the axis and no torque about it, whatever the pose.
     """
     body = int(model.jnt_bodyid[joint])
     mass_kg = float(model.body_subtreemass[body])

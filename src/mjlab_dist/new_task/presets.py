@@ -30,7 +30,7 @@ def find_preset(names: Iterable[str], joints: Iterable[str]) -> Preset | None:
     of motors matches a joint. Names alone are not enough, because files of the same robot use different joint names.
 
     Args:
-        names: Names of the robot: of its file, of its model, and as given by the user.
+        names: Names of the robot: the names of its file and model, and the name that the user gave.
         joints: Names of the robot's driven joints.
     """
     words = ["_".join(["", *re.findall(r"[a-z0-9]+", name.lower()), ""]) for name in names]
@@ -60,7 +60,7 @@ def _motors(
     velocity: float | None = None,
     armature: float | None = None,
 ) -> ActuatorConfig:
-    """Return a group of position motors. Units: N m/rad, N m s/rad, N m, rad/s and kg m2.
+    """Return a group of position motors. Units: N m/rad, N m s/rad, N m, rad/s and kg m².
 
     For slide joints: N/m, N s/m, N, m/s and kg.
     """
@@ -106,7 +106,7 @@ _GO2 = Preset(
 )
 
 # Reflected inertia of a two-stage planetary gear with rotor inertias I1, I2, I3 and ratios n1, n2:
-# I1 (n1 n2)^2 + I2 n2^2 + I3. Waist and ankles have two motors each, in parallel.
+# I1 (n1 n2)² + I2 n2² + I3. Waist and ankles have two motors each, in parallel.
 _G1 = Preset(
     label="Unitree G1 with 29 joints",
     name="g1",

@@ -239,7 +239,7 @@ def _plan(model: mujoco.MjModel, root: Sequence[int], joints: Sequence[int], wis
 def _supply_rest(
     spec: mujoco.MjSpec, model: mujoco.MjModel, plan: _Plan, actuation: Actuation, joints: Sequence[int]
 ) -> Lacks:
-    """Add the missing parts that depend on the motors to an MJCF. Return all missing parts."""
+    """Add to an MJCF the missing parts that depend on the motors. Return all missing parts."""
     bodies: dict[int, str] = {}
     if actuation.sags and plan.goal in {"reach", "hold"}:
         roots = sorted({int(model.body_rootid[model.jnt_bodyid[j]]) for j in joints})
@@ -251,7 +251,7 @@ def _supply_rest(
 
 
 def _has_position_motors(model: mujoco.MjModel) -> bool:
-    """Return whether an actuator of the MJCF holds a position. Its gains are then those of the file's author."""
+    """Return whether an actuator of the MJCF holds a position. If so, the file's author has chosen the gains."""
     import mujoco
 
     has_bias = model.actuator_biastype == int(mujoco.mjtBias.mjBIAS_AFFINE)

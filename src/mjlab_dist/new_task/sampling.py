@@ -26,14 +26,14 @@ MAX_SPEED = 300.0
 """Maximum speed of any joint in these episodes, in rad/s or m/s."""
 
 HELD_STEPS = (1, 25)
-"""Numbers of control steps for which a random action is held: 1 as at the start of training, 25 as with a trained
-policy."""
+"""Numbers of control steps during which a random action is held: 1, as at the start of training, and 25, as with a
+trained policy."""
 
 MAX_HALVINGS = 12
 """Maximum number of times that the torques of a block are halved."""
 
 MAX_LEAD = 3
-"""Maximum difference between the number of halvings of a block and that of the block with the fewest halvings."""
+"""Maximum number of additional halvings of a block, compared with the block that has the fewest."""
 
 NUM_SAMPLED = 20
 """Number of the episodes in which constraints and contacts are counted."""

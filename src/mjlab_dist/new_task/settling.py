@@ -162,7 +162,7 @@ def find_key(model: mujoco.MjModel) -> int | None:
     known = [names.index(name) for name in HOME_NAMES if name in names]
     if known or not names:
         return known[0] if known else None
-    # <size nkey=.../> makes keyframes without a name that equal the reference pose.
+    # <size nkey=.../> makes unnamed keyframes, which equal the reference pose.
     return 0 if names[0] or not np.allclose(model.key_qpos[0], model.qpos0) else None
 
 

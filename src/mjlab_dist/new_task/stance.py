@@ -53,7 +53,7 @@ def find_stance(
     joints: Sequence[int],
     simulate: Callable[[NDArray[np.float64]], mujoco.MjData],
 ) -> tuple[NDArray[np.float64], bool] | None:
-    """Return a pose with bent legs, (nq,), and whether the robot stands in it under its own motors.
+    """Return a pose with bent legs, (nq,), and whether the motors keep the robot standing in this pose.
 
     In the poses to try, the feet are below the hips, and the center of mass is above the feet. If the legs are straight
     in the reference pose, they are bent. The result is the first pose in which the robot stands or, if there is none,

@@ -46,7 +46,7 @@ def guessed(robot: Robot) -> list[str]:
             f"its wheels are {listed(robot.motors['wheels'].joints)}, and actions set their velocities (actions)"
         )
     if robot.stands is not None:
-        falls = "" if robot.stands else ", in which it falls"
+        falls = "" if robot.stands else "; it falls in this pose"
         lines.append(f"it starts on bent legs, in a pose that was found by simulation{falls}")
     elif robot.keyframe is None:
         lines.append("it starts in the reference positions of its joints (sim.keyframe)")
@@ -56,8 +56,8 @@ def guessed(robot: Robot) -> list[str]:
 def first_flags(config: TrainConfig) -> list[str]:
     """Return the three flags to try first, with the values of the config.
 
-    The flags set a number in the first reward, which is the most important one, the scale of the actions, and the
-    stiffness of added motors. Without added motors, the third flag sets the weight of the last reward.
+    The flags set a number in the first (most important) reward, the scale of the actions, and the stiffness of added
+    motors. Without added motors, the third flag sets the weight of the last reward.
 
     Args:
         config: The config of the task.

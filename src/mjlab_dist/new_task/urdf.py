@@ -60,7 +60,7 @@ def convert(flag: str, urdf: Path, tree: ET.Element, folder: Path, *, floating: 
 
 
 def _float(flag: str, tree: ET.Element) -> None:
-    """Add a floating joint between the world and the root link, which MuJoCo converts to a free joint."""
+    """Add a floating joint, which MuJoCo converts to a free joint, between the world and the root link."""
     children = {child.get("link") for child in tree.iterfind("joint/child")}
     roots = [link.get("name", "") for link in tree.iterfind("link") if link.get("name") not in children]
     if any(joint.get("type") == "floating" for joint in tree.iterfind("joint")):

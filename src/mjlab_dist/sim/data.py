@@ -28,7 +28,7 @@ def find_key(model: mujoco.MjModel, name: str | None) -> int | None:
 
 
 def put_data(model: mujoco.MjModel, key: int | None, num_envs: int, config: SimConfig) -> mjw.Data:
-    """Put the start state of every env on the current device, in buffers for at least its contacts and rows.
+    """Put the start state of every env on the current device. Buffers have room for at least its contacts and rows.
 
     Args:
         model: The MuJoCo model.

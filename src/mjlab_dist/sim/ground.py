@@ -1,6 +1,6 @@
 """The surface of a height field: its triangles, and the points on it that are nearest to points and segments.
 
-It is the surface that MuJoCo uses: two triangles per grid cell, split along the diagonal from the corner with the
+MuJoCo uses the same surface: each grid cell is split into two triangles along the diagonal from the corner with the
 smallest x and y to the corner with the largest.
 """
 
@@ -108,7 +108,7 @@ def closest_on_triangle(p: wp.vec3, a: wp.vec3, b: wp.vec3, c: wp.vec3) -> wp.ve
 
 @wp.func
 def closest_on_segments(a: wp.vec3, b: wp.vec3, c: wp.vec3, d: wp.vec3) -> wp.vec2:
-    """Return the nearest points of segments ab and cd, from 0 to 1 along each; neither length may be 0."""
+    """Return where segments ab and cd are nearest to each other, from 0 to 1 along each; no length may be 0."""
     u = b - a
     v = d - c
     w = a - c

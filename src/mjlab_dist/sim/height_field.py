@@ -26,7 +26,7 @@ _TYPES = (mujoco.mjtGeom.mjGEOM_SPHERE, mujoco.mjtGeom.mjGEOM_CAPSULE, mujoco.mj
 
 
 def take_over(model: mujoco.MjModel, put: mjw.Model) -> None:
-    """Replace MuJoCo Warp's collision with height fields by the kernel of this package.
+    """Use this package's kernel, instead of MuJoCo Warp's, to find collisions with height fields.
 
     MuJoCo Warp still handles shapes other than spheres, capsules and boxes. It handles all shapes if bodies may sleep,
     or if any height field is rotated or moves.

@@ -61,7 +61,7 @@ _SWITCHES = {
     "tendon_stiffness": "has_tendon_stiffness",
     "tendon_damping": "has_tendon_damping",
 }
-"""Switch of the part of the physics that MuJoCo Warp skips if a field is initially 0, for each such field."""
+"""Switches of parts of the physics, by field. MuJoCo Warp skips the part if the field is initially 0."""
 
 _check_version = functools.cache(util_pkg.check_version)
 """Cached, because MuJoCo Warp checks MuJoCo's version three times per model, and each check reads package metadata."""
@@ -160,7 +160,7 @@ def no_field(model: mujoco.MjModel, name: str) -> UserError:
 
 
 def refuse_moved_inertia(model: mujoco.MjModel, name: str, field: torch.Tensor) -> None:
-    """Raise if a body's inertial frame was moved although MuJoCo assumes that it is at the body's origin.
+    """Raise if a body's inertial frame was moved, although MuJoCo assumes that it is at the body's origin.
 
     This assumption holds for bodies with ``body_simple``.
 
@@ -175,8 +175,8 @@ def refuse_moved_inertia(model: mujoco.MjModel, name: str, field: torch.Tensor) 
     moved = (field.cpu() != torch.from_numpy(getattr(model, name)).float()).any(dim=2).any(dim=0).numpy()
     for body in np.flatnonzero(moved & (model.body_simple != 0)):
         raise UserError(
-            f"field {name}: MuJoCo assumes that the inertia of body {model.body(body).name} is at its origin, along "
-            'its axes; add simple="false" to that body in the MJCF'
+            f"field {name}: MuJoCo assumes that the inertia of body {model.body(body).name} is at the body's origin, "
+            'along its axes; add simple="false" to that body in the MJCF'
         )
 
 

@@ -122,7 +122,7 @@ def find_file(flag: str, file: str) -> Path:
 def _compiled(flag: str, spec: mujoco.MjSpec) -> mujoco.MjSpec:
     """Compile a spec before anything is added to it.
 
-    Errors are then those of the MJCF itself. In addition, MuJoCo adjusts the keyframes to later changes only if the
+    Errors in the MJCF itself are reported here. In addition, MuJoCo adjusts the keyframes to later changes only if the
     spec has been compiled.
     """
     _compile(flag, spec.compile)

@@ -165,7 +165,7 @@ class Simulation:
         return (self._num_changes, self.qpos._version, self.qvel._version)
 
     def mark_changed(self) -> None:
-        """Change :attr:`version`. Call this after a write to the state that neither a program nor torch has made."""
+        """Change :attr:`version`. Call this after code other than programs and torch has written to the state."""
         self._num_changes += 1
 
     def view(self, name: str) -> torch.Tensor:
@@ -236,7 +236,7 @@ class Simulation:
             checked: Whether to check inertias first. The check waits for the device, so use it only during setup.
 
         Raises:
-            UserError: If a body's inertial frame was moved although MuJoCo assumes that it is at the body's origin.
+            UserError: If a body's inertial frame was moved, although MuJoCo assumes that it is at the body's origin.
         """
         for name in {"body_ipos", "body_iquat"} & self.fields.keys() if checked else ():
             model_fields.refuse_moved_inertia(self.model, name, self.fields[name])
@@ -250,8 +250,8 @@ class Simulation:
         """Record a program of Warp kernels over these envs, in the same way as the physics.
 
         Args:
-            program: Function that launches the kernels and allocates no memory. The caller must keep the arrays that
-                the kernels use alive.
+            program: Function that launches the kernels and allocates no memory. The caller must keep references
+                to the arrays that the kernels use.
             changes_state: Whether the program may write to ``qpos`` or ``qvel``.
 
         Returns:
@@ -318,7 +318,7 @@ class Simulation:
             tensors: (num_envs, ...) each, of any type, with contiguous rows. The caller must keep them alive.
 
         Returns:
-            A function that runs the program, as :meth:`record` does, with one kernel for all tensors.
+            A function that runs the program, as in :meth:`record`. One kernel clears all tensors.
         """
         clear = self._clearing(tensors)
         return self.record(lambda *_: clear(), changes_state=False)
@@ -430,7 +430,7 @@ def _launch_now(launch: Callable[[], None]) -> None:
 
 
 def copy_state(source: Mapping[str, torch.Tensor], target: Mapping[str, torch.Tensor]) -> None:
-    """Copy tensors in place to those with the same names, because recorded graphs contain the targets' addresses.
+    """Copy tensors to those with the same names, in place: recorded graphs contain the addresses of the targets.
 
     Args:
         source: The saved tensors.

@@ -35,7 +35,7 @@ def start_warp(device: str) -> None:
 
 def _unwritable(directory: str, why: str | None) -> PreflightError:
     setting = "WARP_CACHE_PATH"
-    return PreflightError(f"{setting} {directory}: {why}; use {setting} to choose a directory that you can write to")
+    return PreflightError(f"{setting} {directory}: {why}; set {setting} to a directory that you can write to")
 
 
 @contextlib.contextmanager

@@ -84,7 +84,7 @@ class Terrain:
         """Return the height of the ground, exact on the two triangles into which MuJoCo splits a grid cell.
 
         Args:
-            xy: Points in m, (..., 2); for a point outside the ground, the height is that of the nearest edge.
+            xy: Points in m, (..., 2). A point outside the ground gets the height of the nearest edge.
 
         Returns:
             Heights in m, (...).
@@ -141,7 +141,7 @@ def add_terrain(spec: mujoco.MjSpec, config: TerrainConfig) -> None:
 
 
 def crop_terrain(model: mujoco.MjModel, center_m: tuple[float, float], half_m: float) -> mujoco.MjModel:
-    """Return a copy of the model with only a square of its terrain: rendering all of it takes many seconds.
+    """Return a copy of the model with only a square of its terrain: rendering the whole terrain takes many seconds.
 
     Args:
         model: A model; without a terrain it is returned unchanged.
@@ -215,7 +215,7 @@ def _rough(distance: Integers, width: int, random: np.random.Generator) -> Doubl
 
 
 def _boxes(distance: Integers, width: int, random: np.random.Generator) -> Doubles:
-    """Return boxes with side ``width`` and heights in [0.5, 1), 0 on the platform and along the edge of the tile."""
+    """Return boxes with side ``width`` and heights in [0.5, 1); 0 on the platform and at the edge of the tile."""
     side = len(distance)
     heights = np.zeros(distance.shape)
     corners = random.integers(1, side - 1 - width, size=(round(BOX_COVERAGE * (side / width) ** 2), 2))

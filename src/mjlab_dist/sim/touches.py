@@ -14,7 +14,7 @@ _FAR = wp.constant(1.0e6)
 """A distance in m that stands for no contact."""
 
 _OTHER_WAY = wp.constant(0.9)
-"""Maximum cosine of the angle between the normals of two contacts; above it, they count as one contact."""
+"""Maximum cosine of the angle between the normals of two contacts that count as different contacts."""
 
 _MAX_TOUCHES = wp.constant(8)
 """Maximum number of contacts of one geom with the ground."""
@@ -135,7 +135,7 @@ def _touch_between(ground: Ground, start: wp.vec3, end: wp.vec3, radius: float, 
 
 @wp.func
 def _touch_inside_box(ground: Ground, center: wp.vec3, rotation: wp.mat33, size: wp.vec3, known: Touch) -> Touch:
-    """Return the contact at the grid point deepest in a box or, if a contact is known, furthest from that contact."""
+    """Return a contact at a grid point in a box: the deepest or, with a known contact, the furthest from it."""
     # Grid points in the bounding box of the box
     touch = Touch()
     touch.dist = _FAR

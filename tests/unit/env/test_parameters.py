@@ -355,7 +355,7 @@ def test_play_without_disturbances_drops_the_schedules_of_what_it_removes() -> N
         ("rewards.limits.params.share", r"the class mjlab_dist\.mdp\.rewards:JointLimits does not list it in "),
         (
             "commands.velocity.params.forward_m_s",
-            r".* or name standing_share, .*; the range of its first number is commands\.velocity\.0$",
+            r".* or name standing_share, .*; the range of the command's first number is commands\.velocity\.0$",
         ),
     ],
 )

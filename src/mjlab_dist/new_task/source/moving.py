@@ -80,7 +80,7 @@ def _terminations(base: Base) -> list[str]:
     if base.can_fall and base.height_joint is not None:
         low = rounded(base.min_height_m)
         found = f"terminations.joint_out_of_range, joint={text(base.height_joint)}, low={low!r}"
-        lines += ["# The base is lower than this position of its vertical joint.", f'"fallen": termination({found}),']
+        lines += ["# The vertical joint of the base is below this position.", f'"fallen": termination({found}),']
     if not lines:
         return ["# The robot cannot fall: only the time limit ends an episode."]
     head = "# Conditions that end an episode before its time limit."

@@ -28,7 +28,7 @@ class Names:
 def function_name(module: str) -> str:
     """Return the name of the function that returns a task's config.
 
-    The name is that of the module, unless the config imports something with this name.
+    It is the module's name, unless the config imports something with this name.
 
     Args:
         module: Last part of the module's name.

@@ -46,7 +46,7 @@ def joint_observations(robot: Robot) -> list[str]:
         lines += ["# All hinge and slide joints.", '"positions": observation(observations.JointPositions),']
     elif observed.positions:
         lines += [
-            "# Joints of the robot, except those along which it moves horizontally and hinges without limits."
+            "# Joints of the robot, except hinges without limits and joints along which it moves horizontally."
             if observed.is_soft
             else "# Hinges with limits, and slide joints except those along which the robot moves horizontally.",
             '"positions": observation(observations.JointPositions, joints=_POSITIONS),',

@@ -81,7 +81,7 @@ class ToTarget(Term):
 
 
 class AtTarget(Term):
-    """Reward: exp(-distance^2 / std_m^2) of a site and the target; (num_envs,)."""
+    """Reward: exp(-distance^2 / std_m^2) for the distance between a site and the target; (num_envs,)."""
 
     def __init__(self, env: Env, command: str, site: str, std_m: float) -> None:
         self._to_target = ToTarget(env, command, site)
@@ -154,7 +154,7 @@ class JointTargets(Command):
 class ToTarget(Term):
     """Observation: distances of joints to their targets, in rad or m; (num_envs, joints).
 
-    For the hinges in endless, the distance is that in the shorter direction.
+    For the hinges in endless, the distance is measured in the shorter direction.
     """
 
     def __init__(self, env: Env, command: str, joints: tuple[str, ...], endless: tuple[str, ...] = ()) -> None:
