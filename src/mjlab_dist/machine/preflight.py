@@ -141,7 +141,7 @@ def check_directory(name: str, directory: Path, low_bytes: int, setting: str) ->
         free = shutil.disk_usage(there).free
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        fix = more_space if full else f"use {setting} to choose a directory that you can write to"
+        fix = more_space if full else f"set {setting} to a directory that you can write to"
         return Finding(name=name, figure=f"{directory}: {error.strerror}", status=Status.FAIL, fix=fix)
     figure = f"{directory}: {byte_size(free)} free"
     if free < low_bytes:
