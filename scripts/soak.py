@@ -79,7 +79,7 @@ class Soak:
         self._command: subprocess.Popen[bytes] | None = None
 
     def run(self, num_faults: int) -> Path:
-        """Train with faults, then stop with a checkpoint; return the run directory."""
+        """Train with faults, then stop the run, which saves a checkpoint. Return the run directory."""
         self._start()
         while sum(self.counts.values()) < num_faults:
             # Half of the faults occur during training, and many of the others while the ranks start
