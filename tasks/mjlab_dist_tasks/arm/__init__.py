@@ -1,4 +1,4 @@
-"""An arm with 7 joints and a gripper that reaches for poses or lifts a cube."""
+"""A 7-joint arm with a gripper. The arm reaches for poses, or lifts a cube."""
 
 from mjlab_dist.config import lazy_modules
 

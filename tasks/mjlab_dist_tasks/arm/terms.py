@@ -1,8 +1,8 @@
 """Terms of the arm tasks.
 
 Rewards for distances are 1 - tanh(distance / scale), as in robosuite (Zhu et al. 2020, arXiv:2009.12293) and in Isaac
-Lab's tasks for reaching and lifting (isaac-sim.github.io/IsaacLab). The rewards for lifting have the same stages: reach
-the cube, grasp it, lift it, and move it to the target.
+Lab's tasks for reaching and lifting (isaac-sim.github.io/IsaacLab). The rewards for lifting also have the stages of
+those tasks: reach the cube, grasp it, lift it, and move it to the target.
 
 Rewards use the gripper's position at the start of the last substep, 5 ms ago, because MuJoCo last computed it then.
 After a reset, that position is from the previous episode. Observations therefore compute the position from the joints,
@@ -26,9 +26,9 @@ GRIPPER = "gripper"
 
 
 class Kinematics:
-    """Forward kinematics of the gripper. All joints must rotate about the z axes of their bodies.
+    """Forward kinematics of the gripper.
 
-    The joints' axes must go through the origins of the bodies.
+    All joints must be hinges about the z axes of their bodies. These axes must go through the bodies' origins.
     """
 
     def __init__(self, env: Env) -> None:
@@ -86,7 +86,12 @@ class GripperToCube(Term):
     """Observation: vector from the gripper to the cube in the world frame, in m; (num_envs, 3)."""
 
     def __init__(self, env: Env, cube: str) -> None:
-        """Look up the arm, and the cube by its free joint."""
+        """Look up the arm and the cube.
+
+        Args:
+            env: The envs.
+            cube: The cube's free joint.
+        """
         self._gripper = Kinematics(env)
         self._cube = env.sim.qpos[:, env.joints[cube].qpos][:, :3]
 
@@ -95,7 +100,13 @@ class GripperToCube(Term):
 
 
 def cube_to_target(env: Env, cube: str, command: str) -> torch.Tensor:
-    """Observation: vector from the cube (its free joint) to the target (a pose command), in m; (num_envs, 3)."""
+    """Observation: vector from the cube to the target, in m; (num_envs, 3).
+
+    Args:
+        env: The envs.
+        cube: The cube's free joint.
+        command: Name of a pose command.
+    """
     return env.command(command)[:, :3] - env.sim.qpos[:, env.joints[cube].qpos][:, :3]
 
 
@@ -107,8 +118,8 @@ class AtPosition(_GripperTerm):
 
         Args:
             env: The envs.
-            command: A pose command.
-            scale_m: Scale of the distance.
+            command: Name of a pose command.
+            scale_m: Distance in m at which the reward is 0.24.
         """
         super().__init__(env)
         self._command, self._scale_m = command, scale_m
@@ -125,8 +136,8 @@ class AtOrientation(Term):
 
         Args:
             env: The envs.
-            command: A pose command.
-            scale_rad: Scale of the angle.
+            command: Name of a pose command.
+            scale_rad: Angle in rad at which the reward is 0.24.
         """
         site = env.sim.model.site(GRIPPER)
         self._quat = env.sim.view("xquat")[:, int(site.bodyid[0])]
@@ -151,7 +162,7 @@ class AtCube(_CubeTerm):
         Args:
             env: The envs.
             cube: The cube's free joint.
-            scale_m: Scale of the distance.
+            scale_m: Distance in m at which the reward is 0.24.
         """
         super().__init__(env, cube)
         self._scale_m = scale_m
@@ -161,7 +172,7 @@ class AtCube(_CubeTerm):
 
 
 class Grasp(_CubeTerm):
-    """Reward: fraction of the finger pads in contact if the cube's center is between the fingertips; (num_envs,)."""
+    """Reward: fraction of the finger pads in contact; 0 if the cube is not between the fingertips; (num_envs,)."""
 
     def __init__(self, env: Env, cube: str, sensor: str, max_m: float) -> None:
         """Look up the cube.
@@ -169,8 +180,8 @@ class Grasp(_CubeTerm):
         Args:
             env: The envs.
             cube: The cube's free joint.
-            sensor: A contact sensor of ``env.sensors`` with both pads.
-            max_m: Maximum distance between the cube's center and the point between the fingertips.
+            sensor: Name of the contact sensor of both pads.
+            max_m: Maximum distance in m between the cube's center and the point between the fingertips.
         """
         super().__init__(env, cube)
         self._pads, self._max_m = env.sensor(sensor, Contact), max_m
@@ -181,7 +192,14 @@ class Grasp(_CubeTerm):
 
 
 def height(env: Env, cube: str, low_m: float, high_m: float) -> torch.Tensor:
-    """Reward: height of the cube's center above the table, 0 at low_m and 1 at high_m; (num_envs,)."""
+    """Reward: height of the cube's center, scaled and clipped to [0, 1]; (num_envs,).
+
+    Args:
+        env: The envs.
+        cube: The cube's free joint.
+        low_m: Maximum height in m at which the reward is 0.
+        high_m: Minimum height in m at which the reward is 1.
+    """
     z = env.sim.qpos[:, env.joints[cube].qpos][:, 2]
     return ((z - low_m) / (high_m - low_m)).clamp(0.0, 1.0)
 
@@ -189,13 +207,28 @@ def height(env: Env, cube: str, low_m: float, high_m: float) -> torch.Tensor:
 def cube_at_target(env: Env, *, cube: str, command: str, scale_m: float, low_m: float, high_m: float) -> torch.Tensor:
     """Reward: closeness of the cube to the target, times :func:`height`; (num_envs,).
 
-    The closeness is 1 at the target, and 0.24 at a distance of scale_m.
+    The closeness is 1 at the target.
+
+    Args:
+        env: The envs.
+        cube: The cube's free joint.
+        command: Name of a pose command.
+        scale_m: Distance in m at which the closeness is 0.24.
+        low_m: Maximum height in m at which the reward is 0.
+        high_m: Minimum height in m at which the reward is the closeness.
     """
     return closeness(cube_to_target(env, cube, command), scale_m) * height(env, cube, low_m, high_m)
 
 
 def off_table(env: Env, cube: str, x_m: tuple[float, float], y_m: tuple[float, float]) -> torch.Tensor:
-    """Termination: the cube is outside the table, whose edges are at x_m and y_m; (num_envs,) of bool."""
+    """Termination: the cube is outside the area of the table; (num_envs,) of bool.
+
+    Args:
+        env: The envs.
+        cube: The cube's free joint.
+        x_m: Range of x in the area, in m.
+        y_m: Range of y in the area, in m.
+    """
     x, y = env.sim.qpos[:, env.joints[cube].qpos][:, :2].unbind(dim=1)
     return (x < x_m[0]) | (x > x_m[1]) | (y < y_m[0]) | (y > y_m[1])
 

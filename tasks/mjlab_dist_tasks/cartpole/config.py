@@ -1,8 +1,8 @@
 """The cartpole tasks, after the DeepMind Control Suite's cartpole (Tassa et al. 2018, arXiv:1801.00690).
 
 Physics, observations, start states and the smooth reward are those of the suite. An episode has 1,000 control steps of
-10 ms with a reward of at most 1 each, so a perfect episode returns 1,000. The integrator is MuJoCo's default,
-Euler, which takes a quarter of the time of the suite's Runge-Kutta.
+10 ms. The reward of a step is at most 1, so a perfect episode returns 1,000. The integrator is MuJoCo's default, Euler,
+which takes a quarter of the time of the suite's Runge-Kutta.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from mjlab_dist.mdp import events, observations
 from mjlab_dist_tasks.cartpole import terms
 
 _AGENT = AgentConfig(desired_kl=0.005, entropy_coef=0.002, use_clipped_value_loss=False)
-"""Values reach 100 in these tasks (1 per step, discount 0.99). If the value loss is clipped to changes of 0.2, the
-value function learns too slowly, and the policy does not learn to swing up, or forgets it. Half the usual KL divergence
-and a smaller entropy bonus prevent the return from falling again."""
+"""The values of states reach 100 in these tasks (1 per step, discount 0.99). With a clipped value loss, a value changes
+by about 0.2 per update at most, so the value function learns too slowly. The policy then does not learn to swing up, or
+forgets it. Half the default KL divergence and a smaller entropy bonus prevent the return from falling again."""
 
 
 def balance() -> TrainConfig:

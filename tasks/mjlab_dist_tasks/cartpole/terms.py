@@ -18,13 +18,26 @@ def pole_direction(env: Env) -> torch.Tensor:
 
 
 def draw_around(env: Env, mask: torch.Tensor, joint: str, mean: float, std: float) -> None:
-    """Event: sample a joint's position from a normal distribution, in m or rad."""
+    """Event: sample a joint's position from a normal distribution.
+
+    Args:
+        env: The envs.
+        mask: Envs in which an episode starts, (num_envs,) of bool.
+        joint: Name of a slide or hinge joint.
+        mean: Mean of the positions, in m or rad.
+        std: Standard deviation of the positions, in m or rad.
+    """
     column = env.sim.qpos[:, env.joints[joint].qpos]
     write_rows(column, mask, torch.empty_like(column).normal_(mean, std))
 
 
 def small_control(env: Env, max_reward: float = 1.0) -> torch.Tensor:
-    """Reward: max_reward at force 0, falling to 0.8 * max_reward at the actuator's limit and beyond; (num_envs,)."""
+    """Reward: max_reward at action 0, and 0.8 * max_reward at actions of -1, 1 and beyond; (num_envs,).
+
+    Args:
+        env: The envs.
+        max_reward: Reward at action 0.
+    """
     effort = env.actions.squeeze(1).clamp(-1.0, 1.0).square_()
     return torch.rsub(effort, max_reward, alpha=0.2 * max_reward)
 
@@ -33,7 +46,7 @@ def smooth(env: Env) -> torch.Tensor:
     """Reward: the suite's smooth cartpole reward, between 0 and 1; (num_envs,).
 
     It is the product of four factors: (1 + cos angle) / 2 for the upright pole, (1 + tolerance) / 2 for the centered
-    cart, the same for the pole at rest, and :func:`small_control`.
+    cart, (1 + tolerance) / 2 for the pole at rest, and :func:`small_control`.
     """
     position, angle = env.sim.qpos[:, env.joints["slider"].qpos], env.sim.qpos[:, env.joints["hinge"].qpos]
     velocity = env.sim.qvel[:, env.joints["hinge"].qvel]

@@ -1,8 +1,8 @@
 """Gymnasium's MuJoCo v5 tasks (Towers et al. 2024, arXiv:2407.17032; gymnasium/envs/mujoco/*_v5.py).
 
-Observations, rewards, terminations, start states and time limits are those of v5. Actions are clipped to v5's action
-space, as by the wrapper that published results use, and control costs are computed from the clipped actions. The solver
-is always Newton, because MuJoCo Warp has no PGS.
+Observations, rewards, terminations, start states and time limits are those of v5. As in published runs, actions are
+clipped to v5's action space, and control costs are computed from the clipped actions. The solver is always Newton,
+because MuJoCo Warp has no PGS.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _AGENT = AgentConfig(
     reward_normalization=True,
 )
 """CleanRL's PPO (ppo_continuous_action.py) with fewer and larger updates: 40 mini-batches of 256 samples per 2,048
-control steps, instead of 320 mini-batches of 64. The learning rate falls from 1e-3, instead of 3e-4, to 0."""
+control steps, instead of 320 mini-batches of 64. The learning rate starts at 1e-3 instead of 3e-4, and falls to 0."""
 
 _STEADY = dataclasses.replace(_AGENT, schedule="fixed")
 """A constant learning rate, for tasks that still improve at the end of the run (docs/performance.md)."""
@@ -65,8 +65,8 @@ _SMALL_STEPS = dataclasses.replace(
     orthogonal_init=True,
     advantage_normalization="mini-batch",
 )
-"""The same updates as in CleanRL: 320 mini-batches of 64 samples. With larger updates, the hopper learns with one of
-three seeds to lean forward and fall, and reaches a return of only 300 (docs/performance.md)."""
+"""The same updates as in CleanRL: 320 mini-batches of 64 samples. With larger mini-batches and one of three seeds, the
+hopper learns to lean forward and fall, and its return is only 300 (docs/performance.md)."""
 
 
 def hopper() -> TrainConfig:
@@ -97,7 +97,7 @@ def hopper() -> TrainConfig:
 
 
 def half_cheetah() -> TrainConfig:
-    """Run forward on a hind and a front leg (Gymnasium's HalfCheetah-v5)."""
+    """Run forward on a hind leg and a front leg (Gymnasium's HalfCheetah-v5)."""
     return _train(
         "gym-half-cheetah",
         agent=dataclasses.replace(_AGENT, gamma=0.98, lam=0.92),
@@ -179,9 +179,9 @@ def humanoid() -> TrainConfig:
     contact_weight, max_contact_cost = 5e-7, 10.0
     return _train(
         "gym-humanoid",
-        # The motors take inputs up to 0.4, so with a standard deviation of 1, nearly all actions would be clipped.
-        # With more updates, the policy changes too much as the standard deviation falls. Observations are clipped,
-        # because contact forces are nearly always 0 but reach 60 standard deviations.
+        # The motors take inputs up to 0.4, so with a standard deviation of 1, most actions would be clipped. With more
+        # epochs, the policy changes too much while the standard deviation falls. Observations are clipped, because
+        # contact forces are nearly always 0 but reach 60 standard deviations.
         agent=dataclasses.replace(_SMALL_STEPS, num_learning_epochs=5, init_std=0.4, obs_clip=10.0),
         env=EnvConfig(
             sim=_sim("humanoid", decimation=5, njmax=40, nconmax=16),
@@ -265,9 +265,9 @@ def reacher() -> TrainConfig:
 
 
 def _train(task: str, *, env: EnvConfig, agent: AgentConfig = _AGENT) -> TrainConfig:
-    """Return a config with a million control steps, as in published results.
+    """Return a config with a million control steps, as in published runs.
 
-    The number of envs is over all ranks, so that the result does not depend on the number of ranks.
+    The numbers of steps and envs are totals over all ranks, so that the result does not depend on the number of ranks.
     """
     return TrainConfig(task=task, total_num_envs=32, total_timesteps=1_000_000, agent=agent, env=env)
 

@@ -60,7 +60,7 @@ def _load(file: str) -> mujoco.MjSpec:
 
 
 def _scale_mass(spec: mujoco.MjSpec) -> None:
-    """Scale densities to the total mass: MuJoCo 4 warns about the attribute settotalmass at each compilation."""
+    """Scale the densities instead of using settotalmass: MuJoCo 4 warns about this attribute at each compilation."""
     total_kg = spec.compiler.settotalmass
     spec.compiler.settotalmass = -1.0
     factor = total_kg / spec.compile().body_mass.sum()

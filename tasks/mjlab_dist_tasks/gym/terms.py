@@ -15,7 +15,12 @@ from mjlab_dist.env.term import Sensor, Term
 
 
 def positions(env: Env, skip: int = 0) -> torch.Tensor:
-    """Observation: all joint positions except the first ``skip``, in m and rad; (num_envs, nq - skip)."""
+    """Observation: all joint positions except the first ``skip``, in m and rad; (num_envs, nq - skip).
+
+    Args:
+        env: The envs.
+        skip: Number of joint positions to leave out.
+    """
     return env.sim.qpos[:, skip:]
 
 
@@ -28,6 +33,10 @@ def wrenches(env: Env, sensor: str) -> torch.Tensor:
     """Observation: contact torques and forces on all bodies but the world, in N m and N.
 
     The shape is (num_envs, 6 * (nbody - 1)).
+
+    Args:
+        env: The envs.
+        sensor: Name of a sensor of the class Wrenches.
     """
     return env.sensor(sensor, Wrenches).cfrc_ext[:, 1:].flatten(1)
 
@@ -36,6 +45,10 @@ def inertias(env: Env, sensor: str) -> torch.Tensor:
     """Observation: inertias and masses of all bodies but the world; (num_envs, 10 * (nbody - 1)).
 
     Inertias are about the center of mass of the body's tree.
+
+    Args:
+        env: The envs.
+        sensor: Name of a sensor of the class Bodies.
     """
     return env.sensor(sensor, Bodies).cinert[:, 1:].flatten(1)
 
@@ -44,12 +57,21 @@ def body_velocities(env: Env, sensor: str) -> torch.Tensor:
     """Observation: angular and linear velocities of all bodies but the world, in rad/s and m/s.
 
     The shape is (num_envs, 6 * (nbody - 1)).
+
+    Args:
+        env: The envs.
+        sensor: Name of a sensor of the class Bodies.
     """
     return env.sensor(sensor, Bodies).cvel[:, 1:].flatten(1)
 
 
 def actuator_torques(env: Env, sensor: str) -> torch.Tensor:
-    """Observation: torques of the actuators on all joints except the floating base, in N m; (num_envs, nv - 6)."""
+    """Observation: torques of the actuators on all joints except the floating base, in N m; (num_envs, nv - 6).
+
+    Args:
+        env: The envs.
+        sensor: Name of a sensor of the class Bodies.
+    """
     return env.sensor(sensor, Bodies).qfrc_actuator[:, 6:]
 
 
@@ -65,7 +87,12 @@ def arm_velocity(env: Env) -> torch.Tensor:
 
 
 def to_target(env: Env, sensor: str) -> torch.Tensor:
-    """Observation: vector from the reacher's target to its fingertip, in m; (num_envs, 2)."""
+    """Observation: vector from the reacher's target to its fingertip, in m; (num_envs, 2).
+
+    Args:
+        env: The envs.
+        sensor: Name of a sensor of the class Arm.
+    """
     return env.sensor(sensor, Arm).to_target_m[:, :2]
 
 
@@ -76,7 +103,12 @@ class Speed(Term):
     """Reward: mean speed along x in the last step, in m/s, from the displacement of a joint; (num_envs,)."""
 
     def __init__(self, env: Env, joint: str = "rootx") -> None:
-        """Look up the joint."""
+        """Look up the joint.
+
+        Args:
+            env: The envs.
+            joint: Name of a slide joint along x.
+        """
         self._position = env.sim.qpos[:, env.joints[joint].qpos.start]
         self._before_m = self._position.clone()
 
@@ -96,12 +128,18 @@ class Speed(Term):
 class BodySpeed(Term):
     """Reward: mean speed along x in the last step, in m/s, from the displacement of a floating body; (num_envs,).
 
-    As in Gymnasium's ant, the displacement is that of the body's pose, and not that of the joint: after a step of
-    MuJoCo, body poses are those of the integrator's last stage.
+    As in Gymnasium's ant, the displacement is computed from the body's pose, and not from the joint's position. After a
+    step of MuJoCo, the body's pose is that of the integrator's last stage.
     """
 
     def __init__(self, env: Env, body: str = "torso", joint: str = "root") -> None:
-        """Look up the body."""
+        """Look up the body.
+
+        Args:
+            env: The envs.
+            body: Name of the floating body.
+            joint: The body's free joint.
+        """
         self._pose_m = env.sim.view("xpos")[:, env.sim.model.body(body).id, 0]
         self._start_m = env.sim.qpos[:, env.joints[joint].qpos.start]
         self._before_m = self._start_m.clone()
@@ -120,18 +158,25 @@ class BodySpeed(Term):
 
 
 def mass_speed(env: Env, sensor: str) -> torch.Tensor:
-    """Reward: mean speed of the center of mass along x in the last step, in m/s; (num_envs,)."""
+    """Reward: mean speed of the center of mass along x in the last step, in m/s; (num_envs,).
+
+    Args:
+        env: The envs.
+        sensor: Name of a sensor of the class Bodies.
+    """
     return env.sensor(sensor, Bodies).speed_m_s
 
 
 def healthy(
     env: Env, first: int, low: tuple[float, ...], high: tuple[float, ...], max_magnitude: float = math.inf
 ) -> torch.Tensor:
-    """Reward: 1 if the robot is healthy, else 0; (num_envs,). A robot with a number that is not finite is not healthy.
+    """Reward: 1 if the robot is healthy, else 0; (num_envs,).
+
+    The robot is healthy if all numbers that have bounds are finite and within their bounds.
 
     Args:
         env: The envs.
-        first: Index of the joint position that the first bounds apply to. Further bounds apply to the next positions.
+        first: Index of the joint position to which the first bounds apply. The next bounds apply to the next positions.
         low: Lower bounds, exclusive, in m and rad.
         high: Upper bounds, exclusive, in m and rad.
         max_magnitude: Upper bound, exclusive, of the magnitude of all positions except the first two, and of all
@@ -150,7 +195,7 @@ def wrench_cost(env: Env, sensor: str, max_sum: float = math.inf, max_component:
 
     Args:
         env: The envs.
-        sensor: A sensor :class:`Wrenches` of ``env.sensors``.
+        sensor: Name of a sensor of the class Wrenches.
         max_sum: Upper bound to which the sum is clipped.
         max_component: Bound to which the magnitude of each component is clipped, in N m and N.
     """
@@ -159,7 +204,12 @@ def wrench_cost(env: Env, sensor: str, max_sum: float = math.inf, max_component:
 
 
 def distance(env: Env, sensor: str) -> torch.Tensor:
-    """Reward: distance between the reacher's fingertip and its target, in m; (num_envs,)."""
+    """Reward: distance between the reacher's fingertip and its target, in m; (num_envs,).
+
+    Args:
+        env: The envs.
+        sensor: Name of a sensor of the class Arm.
+    """
     return env.sensor(sensor, Arm).to_target_m.norm(dim=1)
 
 
@@ -169,7 +219,16 @@ def distance(env: Env, sensor: str) -> torch.Tensor:
 def unhealthy(
     env: Env, first: int, low: tuple[float, ...], high: tuple[float, ...], max_magnitude: float = math.inf
 ) -> torch.Tensor:
-    """Termination: the robot is not healthy, as defined by :func:`healthy`; (num_envs,) of bool."""
+    """Termination: the robot is not healthy, as defined by :func:`healthy`; (num_envs,) of bool.
+
+    Args:
+        env: The envs.
+        first: Index of the joint position to which the first bounds apply. The next bounds apply to the next positions.
+        low: Lower bounds, exclusive, in m and rad.
+        high: Upper bounds, exclusive, in m and rad.
+        max_magnitude: Upper bound, exclusive, of the magnitude of all positions except the first two, and of all
+            velocities.
+    """
     return ~is_healthy(env, first, low, high, max_magnitude)
 
 
@@ -207,7 +266,13 @@ def draw_state(env: Env, mask: torch.Tensor, position: float, velocity: float = 
 
 
 def draw_target(env: Env, mask: torch.Tensor, radius_m: float) -> None:
-    """Event: place the reacher's target at a random point of a disk around the shoulder, at rest."""
+    """Event: place the reacher's target at a random point of a disk around the shoulder, at rest.
+
+    Args:
+        env: The envs.
+        mask: Envs in which an episode starts, (num_envs,) of bool.
+        radius_m: Radius of the disk, in m.
+    """
     drawn = torch.rand(env.num_envs, 2, device=env.device)
     radius, angle = radius_m * drawn[:, 0].sqrt(), 2.0 * math.pi * drawn[:, 1]
     write_rows(env.sim.qpos[:, 2:], mask, torch.stack([radius * angle.cos(), radius * angle.sin()], dim=1))
@@ -246,7 +311,7 @@ class Bodies(Sensor):
     As in Gymnasium, they are recomputed at the start of an episode.
 
     Attributes:
-        cinert: ``mujoco.MjData.cinert``, (num_envs, nbody, 10), in kg m2, kg m and kg.
+        cinert: ``mujoco.MjData.cinert``, (num_envs, nbody, 10), in kg m², kg m and kg.
         cvel: ``mujoco.MjData.cvel``, (num_envs, nbody, 6), in rad/s and m/s.
         qfrc_actuator: Torques of the actuators, (num_envs, nv), in N m; 0 at the start of an episode.
         speed_m_s: Mean speed of the center of mass along x in the last step, (num_envs,).

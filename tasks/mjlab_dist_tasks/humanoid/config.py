@@ -27,7 +27,7 @@ from mjlab_dist.mdp import commands, events, observations, rewards, sensors, ter
 from mjlab_dist_tasks.humanoid import terms
 
 _PERIOD_S = 0.8
-"""Duration of a gait cycle, which is two steps. At 1 m/s a step is 0.4 m long, two thirds of a leg."""
+"""Duration of a gait cycle: one step of each foot. At 1 m/s, a step is 0.4 m long, two thirds of a leg's length."""
 
 _STANDING_M = 0.777
 """Height of the pelvis when the robot stands."""
@@ -125,7 +125,7 @@ def velocity_flat() -> TrainConfig:
 
 
 def _observations(noise: float) -> dict[str, ObservationConfig]:
-    """Return the observations that the robot's own sensors can measure; ``noise`` is a factor of their noise."""
+    """Return the observations that a real robot also has; ``noise`` scales the noise of its sensors."""
     return {
         "angular_velocity": observation(observations.base_angular_velocity).processed(uniform_noise=0.2 * noise),
         "gravity": observation(observations.projected_gravity).processed(uniform_noise=0.05 * noise),

@@ -2,7 +2,7 @@
 
 The terms follow Siekmann et al. 2021 (arXiv:2011.01387), who reward each foot for being on the ground in one part of a
 cycle and in the air in the other part. Unlike in that paper, the transitions between the parts are not smooth. While
-the robot must stand, there is no clock, and both feet should be on the ground.
+the command is to stand, the clock is off, and both feet should be on the ground.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mjlab_dist.errors import UserError
 from mjlab_dist.mdp.sensors import Contact
 
 STANCE_SHARE = 0.55
-"""Fraction of a cycle that a foot is on the ground. Above 0.5, at least one foot is always on the ground."""
+"""Fraction of a cycle in which a foot should be on the ground. Above 0.5, this is always so for at least one foot."""
 
 _MOVING = 0.1
 """Commands with a smaller norm (m/s and rad/s) are commands to stand."""
@@ -35,7 +35,13 @@ def phase(env: Env, period_s: float) -> torch.Tensor:
 
 
 def clock(env: Env, command: str, period_s: float) -> torch.Tensor:
-    """Observation: sine and cosine of the phase, (num_envs, 2); 0 while the robot must stand."""
+    """Observation: sine and cosine of the phase, (num_envs, 2); 0 while the robot must stand.
+
+    Args:
+        env: The envs.
+        command: Name of a velocity command.
+        period_s: Duration of a cycle, in s.
+    """
     angle = 2.0 * math.pi * phase(env, period_s)
     return torch.stack([torch.sin(angle), torch.cos(angle)], dim=1) * walks(env, command).unsqueeze(1)
 
@@ -45,9 +51,9 @@ def gait(env: Env, sensor: str, command: str, period_s: float) -> torch.Tensor:
 
     Args:
         env: The envs.
-        sensor: A contact sensor of ``env.sensors`` with the left and the right foot.
-        command: A velocity command.
-        period_s: Duration of a cycle, which is two steps.
+        sensor: Name of a contact sensor with the left and the right foot.
+        command: Name of a velocity command.
+        period_s: Duration of a cycle, in s: one step of each foot.
     """
     now = phase(env, period_s)
     # The right foot is half a cycle behind the left.
@@ -57,7 +63,7 @@ def gait(env: Env, sensor: str, command: str, period_s: float) -> torch.Tensor:
 
 
 class SwingHeight(Term):
-    """Reward: squared difference from a target height, summed over the feet in the air, in m2; (num_envs,).
+    """Reward: squared difference of a foot's height from target_m, summed over the feet in the air, in m²; (num_envs,).
 
     Heights are above the env's origin. Positions and contacts of the feet are those at the start of the last substep.
     """
@@ -67,18 +73,18 @@ class SwingHeight(Term):
 
         Args:
             env: The envs.
-            sensor: A contact sensor of ``env.sensors`` with k feet.
-            sites: Names of k sites under the feet, in the order of the feet.
-            target_m: Target height.
+            sensor: Name of a contact sensor with k feet.
+            sites: Names of k sites under the feet, in the same order as the feet.
+            target_m: Target height, in m.
 
         Raises:
-            UserError: If there are not as many sites as feet.
+            UserError: If the numbers of sites and feet differ.
         """
         self._feet = env.sensor(sensor, Contact)
         if len(sites) != len(self._feet.names):
             raise UserError(
-                f"swing height: {len(sites)} sites for the {len(self._feet.names)} feet of {sensor}; name one for each "
-                "foot"
+                f"swing height: {len(sites)} sites, but the contact sensor {sensor} has {len(self._feet.names)} feet; "
+                "name one site for each foot"
             )
         self._sites = Columns([env.sim.model.site(name).id for name in sites], env.device)
         self._target_m = target_m

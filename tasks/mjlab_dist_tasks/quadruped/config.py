@@ -1,9 +1,9 @@
 """A quadruped that follows velocity commands, after Rudin et al. 2022, "Learning to Walk in Minutes".
 
 Observations, noise, actions, reward terms, pushes, friction and the terrain curriculum are those of the paper
-(arXiv:2109.11978). Costs have smaller weights, because a robot that cannot walk yet would otherwise learn to stand
-still. Weights are per second: an episode that follows its commands exactly returns 20 s x (1.5 + 0.75) = 45, minus the
-costs of moving.
+(arXiv:2109.11978). Costs have smaller weights than in the paper, because a robot that cannot walk yet would otherwise
+learn to stand still. Weights are per second: an episode in which the robot follows its commands exactly returns
+20 s x (1.5 + 0.75) = 45, minus the costs of moving.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ _AGENT = AgentConfig(
     entropy_coef=0.002,
     desired_kl=0.02,
 )
-"""Settings for two ranks with 64 envs each. desired-kl limits the change of the policy per update for any number of
-samples: with 256 envs per rank, the same return takes five times as many samples. With a larger entropy bonus, the
-policy depends on its exploration noise, and falls more often when it is played without noise."""
+"""Settings for two ranks with 64 envs each. desired_kl limits the change of the policy per update, however many samples
+the update uses. Therefore, with 256 envs per rank, the same return takes five times as many samples. With a larger
+entropy bonus, the policy depends on its exploration noise, and the robot falls more often without this noise."""
 
 
 def flat() -> TrainConfig:
@@ -112,7 +112,7 @@ def rough() -> TrainConfig:
     noisy = ground.processed(uniform_noise=0.05)
     seen = {name: dict(group) for name, group in easy.env.observations.items()}
     seen["actor"]["ground"], seen["critic"]["ground"] = noisy, ground
-    # The height above the tile's origin does not depend on the ground below the robot.
+    # The critic does not observe the height: it is above the tile's origin, not above the ground below the robot.
     del seen["critic"]["height"]
     velocity = easy.env.commands["velocity"]
     tilt = easy.env.rewards["tilt"]
@@ -145,7 +145,10 @@ def rough() -> TrainConfig:
 
 
 def _terrain() -> TerrainConfig:
-    """Return terrain from nearly flat to just passable for legs of 0.4 m, with the paper's shares (section 3.3)."""
+    """Return terrain with tiles from nearly flat to just passable for legs of 0.4 m.
+
+    The shares of the kinds of tiles are those of the paper (section 3.3).
+    """
     return TerrainConfig(
         parts={
             "rough": TerrainPartConfig(kind="rough", share=0.2, height_m=(0.0, 0.06), width_m=(0.2, 0.2)),
@@ -164,7 +167,7 @@ def _contact(pattern: str) -> TermConfig:
 
 
 def _actor(noise: float = 1.0) -> dict[str, ObservationConfig]:
-    """Return the actor's observations, scaled to about 1, with the paper's noise (table 3) times a factor."""
+    """Return the actor's observations, scaled to about 1, with the paper's noise (table 3) times ``noise``."""
     return {
         "linear_velocity": observation(observations.base_linear_velocity).processed(
             scale=2.0, uniform_noise=0.1 * noise
@@ -232,7 +235,7 @@ def _events() -> dict[str, EventConfig]:
 
 
 def _randomizations() -> dict[str, RandomizationConfig]:
-    """Return the paper's randomization of friction (section 3.4), and those of mass, center of mass and gains."""
+    """Return randomizations of friction, as in the paper (section 3.4), and of mass, center of mass and gains."""
     return {
         "friction": RandomizationConfig(
             field="geom_friction", names=(".*_foot",), columns=(0,), low=0.5, high=1.25, operation="set", shared=True

@@ -17,7 +17,12 @@ class FootFriction(Term):
     """Observation: sliding friction of the feet, for the critic; (num_envs, feet)."""
 
     def __init__(self, env: Env, geoms: tuple[str, ...]) -> None:
-        """Look up the feet by the names of their geoms."""
+        """Look up the feet.
+
+        Args:
+            env: The envs.
+            geoms: Names of the feet's geoms.
+        """
         self._columns = Columns([env.sim.model.geom(name).id for name in geoms], env.device)
         self._friction = env.sim.field("geom_friction")[..., 0]
 
@@ -26,10 +31,15 @@ class FootFriction(Term):
 
 
 class AddedMass(Term):
-    """Observation: difference of a body's mass from the MJCF's, in kg, for the critic; (num_envs, 1)."""
+    """Observation: a body's mass minus its mass in the MJCF, in kg, for the critic; (num_envs, 1)."""
 
     def __init__(self, env: Env, body: str) -> None:
-        """Look up the body."""
+        """Look up the body.
+
+        Args:
+            env: The envs.
+            body: Name of the body.
+        """
         found = env.sim.model.body(body)
         self._mass_kg = env.sim.field("body_mass")[:, found.id : found.id + 1]
         self._nominal_kg = float(found.mass[0])

@@ -3,8 +3,8 @@
 Rewards and their weights are those of Peng et al. 2020, "Learning Agile Robotic Locomotion Skills by Imitating Animals"
 (arXiv:2004.00784, section on motion imitation). Episodes start at random frames of a motion, as in Peng et al. 2018,
 "DeepMimic" (arXiv:1804.02717). The robot, its motors and the randomizations are those of quadruped-velocity-flat.
-Weights are per second and add up to 1, so a robot that follows its motion exactly for an
-episode of 10 s has a return of 10.
+Weights are per second and add up to 1, so a robot that follows its motion exactly for an episode of 10 s has a return
+of 10.
 """
 
 from __future__ import annotations

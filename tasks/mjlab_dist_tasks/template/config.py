@@ -5,7 +5,7 @@ Every field is also a flag of the command line:
 Terms are functions and classes, so that editors can jump to them and type checkers check their parameters. For a list
 of all terms, and for writing your own, see docs/add-a-task.md of mjlab-dist.
 
-The goal of the task is walk. new-task --goal walk|hold|none makes a task with another goal.
+The goal of this task is walk. For a task with another goal, run new-task with --goal walk|hold|none.
 """
 
 from mjlab_dist.config import (
@@ -62,7 +62,8 @@ def _env() -> EnvConfig:
                 offset="home",
             ),
         },
-        # Observations of the policy. Add a second group named critic for the value function only.
+        # Observations of the policy and the value function. If you add a second group named critic, the value
+        # function uses only that group.
         observations={
             "actor": {
                 # Direction of gravity in the robot's frame, velocities of the robot, and its height.
@@ -112,11 +113,11 @@ def _sim() -> SimConfig:
         keyframe="home",
         # Physics steps per control step; the result is 50 control steps per second.
         decimation=4,
-        # Maximum number of constraints and of contacts per env. If a value is too small, some of them are dropped,
-        # and training reports it; if it is too large, steps take longer. Measure the values for this task with
+        # Maximum numbers of constraints and of contacts per env. If a maximum is too small, constraints or contacts
+        # are dropped, and training reports this. If it is too large, steps take longer. To find good values, run
         #     mjlab-dist size-buffers template
         njmax=20,
         nconmax=8,
-        # Off to save time: poses and sensors are then one substep late, but no observation below reads them.
+        # Off to save time: poses and sensors are then one substep late, but this task does not observe them.
         forward_before_observation=False,
     )

@@ -1,7 +1,7 @@
 """Terms of the task template. Each term computes one tensor for all envs, with one row per env.
 
-Terms must not wait for the device: do not use .item(), .cpu(), print or if on tensor values, and do not index with a
-mask; use torch.where.
+Terms must not wait for the device: do not use .item(), .cpu(), print or if with the values of a tensor. Instead of
+indexing a tensor with a mask, use torch.where.
 """
 
 import torch
@@ -11,5 +11,11 @@ from mjlab_dist.mdp.observations import base_linear_velocity
 
 
 def forward_speed(env: Env, max_m_s: float, joint: str = "root") -> torch.Tensor:
-    """Reward: velocity along the robot's x axis divided by max_m_s, clipped to [-1, 1]; (num_envs,)."""
+    """Reward: velocity along the robot's x axis divided by max_m_s, clipped to [-1, 1]; (num_envs,).
+
+    Args:
+        env: The envs.
+        max_m_s: Velocity in m/s at which the reward is 1.
+        joint: The robot's free joint.
+    """
     return base_linear_velocity(env, joint)[:, 0].clamp(-max_m_s, max_m_s) / max_m_s

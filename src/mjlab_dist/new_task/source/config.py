@@ -115,7 +115,7 @@ Every field is also a flag of the command line:
 Terms are functions and classes, so that editors can jump to them and type checkers check their parameters. For a list
 of all terms, and for writing your own, see docs/add-a-task.md of mjlab-dist.
 
-The goal of the task is {robot.goal}. new-task --goal {"|".join(robot.goals)} makes a task with another goal.
+The goal of this task is {robot.goal}. For a task with another goal, run new-task with --goal {"|".join(robot.goals)}.
 """
 
 from mjlab_dist.config import (
@@ -176,15 +176,15 @@ def _sim_source(names: Names, robot: Robot) -> str:
     lines += [
         f"# Physics steps per control step; the result is {robot.control_hz:.4g} control steps per second.",
         f"decimation={robot.decimation},",
-        "# Maximum number of constraints and of contacts per env. If a value is too small, some of them are dropped,",
-        "# and training reports it; if it is too large, steps take longer. Measure the values for this task with",
+        "# Maximum numbers of constraints and of contacts per env. If a maximum is too small, constraints or contacts",
+        "# are dropped, and training reports this. If it is too large, steps take longer. To find good values, run",
         f"#     mjlab-dist size-buffers {names.task}",
         f"njmax={robot.njmax},",
         f"nconmax={robot.nconmax},",
     ]
     if robot.goal != "reach":
         lines += [
-            "# Off to save time: poses and sensors are then one substep late, but no observation below reads them.",
+            "# Off to save time: poses and sensors are then one substep late, but this task does not observe them.",
             "forward_before_observation=False,",
         ]
     return indented(lines, 8)

@@ -16,7 +16,8 @@ def env_parts(observed: list[str], rewards: list[str], terminations: list[str], 
         events: Lines of the events.
     """
     return [
-        "# Observations of the policy. Add a second group named critic for the value function only.",
+        "# Observations of the policy and the value function. If you add a second group named critic, the value",
+        "# function uses only that group.",
         "observations={",
         '    "actor": {',
         *(f"        {line}" for line in observed),

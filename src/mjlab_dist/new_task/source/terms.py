@@ -17,8 +17,8 @@ def terms_source(names: Names, robot: Robot) -> str:
     gap = "\n" if "." in names.module else ""
     head = f'''"""Terms of the task {names.task}. Each term computes one tensor for all envs, with one row per env.
 
-Terms must not wait for the device: do not use .item(), .cpu(), print or if on tensor values, and do not index with a
-mask; use torch.where.
+Terms must not wait for the device: do not use .item(), .cpu(), print or if with the values of a tensor. Instead of
+indexing a tensor with a mask, use torch.where.
 """
 
 import torch
@@ -47,21 +47,37 @@ def your_function(env: Env) -> torch.Tensor:
 _PLANAR_TERMS = '''
 
 def forward_speed(env: Env, max_m_s: float, joint: str) -> torch.Tensor:
-    """Reward: velocity of a slide joint divided by max_m_s, clipped to [-1, 1]; (num_envs,)."""
+    """Reward: velocity of a slide joint divided by max_m_s, clipped to [-1, 1]; (num_envs,).
+
+    Args:
+        env: The envs.
+        max_m_s: Velocity in m/s at which the reward is 1.
+        joint: The slide joint along which the robot moves.
+    """
     return env.sim.qvel[:, env.joints[joint].qvel][:, 0].clamp(-max_m_s, max_m_s) / max_m_s
 '''
 
 _DRIFT = '''
 
 def drift(env: Env, joint: str) -> torch.Tensor:
-    """Reward: speed of a slide joint in m/s; (num_envs,)."""
+    """Reward: speed of a slide joint in m/s; (num_envs,).
+
+    Args:
+        env: The envs.
+        joint: The slide joint along which the robot moves.
+    """
     return env.sim.qvel[:, env.joints[joint].qvel][:, 0].abs()
 '''
 
 _FREE_DRIFT = '''
 
 def drift(env: Env, joint: str = "root") -> torch.Tensor:
-    """Reward: horizontal speed of the base in m/s; (num_envs,)."""
+    """Reward: horizontal speed of the base in m/s; (num_envs,).
+
+    Args:
+        env: The envs.
+        joint: The robot's free joint.
+    """
     return env.sim.qvel[:, env.joints[joint].qvel][:, :2].norm(dim=1)
 '''
 
@@ -72,6 +88,13 @@ class ToTarget(Term):
     """Observation: vector from a site to the target, in m; (num_envs, 3)."""
 
     def __init__(self, env: Env, command: str, site: str) -> None:
+        """Look up the site.
+
+        Args:
+            env: The envs.
+            command: Name of the command.
+            site: Name of the site.
+        """
         self._command = command
         self._site = env.find_sites((site,))
 
@@ -84,6 +107,14 @@ class AtTarget(Term):
     """Reward: exp(-distance^2 / std_m^2) for the distance between a site and the target; (num_envs,)."""
 
     def __init__(self, env: Env, command: str, site: str, std_m: float) -> None:
+        """Look up the site.
+
+        Args:
+            env: The envs.
+            command: Name of the command.
+            site: Name of the site.
+            std_m: Distance in m at which the reward is 0.37.
+        """
         self._to_target = ToTarget(env, command, site)
         self._std_m = std_m
 
@@ -99,6 +130,14 @@ class Height(Term):
     """Reward: height of a body's center of mass, 0 at low_m and 1 at high_m; (num_envs,)."""
 
     def __init__(self, env: Env, body: str, low_m: float, high_m: float) -> None:
+        """Look up the body.
+
+        Args:
+            env: The envs.
+            body: Name of the body.
+            low_m: Height in m at which the reward is 0.
+            high_m: Height in m at which the reward is 1.
+        """
         self._height_m = env.sim.view("xipos")[:, env.sim.model.body(body).id, 2]
         self._low_m, self._range_m = low_m, high_m - low_m
 
@@ -111,6 +150,13 @@ class Below(Term):
     """Termination: whether a body's center of mass is below min_m; (num_envs,) of bool."""
 
     def __init__(self, env: Env, body: str, min_m: float) -> None:
+        """Look up the body.
+
+        Args:
+            env: The envs.
+            body: Name of the body.
+            min_m: Minimum height in m.
+        """
         self._height_m = env.sim.view("xipos")[:, env.sim.model.body(body).id, 2]
         self._min_m = min_m
 
@@ -123,7 +169,13 @@ _FLOATING_TERMS = '''from mjlab_dist.mdp.observations import base_linear_velocit
 
 
 def forward_speed(env: Env, max_m_s: float, joint: str = "root") -> torch.Tensor:
-    """Reward: velocity along the robot's x axis divided by max_m_s, clipped to [-1, 1]; (num_envs,)."""
+    """Reward: velocity along the robot's x axis divided by max_m_s, clipped to [-1, 1]; (num_envs,).
+
+    Args:
+        env: The envs.
+        max_m_s: Velocity in m/s at which the reward is 1.
+        joint: The robot's free joint.
+    """
     return base_linear_velocity(env, joint)[:, 0].clamp(-max_m_s, max_m_s) / max_m_s
 '''
 
@@ -139,6 +191,14 @@ class JointTargets(Command):
     """
 
     def __init__(self, env: Env, joints: tuple[str, ...], reach: float, resample_s: tuple[float, float]) -> None:
+        """Compute the ranges of the targets.
+
+        Args:
+            env: The envs.
+            joints: Regular expressions that match the names of the joints.
+            reach: Maximum distance of a target from the start state, in rad or m.
+            resample_s: Range of the time between two targets, in s.
+        """
         found = env.find_joints(joints)
         start = found.qpos.of(env.reference.qpos)[0].clamp(found.lower, found.upper)
         low = torch.maximum(found.lower, start - reach)
@@ -158,6 +218,14 @@ class ToTarget(Term):
     """
 
     def __init__(self, env: Env, command: str, joints: tuple[str, ...], endless: tuple[str, ...] = ()) -> None:
+        """Look up the joints.
+
+        Args:
+            env: The envs.
+            command: Name of the command.
+            joints: Regular expressions that match the names of the joints.
+            endless: Names of the hinges without limits.
+        """
         found = env.find_joints(joints)
         self._command = command
         self._columns = found.qpos
@@ -173,6 +241,14 @@ class Distance(Term):
     """Reward: mean over joints of the distance divided by half the range of the targets; (num_envs,)."""
 
     def __init__(self, env: Env, command: str, joints: tuple[str, ...], endless: tuple[str, ...] = ()) -> None:
+        """Look up the joints and the ranges of their targets.
+
+        Args:
+            env: The envs.
+            command: Name of the command.
+            joints: Regular expressions that match the names of the joints.
+            endless: Names of the hinges without limits.
+        """
         self._to_target = ToTarget(env, command, joints, endless)
         low, high = env.find_command(command).ranges.unbind(dim=1)
         self._half = 0.5 * (high - low).clamp(min=1e-6)
@@ -188,6 +264,15 @@ class Reached(Term):
     def __init__(
         self, env: Env, command: str, joints: tuple[str, ...], std: float, endless: tuple[str, ...] = ()
     ) -> None:
+        """Look up the joints and the ranges of their targets.
+
+        Args:
+            env: The envs.
+            command: Name of the command.
+            joints: Regular expressions that match the names of the joints.
+            std: Distance at which the reward for a joint is 0.37, as a share of half the range of its target.
+            endless: Names of the hinges without limits.
+        """
         self._to_target = ToTarget(env, command, joints, endless)
         low, high = env.find_command(command).ranges.unbind(dim=1)
         self._std = std * 0.5 * (high - low).clamp(min=1e-6)
