@@ -28,17 +28,17 @@ page lists all of them, with their parameters, shapes and units.
 [add-a-task.md](add-a-task.md) shows how a config uses them. The page is generated from the source
 by `uv run python scripts/terms_table.py`.
 
-- `joint`, if its default is `root`, is the free joint of a floating base. You can omit it if the
-  joint is called `root`.
+- A parameter `joint` with the default `root` is the name of the free joint of a floating base. You
+  can omit the parameter if the joint is called `root`.
 - A tuple of names, such as `joints`, takes regular expressions. A single name is taken literally.
 - `entity` is an entity of the scene. If it is given, all other names belong to this entity, and have
-  no prefix. An empty string is the MJCF of `sim.model`. By default, names belong to the whole scene,
-  and have prefixes.
+  no prefix. An empty string stands for the MJCF of `sim.model`. By default,
+  names belong to the whole scene, and have prefixes.
 - `Range` is a tuple (low, high).
 - Parameters are also flags: `--env.terminations.tilted.params.max-rad 0.8`.
 - A term is a function or a class. Names of classes start with a capital letter. A
-  [curriculum](add-a-task.md#schedules) can change every number of a function, but only those
-  numbers of a class that the list names.
+  [curriculum](add-a-task.md#schedules) can change every number among the
+  parameters of a function. For a class, the list names the parameters that a curriculum can change.
 """
 
 SECTIONS = (
