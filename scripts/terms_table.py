@@ -31,14 +31,14 @@ by `uv run python scripts/terms_table.py`.
 - A parameter `joint` with the default `root` is the name of the free joint of a floating base. You
   can omit the parameter if the joint is called `root`.
 - A tuple of names, such as `joints`, takes regular expressions. A single name is taken literally.
-- `entity` is an entity of the scene. If it is given, all other names belong to this entity, and have
-  no prefix. An empty string stands for the MJCF of `sim.model`. By default,
-  names belong to the whole scene, and have prefixes.
+- `entity` is the name of an entity of the scene. If it is given, all other names belong to this
+  entity, and have no prefix. An empty string stands for the MJCF of `sim.model`. By default, names
+  belong to the whole scene, and have prefixes.
 - `Range` is a tuple (low, high).
 - Parameters are also flags: `--env.terminations.tilted.params.max-rad 0.8`.
 - A term is a function or a class. Names of classes start with a capital letter. A
-  [curriculum](add-a-task.md#schedules) can change every number among the
-  parameters of a function. For a class, the list names the parameters that a curriculum can change.
+  [curriculum](add-a-task.md#schedules) can change every number among the parameters of a function.
+  For a class, the list names the parameters that a curriculum can change.
 """
 
 SECTIONS = (
@@ -48,7 +48,12 @@ SECTIONS = (
     ("Terminations", "terminations", "An episode ends in the envs for which a termination returns true."),
     ("Events", "events", "An event changes the state of some envs: at startup, at each reset, or at intervals."),
     ("Commands", "commands", "A command is a goal for the policy. Observations and rewards read it."),
-    ("Actions", "actions", "An action turns values, offset + scale * clip(action), into inputs of actuators."),
+    (
+        "Actions",
+        "actions",
+        "The policy outputs one number per action. An action term turns these numbers into values,\n"
+        "offset + scale * clip(number), and the values into inputs of actuators.",
+    ),
     ("Motors", "motors", "These actions compute torques in every physics step."),
     ("Sensors", "sensors", "A sensor measures quantities that several terms read, once per control step."),
     ("Curricula", "curricula", "A curriculum changes the task during the training, often as the policy improves."),
