@@ -1,4 +1,4 @@
-"""Controls of a viewer's page, in a tab of a real browser."""
+"""Functions that operate the controls of a viewer's page in a tab of a real browser."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ ARGS = (
     *("--no-sandbox", "--use-gl=angle", "--use-angle=swiftshader", "--enable-unsafe-swiftshader"),
     *("--disable-gpu-rasterization", "--disable-gpu-compositing"),
 )
-"""Flags of Chromium without a display or a GPU. Emulated OpenGL draws only the 3D scene, not the rest of the page."""
+"""Flags that run Chromium without a display and a GPU. Emulated OpenGL draws only the 3D scene, not the rest of a page."""
 
 WAIT_MS = 200_000
 """Limit of every wait for the browser. It draws without a GPU, which is slow on a busy machine."""

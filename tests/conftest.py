@@ -47,7 +47,7 @@ hypothesis.settings.load_profile("repeatable")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option --timing."""
-    parser.addoption("--timing", action="store_true", help="also assert on elapsed times; for an idle machine")
+    parser.addoption("--timing", action="store_true", help="also assert that times are below limits; needs an idle machine")
 
 
 def pytest_configure() -> None:
@@ -111,7 +111,7 @@ class Done:
 
 @pytest.fixture(autouse=True, scope="session")
 def _signals_are_delivered() -> Iterator[None]:
-    """Handle signals that this process ignores, for example under nohup: commands of tests would ignore them too."""
+    """Handle signals that this process ignores, for example under nohup. Otherwise, tested commands would ignore them."""
     handlers = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
     before = {each: signal.signal(each, handler) for each, handler in handlers.items()}
     yield
@@ -128,7 +128,7 @@ def _environment_is_restored() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _environment_is_restored_after_a_test(_environment_is_restored: None) -> Iterator[None]:
-    """Restore the environment after each test too: variables that libraries set prevent the forking of commands."""
+    """Restore the environment after each test too, because commands are not forked if libraries have set variables."""
     with mock.patch.dict(os.environ):
         yield
 
@@ -212,7 +212,7 @@ class Command:
 
 @pytest.fixture(scope="session")
 def warm_starts() -> Iterator[WarmStarts | None]:
-    """Processes from which commands are forked. None if coverage is measured, because measuring starts with Python."""
+    """Processes from which commands are forked; None if coverage is measured, which a command must start with Python."""
     if "COVERAGE_PROCESS_CONFIG" in os.environ:
         yield None
         return

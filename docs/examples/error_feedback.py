@@ -31,7 +31,7 @@ class ErrorFeedback:
         wanted = buffer + self._error
         sent = (wanted / dist.get_world_size()).to(torch.bfloat16)
         torch.sub(wanted, sent.float() * dist.get_world_size(), out=self._error)
-        self._error[-1] = 0.0  # the KL divergence has no error to carry over
+        self._error[-1] = 0.0  # the KL divergence is not accumulated, so its rounding error is dropped
         dist.all_reduce(sent)
         buffer.copy_(sent)
 

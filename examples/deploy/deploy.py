@@ -52,7 +52,7 @@ def measure(term: dict[str, Any], data: mujoco.MjData, commands: dict[str, np.nd
     if term["term"] == COMMAND:
         return commands[term["params"]["name"]]
     if term["term"] not in TERMS:
-        raise NotImplementedError(f"{term['name']}: add a function for {term['term']} to TERMS")
+        raise NotImplementedError(f"{term['name']}: {term['term']} is not in TERMS; add a function that measures it")
     return TERMS[term["term"]](data, term["params"], term)
 
 
@@ -107,7 +107,7 @@ def run(
     """Simulate the model with the policy.
 
     Return positions (steps + 1, nq), velocities (steps + 1, nv), actuator inputs (steps, nu), and the median time
-    in s of measuring and running the policy in a step.
+    in s that a step spends on measuring the observations and running the policy.
     """
     policy = Policy(directory / "policy.onnx")
     model = mujoco.MjModel.from_binary_path(str(directory / "model.mjb"))
@@ -118,7 +118,8 @@ def run(
     for target in policy.about["targets"]:
         if target["actuator"] is None:
             raise NotImplementedError(
-                f"{target['name']}: compute actuator inputs as the class of {target['block']} does"
+                f"{target['name']}: this target is not an actuator input; compute the actuator inputs from it as the "
+                f"class of the action {target['block']} does"
             )
     terms = [term for term in policy.about["observations"] if term["columns"] is not None]
     num_substeps = round(policy.about["control_step_s"] / policy.about["physics_step_s"])
@@ -137,7 +138,7 @@ def run(
 
 
 def main() -> None:
-    """Simulate, and print how long measuring and running the policy took per step."""
+    """Simulate, and print how long the observations and the policy took per step."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=Path, help="directory that mjlab-dist export wrote")
     parser.add_argument("--seconds", type=float, default=10.0, help="simulated time")
@@ -152,7 +153,7 @@ def main() -> None:
             f"the policy has the commands {', '.join(known) or 'none'}; give --command NAME=VALUE,... for each of them"
         )
     positions, velocities, inputs, took_s = run(args.directory, args.seconds, commands)
-    print(f"{len(inputs)} control steps; measuring and running the policy took {1e6 * took_s:.0f} µs per step")
+    print(f"{len(inputs)} control steps; observations and policy took {1e6 * took_s:.0f} µs per step (median)")
     print("Last positions:", np.array2string(positions[-1], precision=3, suppress_small=True))
     if args.output is not None:
         np.savez(args.output, qpos=positions, qvel=velocities, ctrl=inputs)

@@ -43,10 +43,10 @@ class Envs(VecEnv):
         return [getattr(self.envs, attr_name) for _ in self._get_indices(indices)]
 
     def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
-        raise NotImplementedError("all envs are one object")
+        raise NotImplementedError("all envs share one object, so an attribute of a single env cannot be set")
 
     def env_method(self, method_name: str, *args: Any, indices: Any = None, **kwargs: Any) -> list[Any]:
-        raise NotImplementedError("all envs are one object")
+        raise NotImplementedError("all envs share one object, so a method of a single env cannot be called")
 
     def env_is_wrapped(self, wrapper_class: Any, indices: Any = None) -> list[bool]:
         return [False for _ in self._get_indices(indices)]

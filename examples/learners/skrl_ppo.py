@@ -22,7 +22,7 @@ STEPS = int(sys.argv[2]) if len(sys.argv) > 2 else 200_000
 
 
 class Policy(GaussianMixin, Model):
-    """Actions with a normal distribution."""
+    """Policy whose actions are normally distributed."""
 
     def __init__(self, **options: Any) -> None:
         Model.__init__(self, **options)

@@ -51,7 +51,7 @@ def test_the_pods_agree_with_each_other():
     (container,) = pod(spec)["containers"]
     args = dict(arg.removeprefix("--").split("=", 1) for arg in container["args"] if "=" in arg)
     assert spec["parallelism"] == spec["completions"] == int(args["nnodes"])
-    assert spec["completionMode"] == "Indexed", "only then do pods have an index and a host name"
+    assert spec["completionMode"] == "Indexed", "in other modes, pods have no index and no host name"
     assert int(args["nproc-per-node"]) == container["resources"]["limits"]["nvidia.com/gpu"]
     assert args["master-addr"] == f"{jobset['metadata']['name']}-{job['name']}-0-0.{jobset['metadata']['name']}"
     assert container["ports"] == [{"containerPort": int(args["master-port"])}]
@@ -85,7 +85,7 @@ def test_an_evicted_pod_saves_a_checkpoint_and_the_next_start_resumes(
     wait_for(lambda: any(file.stat().st_size > 1000 for file in rows.rglob("metrics.jsonl")))
     process.send_signal(signal.SIGTERM)
     stopped = command.finish(process)
-    assert stopped.code != Exit.DONE, "JobSet starts the pods again"
+    assert stopped.code != Exit.DONE, "JobSet starts the pods again only if they fail"
     (metrics,) = rows.rglob("metrics.jsonl")
     done = metrics.read_text().count("\n")
     assert (metrics.parent / "checkpoints" / f"model_{done}.pt").is_file(), stopped.err

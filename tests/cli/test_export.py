@@ -48,7 +48,7 @@ TASKS = {
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory, warm_starts: WarmStarts | None) -> Callable[[str], Path]:
-    """Train a task for a few iterations, export the policy, and return the run directory."""
+    """Return a function that trains a task briefly, exports the policy, and returns the run directory."""
     place = tmp_path_factory.mktemp("export")
     runs: dict[str, Path] = {}
 
@@ -111,7 +111,7 @@ def test_plain_mujoco_follows_our_env(
     positions, _, ctrl, _ = deploy.run(run / "exported", num_steps * env.step_dt_s, commands, qpos, qvel)
     assert np.abs(positions - np.array(states)).max() < tolerance
     assert np.abs(ctrl - np.array(inputs)).max() < tolerance
-    # Check the test: with joints in a different order, the states differ
+    # Check that this test can fail: with joints in a different order, the states differ
     measure = deploy.measure
 
     def reversed_joints(term: dict[str, Any], *args: Any) -> np.ndarray:
@@ -205,7 +205,7 @@ def test_the_example_runs_as_a_program(exported: Callable[[str], Path], command:
 
 
 def cartpole_reward(qpos: np.ndarray, qvel: np.ndarray, ctrl: np.ndarray) -> np.ndarray:
-    """Return the reward of the same task in dm_control's suite for each step."""
+    """Return the reward of each step, as dm_control's suite computes it for the same task."""
 
     def tolerance(x: np.ndarray, margin: float) -> np.ndarray:
         return 0.1 ** ((x / margin) ** 2)
@@ -216,18 +216,18 @@ def cartpole_reward(qpos: np.ndarray, qvel: np.ndarray, ctrl: np.ndarray) -> np.
 
 
 def cheetah_reward(qpos: np.ndarray, qvel: np.ndarray, ctrl: np.ndarray) -> np.ndarray:  # noqa: ARG001
-    """Return Gymnasium's reward for each step."""
+    """Return the reward of each step, as Gymnasium computes it."""
     return np.diff(qpos[:, 0]) / 0.05 - 0.1 * (ctrl**2).sum(axis=1)
 
 
 def tracking_reward(qpos: np.ndarray, qvel: np.ndarray, ctrl: np.ndarray) -> np.ndarray:  # noqa: ARG001
-    """Return the quadruped's reward for following a command of 0.5 m/s forward: one of its reward terms."""
+    """Return one reward term of the quadruped for each step: following a command of 0.5 m/s forward."""
     speed = np.array([rotation_of(q[3:7]).T @ v[:3] for q, v in zip(qpos[1:], qvel[1:], strict=True)])
     return 1.5 * 0.02 * np.exp(-((speed[:, :2] - [0.5, 0.0]) ** 2).sum(axis=1) / 0.25)
 
 
 def reaching_reward(qpos: np.ndarray, qvel: np.ndarray, ctrl: np.ndarray) -> np.ndarray:  # noqa: ARG001
-    """Return the arm's reward for a gripper near its target: one of its reward terms."""
+    """Return one reward term of the arm for each step: the gripper is near its target."""
     model = build_model(registry.task_config("arm-reach").env.sim)
     data, site = mujoco.MjData(model), model.site("gripper").id
     rewards: list[float] = []

@@ -262,7 +262,7 @@ def test_keyword_arguments_are_the_flags_of_the_command_line() -> None:
             "cpu_ranks": None,
         },
     )
-    assert made.agent.learning_rate == 1.0, "a field of the agent is set after the agent, in any order of arguments"
+    assert made.agent.learning_rate == 1.0, "the agent is set before its fields, whatever the order of the arguments"
     assert made.gpu_ids == (0, 1)
     assert made.env.rewards["smooth"].weight == 2.0
     assert configured(base, {}) == base

@@ -51,7 +51,7 @@ def read(data: Path) -> dict[str, Any]:
 
 
 def printed(out: str) -> dict[str, str]:
-    """Return the text of the line that is printed when a part starts."""
+    """Return the text that is printed when a part starts, by part."""
     return dict(re.findall(r"^\[\d+/\d+\] ([a-z-]+):? (.*)$", out, re.MULTILINE))
 
 
@@ -228,6 +228,6 @@ def test_the_page_compares_with_the_goals_and_omits_host_names(load: Callable[[s
     assert "`mjlab` has not been run." in text
     assert str(tmp_path) not in text
     assert "HOST DATA: out of memory" in text or len(os.uname().nodename) <= 3
-    assert text.count("This section could not be written") == 1, "that of the damaged data, and no other"
+    assert text.count("This section could not be written") == 1, "only the section whose data is damaged"
     load("gpu_plots").draw(tmp_path / "docs", results)
     assert (tmp_path / "docs" / "pictures" / "gpu-shares.png").stat().st_size > 0

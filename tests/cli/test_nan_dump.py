@@ -1,4 +1,7 @@
-"""play --nan-dump on dumps of real envs: a step that diverges again when it is repeated, or NaN that a test wrote."""
+"""play --nan-dump on dumps of real envs.
+
+In some dumps, a step diverged, and it diverges again when it is repeated. In others, a test wrote the NaN.
+"""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def write_dog(folder: Path) -> Path:
 
 
 def install(project: Path, site: Path) -> dict[str, str]:
-    """Build and install a project without its dependencies. Return environment variables with which Python finds it."""
+    """Build and install a project without its dependencies. Return environment variables that let Python find it."""
     command = ["uv", "pip", "install", "--quiet", "--no-deps", "--target", str(site), str(project)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=site.parent)
     assert done.returncode == 0, done.stderr
@@ -311,7 +311,7 @@ def test_the_quadruped_keeps_its_own_position_actuators() -> None:
     assert robot.base.joint == "root"
     assert robot.base.is_upright
     assert robot.base.rise_m == 0
-    assert 0.06 < robot.base.min_height_m < 0.2, "lower than with bent legs, and higher than on its belly"
+    assert 0.06 < robot.base.min_height_m < 0.2, "lower than a base on bent legs, and higher than a belly on the ground"
     assert len(robot.joints) == 12
     (block,) = robot.blocks.values()
     assert (block.kind, block.offset, block.actuators) == ("position", "home", (".*",))

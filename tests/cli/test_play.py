@@ -50,7 +50,7 @@ def test_the_video_continues_after_resets_and_shows_several_envs(command: Comman
     assert re.search(r"^12 episodes: .* mean length 30 steps$", done.out, re.MULTILINE), done.out
     assert done.out.splitlines()[-1] == "Video: grid.mp4"
     frames = iio.imread(trained / "grid.mp4").astype(int)
-    assert frames.shape == (30, 242, 322, 3), "0.9 s: 90 steps of 10 ms, every third step is drawn"
+    assert frames.shape == (30, 242, 322, 3), "0.9 s are 90 steps of 10 ms, and every third step is drawn"
     assert frames[:, 124:, 164:].max() < 30, "there is no fourth env"
     # The step between two episodes changes the picture more than any other step
     jumps = np.abs(np.diff(frames[:, :, :160], axis=0)).mean(axis=(1, 2, 3))
@@ -70,7 +70,7 @@ def test_a_video_has_the_default_size_and_shows_the_scene(command: Command, trai
     assert done.code == 0, done.err
     frames = iio.imread(trained / "balance.mp4")
     assert frames.shape[1:] == (480, 848, 3)
-    assert len(frames) == 17, "50 steps of 10 ms, every third step is drawn"
+    assert len(frames) == 17, "the video has 50 steps of 10 ms, and every third step is drawn"
     orange = (frames[0][..., 0] > 150) & (frames[0][..., 2] < 80)
     assert 200 < orange.sum() < 20_000, "the pole is in the picture"
     assert (frames[0] != frames[-1]).any(), "it moves"

@@ -65,7 +65,7 @@ class Terminal:
         return shown
 
     def completed(self, typed: str) -> str:
-        """Type a line, press Tab, and return the completed line. The line becomes an argument of printf."""
+        """Type a line, press Tab, and return the completed line, which the shell prints with printf."""
         os.write(self.screen, f"{typed}\t".encode())
         time.sleep(0.1)  # fish treats keys that arrive together as pasted text
         # zsh removes a space or slash that it has added, unless a letter follows.

@@ -41,7 +41,7 @@ NUM_ENVS = 32
 
 @pytest.fixture
 def env(command: Command) -> dict[str, str]:
-    """Environment variables with which commands find the task."""
+    """Environment variables that let commands find the task."""
     package = command.cwd / "box_tasks"
     package.mkdir()
     (package / "__init__.py").touch()
@@ -95,7 +95,7 @@ def test_an_overflow_is_measured_again_with_more_room(
 ) -> None:
     done = measured(command, env, "--env.sim.njmax", sizes[0], "--env.sim.nconmax", sizes[1])
     assert done.out.count(again) == 1
-    assert done.out.count("NEFC") == times_named, "as the reason, and in the verdict"
+    assert done.out.count("NEFC") == times_named, "named as the reason of the second measurement, and in the verdict"
     table = table_of(done)
     assert table["constraints"][0] == str(ROWS)
     assert table["contacts"][:3] == [str(CONTACTS), f"{CONTACTS:.1f}", str(CONTACTS * NUM_ENVS)]

@@ -46,7 +46,8 @@ def venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     Its dependencies come from the environment of the tests: this environment is added to the end of the path.
 
-    Python does not read .pth files in a directory that another .pth file adds. This hides the editable checkout.
+    Python does not read .pth files in a directory that another .pth file adds. Therefore, it does not find the editable
+    checkout, which such a file adds to the path.
     """
     root = tmp_path_factory.mktemp("wheel")
     run("uv", "build", "--wheel", "--quiet", "--out-dir", root / "dist", ROOT)
@@ -101,7 +102,7 @@ def type_errors(venv: Path, project: Path, *files: str) -> list[str]:
 
 
 def check_as_standard(file: Path) -> None:
-    """Let the type checker report fewer errors about a file: only what it reports by default in an editor."""
+    """Let the type checker report about a file only the errors that it reports by default in an editor."""
     file.write_text("# pyright: standard\n" + file.read_text())
 
 

@@ -132,7 +132,7 @@ def lift_cube() -> TrainConfig:
             episode_length_s=5.0,
             actions={
                 "joints": ActionConfig(actuators=_JOINTS, scale=0.25, offset="home"),
-                # Closed at -1, open at 1/3. At 0, the opening is 1.5 times as wide as the cube.
+                # An action of -1 closes the gripper, and 1/3 opens it. At 0, the gap is 1.5 times as wide as the cube.
                 "gripper": ActionConfig(actuators=("gripper",), scale=0.06, offset=0.06, clip=(-1.0, 1.0 / 3.0)),
             },
             observations={

@@ -4,8 +4,8 @@ Rewards for distances are 1 - tanh(distance / scale), as in robosuite (Zhu et al
 Lab's tasks for reaching and lifting (isaac-sim.github.io/IsaacLab). The rewards for lifting also have the stages of
 those tasks: reach the cube, grasp it, lift it, and move it to the target.
 
-Rewards use the gripper's position at the start of the last substep, 5 ms ago, because MuJoCo last computed it then.
-After a reset, that position is from the previous episode. Observations therefore compute the position from the joints,
+MuJoCo computes the gripper's position only at the start of a substep, so rewards use a position that is 5 ms old. After
+a reset, this position is from the previous episode. Observations therefore compute the position from the joints,
 which is cheaper than MuJoCo's complete forward pass.
 """
 
@@ -215,7 +215,7 @@ def cube_at_target(env: Env, *, cube: str, command: str, scale_m: float, low_m: 
         command: Name of a pose command.
         scale_m: Distance in m at which the closeness is 0.24.
         low_m: Maximum height in m at which the reward is 0.
-        high_m: Minimum height in m at which the reward is the closeness.
+        high_m: Minimum height in m at which the reward equals the closeness.
     """
     return closeness(cube_to_target(env, cube, command), scale_m) * height(env, cube, low_m, high_m)
 
@@ -234,7 +234,7 @@ def off_table(env: Env, cube: str, x_m: tuple[float, float], y_m: tuple[float, f
 
 
 def closeness(vector: torch.Tensor, scale: float) -> torch.Tensor:
-    """Return 1 - tanh(length / scale) of vectors, (num_envs, 3)."""
+    """Return 1 - tanh(length / scale) of each vector in a tensor (num_envs, 3); (num_envs,)."""
     return 1.0 - torch.tanh(vector.norm(dim=1) / scale)
 
 

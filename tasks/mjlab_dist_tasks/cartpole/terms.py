@@ -32,7 +32,7 @@ def draw_around(env: Env, mask: torch.Tensor, joint: str, mean: float, std: floa
 
 
 def small_control(env: Env, max_reward: float = 1.0) -> torch.Tensor:
-    """Reward: max_reward at action 0, and 0.8 * max_reward at actions of -1, 1 and beyond; (num_envs,).
+    """Reward: max_reward at action 0, and 0.8 * max_reward at actions <= -1 and >= 1; (num_envs,).
 
     Args:
         env: The envs.

@@ -13,17 +13,17 @@ if TYPE_CHECKING:
 
 
 def hopper() -> mujoco.MjSpec:
-    """Load the hopper, which moves in a plane: a leg with a foot."""
+    """Load the hopper: a leg with a foot, which moves in a plane."""
     return _load("hopper.xml")
 
 
 def half_cheetah() -> mujoco.MjSpec:
-    """Load the half-cheetah, which moves in a plane: a back with a hind leg and a front leg."""
+    """Load the half-cheetah: a back with a hind leg and a front leg, which moves in a plane."""
     return _load("half_cheetah.xml")
 
 
 def walker2d() -> mujoco.MjSpec:
-    """Load the walker, which moves in a plane: two legs. As in v5, both feet have the same friction."""
+    """Load the walker: two legs, which move in a plane. As in v5, both feet have the same friction."""
     return _load("walker2d_v5.xml")
 
 
@@ -33,7 +33,7 @@ def ant() -> mujoco.MjSpec:
 
 
 def humanoid() -> mujoco.MjSpec:
-    """Load the humanoid: a body with legs and arms. The MJCF's solver is PGS, which the task's options replace."""
+    """Load the humanoid: a body with legs and arms. The task's options override the MJCF's solver, PGS."""
     return _load("humanoid.xml")
 
 

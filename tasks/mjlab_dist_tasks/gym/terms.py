@@ -128,8 +128,8 @@ class Speed(Term):
 class BodySpeed(Term):
     """Reward: mean speed along x in the last step, in m/s, from the displacement of a floating body; (num_envs,).
 
-    As in Gymnasium's ant, the displacement is computed from the body's pose, and not from the joint's position. After a
-    step of MuJoCo, the body's pose is that of the integrator's last stage.
+    As in Gymnasium's ant, the displacement is computed from the body's pose, and not from the joint's position. The two
+    differ: MuJoCo does not recompute the pose at the end of a step, so it is the pose of the integrator's last stage.
     """
 
     def __init__(self, env: Env, body: str = "torso", joint: str = "root") -> None:
@@ -286,8 +286,8 @@ class Wrenches(Sensor):
     """External torque and force on every body, computed after each step as in Gymnasium.
 
     Attributes:
-        cfrc_ext: ``mujoco.MjData.cfrc_ext``, (num_envs, nbody, 6), in N m and N about the center of mass of the body's
-            tree, at the integrator's last stage; 0 at the start of an episode.
+        cfrc_ext: ``mujoco.MjData.cfrc_ext``, (num_envs, nbody, 6), in N m and N. Torques are about the center of mass
+            of the body's tree. The values are those of the integrator's last stage, or 0 at the start of an episode.
     """
 
     def __init__(self, env: Env) -> None:
@@ -306,7 +306,7 @@ class Wrenches(Sensor):
 
 
 class Bodies(Sensor):
-    """Inertias, velocities and the center of mass after MuJoCo's step. They are those of the integrator's last stage.
+    """Inertias, velocities and the center of mass, as MuJoCo computed them in the last stage of the integrator.
 
     As in Gymnasium, they are recomputed at the start of an episode.
 
@@ -349,11 +349,11 @@ class Bodies(Sensor):
         return {**{name: getattr(self, name) for name in names}, "centre_m": self._centre_m}
 
     def _mass_centre_m(self) -> torch.Tensor:
-        return (self._centres_m[:, :, 0] * self._share).sum(dim=1)  # with @, rounding depends on the number of rows
+        return (self._centres_m[:, :, 0] * self._share).sum(dim=1)  # not @: its rounding depends on num_envs
 
 
 class Arm(Sensor):
-    """Position of the reacher's fingertip after MuJoCo's step. It is that of the integrator's last stage.
+    """Position of the reacher's fingertip, as MuJoCo computed it in the last stage of the integrator.
 
     Attributes:
         to_target_m: Vector from the target to the fingertip, (num_envs, 3).

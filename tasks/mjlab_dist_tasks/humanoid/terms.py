@@ -18,10 +18,10 @@ from mjlab_dist.errors import UserError
 from mjlab_dist.mdp.sensors import Contact
 
 STANCE_SHARE = 0.55
-"""Fraction of a cycle in which a foot should be on the ground. Above 0.5, this is always so for at least one foot."""
+"""Fraction of a cycle in which a foot should be on the ground. Above 0.5, the parts of the two feet overlap."""
 
 _MOVING = 0.1
-"""Commands with a smaller norm (m/s and rad/s) are commands to stand."""
+"""A command whose norm (m/s and rad/s) is not above this value is a command to stand."""
 
 
 def walks(env: Env, command: str) -> torch.Tensor:

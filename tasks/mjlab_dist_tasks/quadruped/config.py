@@ -112,7 +112,7 @@ def rough() -> TrainConfig:
     noisy = ground.processed(uniform_noise=0.05)
     seen = {name: dict(group) for name, group in easy.env.observations.items()}
     seen["actor"]["ground"], seen["critic"]["ground"] = noisy, ground
-    # The critic does not observe the height: it is above the tile's origin, not above the ground below the robot.
+    # The critic does not observe the height, because it is measured from the tile's origin and not from the ground.
     del seen["critic"]["height"]
     velocity = easy.env.commands["velocity"]
     tilt = easy.env.rewards["tilt"]
@@ -145,7 +145,7 @@ def rough() -> TrainConfig:
 
 
 def _terrain() -> TerrainConfig:
-    """Return terrain with tiles from nearly flat to just passable for legs of 0.4 m.
+    """Return terrain whose tiles range from nearly flat to barely passable for a robot with legs of 0.4 m.
 
     The shares of the kinds of tiles are those of the paper (section 3.3).
     """

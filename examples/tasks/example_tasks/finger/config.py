@@ -50,8 +50,8 @@ def _env() -> EnvConfig:
             nconmax=1,
         ),
         episode_length_s=6.0,
-        # Target lengths of the tendons, from a slack tendon to a bent finger. history, position_scale,
-        # velocity_scale and effort_scale are those of fit_motor.py.
+        # The actions are target lengths of the tendons, from lengths at which a tendon is slack to lengths at which the
+        # finger is bent. history, position_scale, velocity_scale and effort_scale have the same values in fit_motor.py.
         actions={
             "tendons": action(
                 motors.LearnedMotor,

@@ -82,5 +82,5 @@ def distance(env: Env, command: str) -> torch.Tensor:
 
 
 def at_target(env: Env, command: str, scale_m: float) -> torch.Tensor:
-    """Reward: 1 - tanh(distance / scale_m), with the distance of the fingertip from its target; (num_envs,)."""
+    """Reward: 1 - tanh(d / scale_m), where d is the distance of the fingertip from its target; (num_envs,)."""
     return 1.0 - torch.tanh(distance(env, command) / scale_m)

@@ -86,7 +86,7 @@ def hop_gain(env: Env, command: str) -> torch.Tensor:
 
 
 def hop_excess(env: Env, command: str) -> torch.Tensor:
-    """Reward: height of the sole above 1.2 times the target, in m; (num_envs,)."""
+    """Reward: distance in m by which the sole is higher than 1.2 times the target height, or 0; (num_envs,)."""
     return (clearance(env) - 1.2 * env.command(command)[:, 0]).clamp_min(0.0)
 
 

@@ -32,19 +32,22 @@ def pusher_to_box(env: Env) -> torch.Tensor:
 
 
 def box_angle(env: Env) -> torch.Tensor:
-    """Return sine and cosine of 4 times the box's yaw: the box looks the same after a quarter turn; (num_envs, 2)."""
+    """Return sine and cosine of 4 times the box's yaw; (num_envs, 2).
+
+    The factor is 4, because the box looks the same after a quarter turn.
+    """
     w, _, _, z = env.sim.qpos[:, env.joints[BOX].qpos][:, 3:].unbind(dim=1)
     yaw = 8.0 * torch.atan2(z, w)
     return torch.stack([yaw.sin(), yaw.cos()], dim=1)
 
 
 def at_goal(env: Env, command: str, scale_m: float) -> torch.Tensor:
-    """Reward: 1 - tanh(distance / scale_m), with the distance between the box and the goal; (num_envs,)."""
+    """Reward: 1 - tanh(d / scale_m), where d is the distance between the box and the goal; (num_envs,)."""
     return 1.0 - torch.tanh(box_to_goal(env, command).norm(dim=1) / scale_m)
 
 
 def behind_box(env: Env, command: str, scale_m: float, distance_m: float = 0.09) -> torch.Tensor:
-    """Reward: 1 - tanh(distance / scale_m), with the distance of the pusher from a point behind the box; (num_envs,).
+    """Reward: 1 - tanh(d / scale_m), where d is the distance of the pusher from a point behind the box; (num_envs,).
 
     From this point, which is distance_m behind the center of the box, the pusher can push the box to the goal. If the
     box is within 0.03 m of the goal, the reward is 1.
@@ -67,9 +70,10 @@ def off_table(env: Env, max_m: float) -> torch.Tensor:
 
 
 def place_pusher(env: Env, mask: torch.Tensor, reach_m: float, min_m: float) -> None:
-    """Event: place the pusher within reach_m of the middle along x and y.
+    """Event: place the pusher at random, within reach_m of the middle of the table along x and along y.
 
-    If this place is closer than min_m to the box, the pusher is moved straight away from the box to this distance.
+    If this place is closer than min_m to the box, the pusher is moved straight away from the box to a distance of
+    min_m.
     """
     drawn = (2.0 * torch.rand(env.num_envs, 2, device=env.device) - 1.0) * reach_m
     away = drawn - _box(env)
