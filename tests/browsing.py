@@ -8,7 +8,7 @@ ARGS = (
     *("--no-sandbox", "--use-gl=angle", "--use-angle=swiftshader", "--enable-unsafe-swiftshader"),
     *("--disable-gpu-rasterization", "--disable-gpu-compositing"),
 )
-"""Flags that run Chromium without a display and a GPU. Emulated OpenGL draws only the 3D scene, not the rest of a page."""
+"""Flags to run Chromium without a display or GPU. Emulated OpenGL draws only the 3D scene, not the rest of the page."""
 
 WAIT_MS = 200_000
 """Limit of every wait for the browser. It draws without a GPU, which is slow on a busy machine."""

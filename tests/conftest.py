@@ -47,7 +47,7 @@ hypothesis.settings.load_profile("repeatable")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option --timing."""
-    parser.addoption("--timing", action="store_true", help="also assert that times are below limits; needs an idle machine")
+    parser.addoption("--timing", action="store_true", help="also check elapsed times; needs an idle machine")
 
 
 def pytest_configure() -> None:
@@ -111,7 +111,7 @@ class Done:
 
 @pytest.fixture(autouse=True, scope="session")
 def _signals_are_delivered() -> Iterator[None]:
-    """Handle signals that this process ignores, for example under nohup. Otherwise, tested commands would ignore them."""
+    """Handle signals that this process ignores, for example under nohup, because commands would ignore them, too."""
     handlers = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
     before = {each: signal.signal(each, handler) for each, handler in handlers.items()}
     yield
@@ -212,7 +212,7 @@ class Command:
 
 @pytest.fixture(scope="session")
 def warm_starts() -> Iterator[WarmStarts | None]:
-    """Processes from which commands are forked; None if coverage is measured, which a command must start with Python."""
+    """Processes from which commands are forked. None if coverage is measured, which needs a new Python process."""
     if "COVERAGE_PROCESS_CONFIG" in os.environ:
         yield None
         return

@@ -85,7 +85,7 @@ def test_ranks_agree_on_envs_by_memory(command: Command) -> None:
 
 @pytest.mark.slow
 def test_different_devices_are_reported_under_torchrun(command: Command) -> None:
-    train = Path(command.script(UNLIKE)).rename(command.cwd / "train")  # this name lets ranks be forked
+    train = Path(command.script(UNLIKE)).rename(command.cwd / "train")  # ranks of a program with this name are forked
     done = command(
         "torchrun", "--nproc-per-node", "2", "--no-python", str(train), *CPU[1:], "--num-envs", "auto", *SHORT
     )

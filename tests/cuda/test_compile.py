@@ -81,7 +81,7 @@ def test_our_own_kernels_compile_for_the_oldest_and_the_newest_architecture(
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_every_kernel_of_a_quadruped_step_compiles(variants: list[kernels.Variant], tmp_path: Path) -> None:
-    """``pytest -s`` prints the seconds per module, which docs/performance.md contains."""
+    """``pytest -s`` prints the seconds per module. docs/performance.md contains these times."""
     start = time.perf_counter()
     with ThreadPoolExecutor(NUM_WORKERS) as pool:
         done = list(pool.map(lambda variant: compile_for(90, variant, tmp_path), variants))

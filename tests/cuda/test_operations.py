@@ -50,7 +50,7 @@ MAXIMA = {
 
 
 def count(env: Env, runner: Runner) -> Count:
-    """Count the second step, because rsl_rl allocates its storage in the first one."""
+    """Count the operations of the second step, because rsl_rl allocates its storage in the first step."""
     obs, actions = env.get_observations(), torch.zeros(env.num_envs, env.num_actions)
     with torch.inference_mode():
         obs = runner._control_step(0, obs)

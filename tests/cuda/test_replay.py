@@ -217,7 +217,7 @@ def compare(loop: Loop, after_recording: Callable[[], None] = lambda: None) -> N
     for index, (mine, theirs) in enumerate(zip(replay.steps, python.steps, strict=True)):
         assert not (different := differing(mine, theirs)), f"step {index}: {different}"
     assert not differing(replay.end, python.end)
-    # Check the test: episodes have ended, and commands and events were due within episodes.
+    # Check that the steps covered these cases: episodes ended, and commands and events were due within episodes.
     done = torch.stack([step["dones"] for step in python.steps]).squeeze(2).bool()
     assert done.any(dim=0).all()
     assert (done.any(dim=1) & ~done.all(dim=1)).any()

@@ -1,4 +1,4 @@
-"""Program for test_disk.py: fill a small disk with checkpoints, or load those on it."""
+"""Program for test_disk.py: fill a small disk with checkpoints, or load the checkpoints on it."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def test_rows_2_and_7_a_killed_run_resumes_with_identical_results(
     run = only_run(command.cwd)
     # Rank 1 is slow in iteration 7, so that the agent is killed during this iteration.
     wait_for(checkpoint_path(run, 6).is_file)
-    with_argument(command.processes(), AGENT_MODULE)[0].kill()  # the agent for the next restart is younger
+    with_argument(command.processes(), AGENT_MODULE)[0].kill()  # [1] is idle until the next restart
     done = command.finish(process)
     assert done.code == Exit.DONE, done.out + done.err
     assert re.search(r"^Warning: .*\brank 1 .*\(1 of 2\)", done.out, re.MULTILINE)
@@ -347,7 +347,7 @@ def test_row_8_a_hang_is_detected_and_the_run_resumes(command: Command, unharmed
         assert re.search(r"^Warning: .*\brank 0 .*\b3 .*\brank 1 .*\b\d ", done.out, re.MULTILINE)
         assert re.search(r"^Rank 0, .*\b3 .*: HangError: ", done.out, re.MULTILINE)
         assert re.search(r"^Rank 1, .*SIGSTOP", done.out, re.MULTILINE)
-        assert "in sum_over_ranks" in done.out, "the stack says where rank 0 waits"
+        assert "in sum_over_ranks" in done.out, "the stack shows where rank 0 waits"
     assert_equal(final(run), final(unharmed))
     assert untimed(run) == untimed(unharmed)
 

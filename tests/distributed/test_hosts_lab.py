@@ -363,7 +363,7 @@ def test_a_link_that_is_cut_for_ten_seconds_delays_a_run(lab: Lab, start: Start,
     launcher = lab.launcher()
     launcher.suspend()
     run.advances(wait_for, 10)
-    for process in (launcher, launcher.parent()):  # nsenter has stopped itself with its child
+    for process in (launcher, launcher.parent()):  # nsenter stops itself if its child is stopped
         assert process is not None
         process.resume()
     run.advances(wait_for)

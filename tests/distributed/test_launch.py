@@ -52,7 +52,7 @@ def test_metrics_of_ranks_add_up_to_those_of_the_run(command: Command) -> None:
         assert all(100 < one["memory_mb"] < 5000 for one in own)
     ended = [one for one in of_ranks if one["episodes"]]
     assert ended
-    assert all(0 < one["mean_return"] <= 10 for one in ended), "10 steps an episode, at most 1 of reward each"
+    assert all(0 < one["mean_return"] <= 10 for one in ended), "an episode has 10 steps, with rewards of at most 1"
     total = sum(one["episodes"] * one["mean_return"] for one in ended) / sum(one["episodes"] for one in ended)
     if sum(one["episodes"] for one in ended if one["iteration"] < 3) < 100:
         assert total == pytest.approx(rows[-1]["mean_return"])
@@ -122,7 +122,7 @@ def test_two_ranks_train_and_leave_a_complete_run(command: Command, warm_starts:
         "localhost[1].log",
     }
 
-    # Rank 1 wrote only its log: only rank 0 sends the events of iterations.
+    # The log of rank 1 contains no events of iterations, because only rank 0 sends these.
     (log_of_1,) = (run / "torchrunx").rglob("localhost[[]1].log")
     assert "iteration" not in log_of_1.read_text()
 
@@ -188,7 +188,7 @@ def test_a_signal_stops_one_rank_cleanly(
 def test_a_signal_before_training_ends_the_run_at_once(
     command: Command, assert_within: Callable[[float, float], None], signum: int, code: int
 ) -> None:
-    # Block the signals first: a program that starts the command may have blocked them
+    # The signals must have an effect even if the program that starts the command has blocked them
     block = functools.partial(signal.pthread_sigmask, signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM])
     process = command.start("train", "cartpole-balance", *TWO, *SMALL, preexec_fn=block)
     assert process.stdout is not None
@@ -246,7 +246,7 @@ def test_a_failing_rank_of_torchrun_skips_the_shutdown_of_the_interpreter(comman
 
 @pytest.mark.slow
 def test_a_rank_of_torchrun_that_is_done_skips_the_shutdown_of_the_interpreter(command: Command) -> None:
-    """While the interpreter shuts down, a thread of torch.distributed may abort the process. Here, a handler does."""
+    """While the interpreter shuts down, a thread of torch.distributed may abort it. In this test, a handler does so."""
     done = train_with_own_exit(command, "os.abort()", "--max-iterations", "2")
     assert done.code == 0, done.err
     assert read_metrics(only_run(command.cwd))[-1]["total_steps"] == 2 * 32 * 8 * 2

@@ -71,7 +71,7 @@ def test_a_rank_that_dies_or_hangs_ends_the_call_and_leaves_nothing(
     envs = make(2, hang_timeout=2.0)
     with pytest.raises(RankError, match=message) as caught:
         envs.rollout(policy, 3)
-    assert str(short_tmp) not in str(caught.value), "it names a file that is removed"
+    assert str(short_tmp) not in str(caught.value), "the error must not name a file that is removed"
     with pytest.raises(UserError, match="closed"):
         envs.reset()
     assert not ranks()

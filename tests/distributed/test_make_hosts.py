@@ -61,7 +61,7 @@ def test_two_hosts_give_the_results_of_one_process(
 
 
 def interrupt(lab: Lab) -> None:
-    """Send SIGINT, as Ctrl-C does, to the program: the oldest process with this name."""
+    """Send SIGINT, as Ctrl-C does, to the program, which is the oldest process with this name."""
     with_argument(lab.processes("a"), str(STEPS))[0].send_signal(signal.SIGINT)
 
 

@@ -18,7 +18,7 @@ SHORT = ("cartpole-balance", "--num-envs", "64", "--gpu-ids", "None", "--cpu-ran
 @pytest.mark.slow
 def test_two_ranks_are_measured_until_a_return(command: Command, short_tmp: Path) -> None:
     command.cwd = short_tmp
-    # Episodes of 50 steps, so that some have ended after two iterations of 32
+    # Episodes have 50 steps, so that some have ended after two iterations of 32 steps each
     (command.cwd / "tmp").mkdir()
     flags = ("--rounds", "1", "--until-return", "1", "--max-iterations", "60", "--json", "--plot", "scaling.png")
     flags += ("--env.episode-length-s", "0.5")
