@@ -88,7 +88,7 @@ def never_waits(indices: bool = True) -> Iterator[HostSyncs]:
 class HostReadsAllowed(TorchDispatchMode):
     """Return 0 or True when the host reads a fake tensor.
 
-    Constructors may read tensors: Adam reads its learning rate.
+    Use it for constructors, which may read tensors. For example, Adam reads its learning rate.
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -30,7 +30,7 @@ class FakeGraph:
         self._operations: list[tuple[Any, Any, Any, list[torch.Tensor]]] = []
 
     def capture_begin(self, **_: Any) -> None:
-        assert self._mode is None, "a graph is captured once"
+        assert self._mode is None, "a graph can be captured only once"
         FakeGraph.num_captures += 1
         self._mode = _Capture()
         self._mode.__enter__()

@@ -20,7 +20,7 @@ FOLDER = str(Path(__file__).parent)
 
 
 def address_of(first: int | None) -> str:
-    """Return the address of the server for a process ID; for None, of the only server in the network namespace."""
+    """Return the address of the server for a process ID, or of the only server in the network namespace for None."""
     from start_message import ADDRESS
 
     return ADDRESS if first is None else f"{ADDRESS}_{first}"

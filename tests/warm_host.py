@@ -48,7 +48,7 @@ def serve_host(first: int) -> tuple[Start, list[int], int]:
             os.waitpid(server, 0)
             os._exit(0)
     else:
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # if the test process is killed
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # end together with the test process
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(address_of(None if "net" in others else first))
     listener.listen(100)

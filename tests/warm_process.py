@@ -293,7 +293,7 @@ def start_helper(*args: Any) -> int | None:
 def become(start: Start, descriptors: Sequence[int], *kept: int) -> None:
     """Set up this process as exec would, but keep some descriptors open."""
     # Descriptors
-    for own, each in enumerate([os.dup(each) for each in descriptors]):  # above 2, because 0 to 2 are open
+    for own, each in enumerate([os.dup(each) for each in descriptors]):  # copies are above 2, because 0 to 2 are open
         os.dup2(each, own)
     keep_only({0, 1, 2, *kept})
     # Signals and cores

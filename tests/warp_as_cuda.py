@@ -24,8 +24,8 @@ OCCUPANCY = (512, 2 * NUM_MULTIPROCESSORS)
 def warp_as_cuda() -> Iterator[None]:
     """Let MuJoCo Warp and this project take their branches for GPUs, and resolve block sizes as on a GPU.
 
-    Warp itself still sees the CPU, so that programs can be recorded. No kernel may be launched: also replace
-    ``wp.Module.load`` with a function that returns None.
+    Warp itself still sees the CPU, so that programs can be recorded. Kernels must not be launched. To
+    prevent this, also replace ``wp.Module.load`` with a function that returns None.
     """
 
     def is_cuda(device: context.Device) -> bool:

@@ -1,4 +1,4 @@
-"""A logger of your own: mean return and speed of every iteration, in a CSV file of the run directory.
+"""Example of a logger: it writes the mean return and the speed of every iteration to a CSV file in the run directory.
 
 Run it with::
 

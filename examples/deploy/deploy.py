@@ -94,7 +94,7 @@ TERMS: dict[str, Callable[[mujoco.MjData, dict[str, Any], dict[str, Any]], Any]]
     "mjlab_dist_tasks.gym.terms:positions": lambda data, params, _: data.qpos[params.get("skip", 0) :],
     "mjlab_dist_tasks.gym.terms:velocities": lambda data, *_: data.qvel,
 }
-"""Functions that measure the observation terms; add the terms of your own task."""
+"""Functions that measure observation terms, by the name of the term. Add functions for the terms of your own task."""
 
 
 def run(
@@ -138,7 +138,7 @@ def run(
 
 
 def main() -> None:
-    """Simulate, and print how long the observations and the policy took per step."""
+    """Simulate, and print the time per step for measuring observations and running the policy."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=Path, help="directory that mjlab-dist export wrote")
     parser.add_argument("--seconds", type=float, default=10.0, help="simulated time")
@@ -153,7 +153,10 @@ def main() -> None:
             f"the policy has the commands {', '.join(known) or 'none'}; give --command NAME=VALUE,... for each of them"
         )
     positions, velocities, inputs, took_s = run(args.directory, args.seconds, commands)
-    print(f"{len(inputs)} control steps; observations and policy took {1e6 * took_s:.0f} µs per step (median)")
+    print(
+        f"{len(inputs)} control steps; measuring observations and running the policy took {1e6 * took_s:.0f} µs per "
+        "step (median)"
+    )
     print("Last positions:", np.array2string(positions[-1], precision=3, suppress_small=True))
     if args.output is not None:
         np.savez(args.output, qpos=positions, qvel=velocities, ctrl=inputs)

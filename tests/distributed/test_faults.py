@@ -103,7 +103,7 @@ def test_rows_2_and_7_a_killed_run_resumes_with_identical_results(
     run = only_run(command.cwd)
     # Rank 1 is slow in iteration 7, so that the agent is killed during this iteration.
     wait_for(checkpoint_path(run, 6).is_file)
-    with_argument(command.processes(), AGENT_MODULE)[0].kill()  # [1] is idle until the next restart
+    with_argument(command.processes(), AGENT_MODULE)[0].kill()  # the agent of spare ranks is younger
     done = command.finish(process)
     assert done.code == Exit.DONE, done.out + done.err
     assert re.search(r"^Warning: .*\brank 1 .*\(1 of 2\)", done.out, re.MULTILINE)

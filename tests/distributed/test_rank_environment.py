@@ -54,7 +54,7 @@ def test_a_mig_instance_that_this_process_does_not_see_is_used_by_a_new_process(
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     fake_nvml.install(monkeypatch, [FakeGpu("GPU-a", instances=[FakeGpu("MIG-a"), FakeGpu("MIG-b")])])
-    # GPU 1 does not exist. The error shows where the rank ran: in another process, because it is not torch's own error.
+    # GPU 1 does not exist. A RankError, and not torch's own error, shows that the rank ran in another process.
     with pytest.raises(RankError) as caught:
         mjlab_dist.train("cartpole-balance", gpu_ids=(1,), log_root=str(tmp_path), max_iterations=1, quiet=True)
     assert caught.value.rank == 0

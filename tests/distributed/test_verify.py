@@ -40,7 +40,7 @@ def test_two_ranks_pass_and_leave_no_files(command: Command) -> None:
     (command.cwd / "tmp").mkdir()
     done = command(*VERIFY, "--cpu-ranks", "2", "--seed", "5", "--json", env={"TMPDIR": "tmp"})
     report = json.loads(done.out)
-    # The speed of ranks depends on other programs on this machine.
+    # Only the check of the scaling may fail: the speed of ranks depends on other programs on this machine.
     assert {check["name"] for check in report["checks"] if not check["passed"]} <= {"scaling against one rank"}, report
     assert done.code == (0 if report["passed"] else 1)
     assert [rank["rank"] for rank in report["ranks"]] == [0, 1]

@@ -68,7 +68,7 @@ def test_row_21_the_key_is_in_no_command_line_and_no_file(
     words: set[str] = set()
 
     def has_ended() -> bool:
-        if has_wandb_rows(command.cwd):  # a run that ends waits only a few seconds for wandb to start
+        if has_wandb_rows(command.cwd):  # training must not end before wandb has started
             slow_training.unlink(missing_ok=True)
         for other in command.processes():
             words.update(command_line(other))

@@ -43,7 +43,7 @@ def test_all_dependencies_are_locked(locked: dict[NormalizedName, Requirement]) 
         *project["project"]["optional-dependencies"].values(),
         *project["dependency-groups"].values(),
     ]
-    lines = [line for part in parts for line in part if isinstance(line, str)]  # not include-group
+    lines = [line for part in parts for line in part if isinstance(line, str)]  # an include-group is a dict
     for requirement in map(Requirement, lines):
         (version,) = locked[canonicalize_name(requirement.name)].specifier
         assert requirement.specifier.contains(version.version), requirement

@@ -191,7 +191,7 @@ def test_a_standard_deviation_that_is_not_a_number_leaves_the_device_usable() ->
         distribution.std_param[0] = math.nan
     distribution.update(torch.zeros(4, 3, device=DEVICE))
     assert distribution.sample()[:, 0].isnan().all()
-    assert torch.ones(3, device=DEVICE).sum().item() == 3  # the next wait would raise a kernel's failed assertion
+    assert torch.ones(3, device=DEVICE).sum().item() == 3  # raises if an assertion failed in a kernel
 
 
 # Capture of CUDA graphs

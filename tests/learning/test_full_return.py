@@ -31,7 +31,7 @@ def test_task_trains_to_a_full_return(command: Command, task: str, iterations: s
     assert done.code == 0, done.err
     (run,) = (command.cwd / "logs" / task).iterdir()
     trained = read_metrics(run)[-1]["mean_return"]
-    assert trained >= share * MAXIMUM, "with exploration noise, over the newest 100 episodes or more"
+    assert trained >= share * MAXIMUM, "mean over at least 100 episodes, with exploration noise"
 
     played = command("play", task, "--num-envs", "32")
     assert played.code == 0, played.err

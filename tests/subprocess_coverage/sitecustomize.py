@@ -1,6 +1,7 @@
 """Give ranks time to write their coverage data. PYTHONPATH contains this folder only while coverage is measured.
 
-When a launcher has received the results of all ranks, it kills their agent and thus the ranks.
+Without this module, ranks could be killed before they have written the data: when a launcher has received the results
+of all ranks, it kills their agent and thus the ranks.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """An arm that reaches for poses or lifts a cube. arm.xml follows the Franka Emika Panda's published parameters.
 
-Weights of rewards are per second.
+Weights of rewards are per second: they are multiplied by the length of a control step.
 """
 
 from __future__ import annotations

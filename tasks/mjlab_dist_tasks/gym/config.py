@@ -65,8 +65,8 @@ _SMALL_STEPS = dataclasses.replace(
     orthogonal_init=True,
     advantage_normalization="mini-batch",
 )
-"""The same updates as in CleanRL: 320 mini-batches of 64 samples. With larger mini-batches, one of three
-seeds trained a hopper that leans forward and falls, with a return of only 300 (docs/performance.md)."""
+"""The same updates as in CleanRL: 320 mini-batches of 64 samples. With larger mini-batches, the
+hopper learned to lean forward and fall with one of three seeds, and its return was only 300 (docs/performance.md)."""
 
 
 def hopper() -> TrainConfig:

@@ -349,7 +349,7 @@ class Bodies(Sensor):
         return {**{name: getattr(self, name) for name in names}, "centre_m": self._centre_m}
 
     def _mass_centre_m(self) -> torch.Tensor:
-        return (self._centres_m[:, :, 0] * self._share).sum(dim=1)  # not @: its rounding depends on num_envs
+        return (self._centres_m[:, :, 0] * self._share).sum(dim=1)  # the rounding of @ depends on num_envs
 
 
 class Arm(Sensor):

@@ -2,7 +2,7 @@
 
 The rewards are common in the literature on locomotion: velocity tracking, an upright and steady trunk, and smooth
 actions (Rudin et al. 2022, arXiv:2109.11978), and feet that follow a clock (Siekmann et al. 2021, arXiv:2011.01387).
-Weights are per second.
+Weights are per second: they are multiplied by the length of a control step.
 """
 
 from __future__ import annotations

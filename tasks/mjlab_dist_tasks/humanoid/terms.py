@@ -18,7 +18,10 @@ from mjlab_dist.errors import UserError
 from mjlab_dist.mdp.sensors import Contact
 
 STANCE_SHARE = 0.55
-"""Fraction of a cycle in which a foot should be on the ground. Above 0.5, at least one foot always should be."""
+"""Fraction of a cycle in which a foot should be on the ground.
+
+The fraction is above 0.5, so at every time, at least one foot should be on the ground.
+"""
 
 _MOVING = 0.1
 """A command whose norm (m/s and rad/s) is not above this value is a command to stand."""

@@ -129,7 +129,7 @@ def rough() -> TrainConfig:
             rewards={**easy.env.rewards, "tilt": dataclasses.replace(tilt, weight=0.1 * tilt.weight)},
             # There is no ground beyond the terrain's border.
             terminations={**easy.env.terminations, "fallen_off": termination(terminations.too_low, min_m=-4.0)},
-            # Nearly all commands have a target heading, so robots that walk leave their tiles.
+            # Nearly all commands have a target heading, so robots walk in one direction and leave their tiles.
             commands={
                 "velocity": dataclasses.replace(
                     velocity, params={**velocity.params, "heading_share": 1.0, "standing_share": 0.02}
