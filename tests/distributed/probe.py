@@ -66,7 +66,10 @@ def _results(rank: Rank, own: RankDevice) -> dict[str, Any]:
     LocalSum.sum_ = counted
 
     class Watched(Runner):
-        """Stores states after updates and gradients around the first reduction; counts collectives and waits."""
+        """Stores the state after each update and the gradients before and after the first reduction.
+
+        It also counts collectives and waits.
+        """
 
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)

@@ -48,8 +48,9 @@ _AGENT = AgentConfig(
     desired_kl=0.02,
 )
 """Settings for two ranks with 64 envs each. desired_kl limits the change of the policy per update, however many samples
-the update uses. Therefore, with 256 envs per rank, the same return takes five times as many samples. With a larger
-entropy bonus, the policy depends on its exploration noise, and the robot falls more often without this noise."""
+the update uses. With more envs, updates therefore use more samples, but do not change the policy more: with 256 envs
+per rank, the same return needs five times as many samples. With a larger entropy bonus, the policy depends on its
+exploration noise, and the robot falls more often without this noise."""
 
 
 def flat() -> TrainConfig:
