@@ -1,7 +1,8 @@
-"""Measure the steps per second of one rank on all cores, with 1,000 spins and with OpenMP's default of 300,000.
+"""Measure how the number of spins of waiting OpenMP threads changes the steps per second of one rank on all cores.
 
-OpenMP threads that wait for work spin (check in a loop) for a while before they sleep. GOMP_SPINCOUNT is the number of
-spins. Each number is measured on idle cores, and on cores that other programs keep busy.
+An OpenMP thread that waits for work checks for it in a loop (it spins) before it sleeps. The environment variable
+GOMP_SPINCOUNT is the number of checks. This script compares mjlab_dist's setting of 1,000 with OpenMP's default of
+300,000, first on idle cores, then on cores that other programs keep busy.
 
 uv run python scripts/bench_busy.py
 """

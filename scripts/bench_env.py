@@ -1,4 +1,4 @@
-"""Measure the parts of an env step, and the ratio of step time to physics time, on the CPU; or compare with mjlab.
+"""Measure the time of each part of an env step on the CPU, or compare training speed with mjlab.
 
 One process with one thread applies random actions around 0. Every figure is the CPU time of this process per control
 step of all envs, because other programs hardly change CPU time. Figures are medians over rounds, with minimum and
@@ -6,9 +6,10 @@ maximum.
 
     uv run python scripts/bench_env.py quadruped-velocity-flat --num-envs 256
 
-With --peer, the script trains the task instead, with 64 envs on two ranks, and compares the speed with that of mjlab
-1.6.0: training Mjlab-Velocity-Flat-Unitree-Go1 with 64 envs reached 146 to 160 env-steps/s on two cores of the same
-kind as ours. The physics took 94% of that time (docs/performance.md).
+With --peer, the script instead trains the task with 64 envs on two ranks, and compares the training speed with mjlab
+1.6.0. mjlab was measured once, on two cores of the kind that we used for our own figures: training
+Mjlab-Velocity-Flat-Unitree-Go1 with 64 envs reached 146 to 160 env-steps/s, and physics took 94% of the time
+(docs/performance.md).
 """
 
 from __future__ import annotations
@@ -52,17 +53,17 @@ PARTS = (
 
 
 class Clock:
-    """CPU time by part.
+    """Records the CPU time of each part of an env step.
 
     Attributes:
-        spent_s: Time of each part since this dict was last replaced.
+        spent_s: CPU time of each part, in s. To measure from 0 again, replace this dict.
     """
 
     def __init__(self) -> None:
         self.spent_s: dict[str, float] = dict.fromkeys(PARTS, 0.0)
 
     def timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that calls `function`, and adds the time of the call to a part."""
+        """Return a function that calls `function`, and adds the CPU time of the call to `part`."""
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -147,18 +148,18 @@ def measure_peer(task: str, iterations: int) -> None:
     speeds = [row["steps_per_s"] for row in rows[SKIPPED:]]
     print(f"{task}, 2 ranks of 32 envs: {spread(speeds)} env-steps/s, no overflow")
     ratio = statistics.median(speeds) / PEER_STEPS_PER_S[1]
-    print(f"  = {ratio:.1f} x the peer's {PEER_STEPS_PER_S[1]} (at least {TARGET} is wanted)")
+    print(f"  = {ratio:.1f} times the {PEER_STEPS_PER_S[1]} env-steps/s of mjlab (goal: at least {TARGET} times)")
 
 
 def main() -> None:
-    """Read the command line."""
+    """Read the command line, and run the measurement."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("task", nargs="?", default="quadruped-velocity-flat")
     parser.add_argument("--num-envs", type=int, default=256)
     parser.add_argument("--steps", type=int, default=20, help="control steps per round")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--action-std", type=float, default=0.5, help="standard deviation of the random actions")
-    parser.add_argument("--peer", action="store_true", help="train with 64 envs over two ranks instead")
+    parser.add_argument("--peer", action="store_true", help="compare training speed with mjlab instead")
     parser.add_argument("--iterations", type=int, default=25, help="iterations of the training with --peer")
     args = parser.parse_args()
     if args.peer:

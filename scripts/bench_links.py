@@ -1,9 +1,9 @@
-"""Measure training over slow networks: speed, and time to reach a return, for each period and compression.
+"""Measure training over slow networks for settings of --sync.period and --sync.compression.
 
 Two ranks run in two network namespaces, each on its own core. All their traffic goes through a link of a given rate
 and delay. Many Linux kernels lack `tc netem`, so this script simulates the link: it passes packets between two TUN
-devices, delays each packet as the link would, and drops none. The table has the round-trip time that ping measures.
-The script needs Linux and root.
+devices, delays each packet as the link would, and drops none. The script prints a table of the round-trip time that
+ping measures, the training speed, and on request the time until a mean return is reached. It needs Linux and root.
 
     uv run python scripts/bench_links.py --rounds 3
     uv run python scripts/bench_links.py --sums
@@ -121,7 +121,7 @@ def relay(link: Link, devices: Sequence[str], ready: Connection) -> None:
         devices: Names of the devices.
         ready: Connection that this function closes when the devices exist.
     """
-    os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))  # other programs would delay packets further
+    os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))  # otherwise, other programs delay packets
     ends: list[int] = []
     for name in devices:
         end = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
@@ -177,10 +177,10 @@ def remove(space: str) -> None:
 
 
 def end_on_signals() -> None:
-    """Remove the namespaces if a signal ends this script.
+    """Have this script remove the namespaces before a signal ends it.
 
-    From the first signal on, this script and the programs that it starts ignore all further signals, which would
-    otherwise interrupt the removal.
+    After the first signal, this script and the programs that it starts ignore signals, because a second signal would
+    interrupt the removal.
     """
     signals = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 
@@ -257,7 +257,7 @@ def measured(name: str, spaces: Sequence[str], program: str) -> str:
 
 
 def describe(rows: Sequence[Sequence[dict[str, float]]], until: float | None) -> str:
-    """Return the figures of the rounds as cells of a table row: speed, share of waiting, and time to the return."""
+    """Return cells of a table row: speed, share of waiting, and time until the mean return reached `until`."""
     timed = [row[SKIPPED:] or row for row in rows]
     speeds = [statistics.median(row["steps_per_s"] for row in one) for one in timed]
     waits = [statistics.median(row["wait_share"] for row in one) for one in timed]
@@ -278,9 +278,9 @@ def main() -> None:
     parser.add_argument("--num-envs", default="256", help="envs per rank")
     parser.add_argument("--iterations", help="iterations of a run; default: 35, or 150 with --until-return")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--sums", action="store_true", help="measure the time of gloo's sums in s instead of training")
-    parser.add_argument("--overlap", action="store_true", help="run link_overlap.py instead of training")
-    parser.add_argument("--until-return", type=float, help="also print the seconds until the mean return reaches this")
+    parser.add_argument("--sums", action="store_true", help="do not train; measure the time of gloo's sums, in s")
+    parser.add_argument("--overlap", action="store_true", help="do not train; run link_overlap.py")
+    parser.add_argument("--until-return", type=float, help="also print when the mean return reaches this value, in s")
     args = parser.parse_args()
     end_on_signals()
     if args.sums or args.overlap:
@@ -289,7 +289,7 @@ def main() -> None:
                 print(measured(name, spaces, "link_sums.py" if args.sums else "link_overlap.py"), flush=True)
         return
     iterations = args.iterations or ("35" if args.until_return is None else "150")
-    # Rounds alternate between the combinations, so that other programs slow all of them down equally
+    # Each round measures all combinations, so that other programs slow all of them down equally
     combinations = list(itertools.product(args.links, args.settings))
     found: dict[tuple[str, ...], list[list[dict[str, float]]]] = {one: [] for one in combinations}
     trips: dict[str, list[float]] = {name: [] for name in args.links}

@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def report(num_envs: int, peer: list[Timed], results: dict[str, list[Timed]]) -> None:
-    """Print medians with minimum and maximum, and the ratios of the medians."""
+    """Print medians with minimum and maximum, and the ratios of our medians to those of mjlab."""
     base = statistics.median(t.steps_per_s for t in peer)
     wait = statistics.median(t.first_iteration_s for t in peer)
     print(f"{num_envs} envs")

@@ -1,8 +1,8 @@
-"""Measure the bookkeeping of many ranks: start, events, metrics, comparison of ranks, and checkpoints.
+"""Measure the time of the bookkeeping of many ranks: start, events, metrics, comparison of ranks, and checkpoints.
 
-Real ranks are processes that torchrunx starts, without envs and networks. For simulated ranks, this process is rank 0,
-and no other rank exists: each collective returns at once, with values as if the other ranks were like rank 0. The
-times of simulated ranks are CPU times, because other programs do not lengthen CPU times.
+Real ranks are processes that torchrunx starts, without envs and networks. If ranks are simulated, this process is rank
+0, and no other rank exists: each collective returns at once, with a result as if every other rank had contributed about
+the same values as rank 0. The times of simulated ranks are CPU times, because other programs do not lengthen CPU times.
 
     uv run python scripts/bench_ranks.py --real 4 16 64 --simulated 16 64 256 1024
 """

@@ -50,7 +50,8 @@ Advance = Callable[[], int]
 """Simulates some steps of all envs, and returns the number of steps."""
 
 Way = Callable[[str, int], AbstractContextManager[Advance]]
-"""One of the compared programs: makes a number of envs of a task, and yields a function that steps them."""
+"""One of the compared programs: a function that makes a number of envs of a task, and yields a function that steps
+them."""
 
 
 def by_make(num_ranks: int) -> Way:
@@ -141,7 +142,7 @@ def by_mujoco(task: str, num_envs: int) -> Iterator[Advance]:
 
 
 def ways() -> dict[str, Way]:
-    """Return all programs by name. All later ones are compared with the first."""
+    """Return the programs by name. The speed of each is compared with the speed of the first."""
     found: dict[str, Way] = {
         "make, one process": by_make(1),
         "make, 2 ranks": by_make(2),
@@ -169,7 +170,7 @@ def main() -> None:
     parser.add_argument("task", choices=sorted(GYM_IDS))
     parser.add_argument("--num-envs", type=int, nargs="+", default=[64, 256, 1024])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--max-processes", type=int, default=256, help="skip AsyncVectorEnv with more envs than this")
+    parser.add_argument("--max-processes", type=int, default=256, help="skip AsyncVectorEnv if there are more envs")
     args = parser.parse_args()
     for num_envs in args.num_envs:
         chosen = {
@@ -189,7 +190,7 @@ def main() -> None:
             1 - stepped / rolled
             for stepped, rolled in zip(measured["make, 2 ranks"], measured["make, 2 ranks, rollout"], strict=True)
         ]
-        print(f"  share of transport and waiting: {statistics.median(shares):.0%}")
+        print(f"  share of a step for transport and waiting: {statistics.median(shares):.0%}")
 
 
 if __name__ == "__main__":

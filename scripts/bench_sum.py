@@ -1,4 +1,4 @@
-"""Measure how long ranks of one machine wait for a sum, through gloo and through our sockets, and print the ratio.
+"""Compare how long the ranks of one machine take to sum a tensor over all ranks with gloo and with our sockets.
 
 uv run python scripts/bench_sum.py --ranks 2
 uv run python scripts/bench_sum.py --ranks 2 --busy 6

@@ -28,7 +28,7 @@ STAIRS = {"stairs": TerrainPartConfig(kind="stairs_down", height_m=(HEIGHT_M, HE
 
 
 def stairs_of_boxes(num_tiles: int) -> tuple[str, np.ndarray]:
-    """Return the same stairs made of nested boxes, and the centers of the tiles."""
+    """Return a scene with tiles of the same stairs as :data:`STAIRS`, made of boxes, and the centers of the tiles."""
     num_steps = int((TILE_M - PLATFORM_M) / 2 / WIDTH_M)
     origins = np.array([[TILE_M * (i % 20), TILE_M * (i // 20 - 5), num_steps * HEIGHT_M] for i in range(num_tiles)])
     spec = mujoco.MjSpec.from_string(load(SimConfig(model=MODEL, njmax=1, nconmax=1)))

@@ -3,8 +3,8 @@
 uv run python scripts/bench_watch.py
 
 One run trains all the time. Each round measures this run without watch, with watch but without a page, and with watch
-and a page in headless Chromium, which draws without a GPU. --spare-cores is the number of cores for watch and the
-browser, which training does not use; with 0, training, watch and the browser share all cores.
+and a page in headless Chromium, which draws without a GPU. --spare-cores is the number of cores that only watch and the
+browser use; training uses the other cores. With 0, training, watch and the browser share all cores.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class Window(NamedTuple):
     train_ms: float
     """CPU time of the training per iteration, in ms."""
     watch_cores: float
-    """CPU time of watch per second."""
+    """Number of cores that watch uses on average: its CPU time divided by the duration of the measurement."""
     browser_cores: float
-    """CPU time of the browser per second."""
+    """Number of cores that the browser uses on average."""
 
 
 def main() -> None:
@@ -67,7 +67,7 @@ def main() -> None:
         costs = [window.train_ms / base.train_ms for window, base in zip(windows, alone, strict=True)]
         print(
             f"{mode}: {spread([w.iterations_per_s for w in windows], 2)} iterations/s, ratio {spread(speeds, 2)}; "
-            f"CPU of the training {spread([w.train_ms for w in windows])} ms per iteration, ratio {spread(costs, 2)}; "
+            f"CPU time of training {spread([w.train_ms for w in windows])} ms per iteration, ratio {spread(costs, 2)}; "
             f"cores of watch {spread([w.watch_cores for w in windows], 3)}, of the browser "
             f"{spread([w.browser_cores for w in windows], 2)}"
         )

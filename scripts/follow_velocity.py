@@ -3,7 +3,8 @@
 uv run python scripts/follow_velocity.py logs/quadruped-velocity-flat/<run> --forward-m-s 0.5 1.0
 
 Every robot gets one forward velocity for a whole episode. Noise, randomization and pushes are as in training. The exit
-code is 1 if more than one robot in twenty falls, or if linear tracking earns less than 80% of its maximum.
+code is 1 if more than one robot in twenty falls, or if the mean reward for following the linear velocity is below 80%
+of its maximum.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ def anchor(heading: str, separator: str = "-") -> str:
 
 @dataclass(frozen=True)
 class Links:
-    """Converts links that are relative to a page's file in the repository to links of the site, for one page."""
+    """Converts the links of one page from paths relative to the page's file in the repository to paths on the site."""
 
     source: str
     """Path of the page in the repository."""
@@ -87,7 +87,7 @@ def reindented(markdown: str) -> str:
             continue
         indent, block = len(line) - len(line.lstrip()), _FENCE.match(line)
         item = _item(line, is_text and not (levels and indent < levels[-1]))
-        # Close lists; text without an empty line above it still belongs to the item
+        # Close the lists that end here; text directly below an item, without an empty line, still belongs to the item
         was_list = bool(levels)
         if line.strip() and (item or block or not is_text or _STARTS.match(line)):
             while levels and indent < levels[-1]:

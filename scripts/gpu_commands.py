@@ -59,11 +59,11 @@ class Ended:
     """Result of a command."""
 
     code: int
-    """Exit code; negative for a signal."""
+    """Exit code; -N if signal N ended the command."""
     seconds: float
     """Duration of the command."""
     first_s: float | None
-    """Seconds until a line matched the pattern; None if none did."""
+    """Seconds until a line of the output matched the pattern ``first`` of :meth:`Commands.run`; None if none did."""
     lines: list[str]
     """All lines of the output, stdout and stderr together."""
     timed_out: bool
@@ -125,7 +125,7 @@ class Commands:
             args: Command line.
             limit_s: Seconds after which the command is killed with all its processes.
             name: Beginning of the name of the command's log file.
-            first: Regular expression of the line whose time is measured.
+            first: Regular expression. The time until the first line of the output that matches it is measured.
             env: Additional environment variables.
             cwd: Working directory.
             stops: Whether the command saves its work after SIGTERM. If so, it receives SIGTERM before it is killed.
@@ -137,7 +137,7 @@ class Commands:
         start = time.monotonic()
         limit_s = min(limit_s, self.deadline - start)
         if limit_s <= 0:
-            raise PartError(f"{name}: not started, the time of the part is up")
+            raise PartError(f"{name}: not started, because no time is left for this part of the report")
         process = _start(args, {**self._environment(), **(env or {}), MARK: mark}, cwd)
         self.logs.mkdir(parents=True, exist_ok=True)
         reader = _Reader(process, self.logs / f"{name}-{next(self._numbers)}.txt", start, first)

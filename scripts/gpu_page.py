@@ -22,7 +22,7 @@ SPEED_GOALS = (("speed-cartpole", "4096", 1.5e6), ("speed-quadruped-flat", "4096
 """Goals for the speed: part, number of envs, and env-steps/s."""
 
 PHYSICS_GOAL = 0.8
-"""Goal for the minimum share of the physics in the time of a rollout, in the last part of :data:`SPEED_GOALS`."""
+"""Goal for the last part of :data:`SPEED_GOALS`: physics takes at least this share of the time of a rollout."""
 
 SHARES = ("physics", "env layer", "policy", "update", "waiting")
 
@@ -186,7 +186,7 @@ def _render_goals(results: Mapping[str, Result]) -> Lines:
         rows.append((f"`{part}`, {num_envs} envs, env-steps/s", *_compare(wanted, measured, _number)))
     part, num_envs, _ = SPEED_GOALS[-1]
     share = _collection_share(_sizes(data.get(part)).get(num_envs, {}))
-    goal = f"`{part}`, {num_envs} envs, share of the physics in the collection"
+    goal = f"`{part}`, {num_envs} envs, share of physics in the time of collection"
     rows.append((goal, *_compare(PHYSICS_GOAL, share, _percent)))
     lines = _table(("goal", "wanted at least", "measured", ""), rows)
     gpus = data.get("machine", {}).get("gpus", [])
@@ -252,7 +252,7 @@ def _speed(figures: Mapping[str, Any]) -> tuple[str, ...]:
     low, high = figures["min_steps_per_s"], figures["max_steps_per_s"]
     notes = [*figures.get("warnings", [])]
     if "step_error" in figures:
-        notes.insert(0, "training failed with `step`; these figures are with `physics`")
+        notes.insert(0, "training with capture mode `step` failed; the figures are for mode `physics`")
     return (
         f"{_number(figures['steps_per_s'])} ({_number(low)} to {_number(high)})",
         _number(figures["wall_steps_per_s"]),
@@ -293,19 +293,19 @@ def _render_speed(found: Mapping[str, Result]) -> Lines:
     return [
         *_table(("task", "envs", "capture", *SPEED_HEAD), speeds),
         "",
-        "Env-steps/s count only the time of collection and update, as in metrics.jsonl. By the wall clock, the time",
-        "also includes metrics, the writing of files, and checkpoints.",
+        "The first column divides env-steps by the time of collection (rollouts) and update, as metrics.jsonl does.",
+        "The wall-clock time also includes metrics, the writing of files, and checkpoints.",
         "",
         "Shares of an iteration:",
         "",
         *_table(head, shares),
         "",
-        "How shares are measured: the times of collection, update and waiting are medians of `train`, by CUDA",
-        "events. Another process measures the env alone, with random actions. In this process, events before and after",
-        "the physics in control steps without CUDA graphs give the time of the physics, and replays of the recorded",
-        "control step give the time of the env. The env layer is the env without the physics. The policy, with",
-        "storage, is the collection without the env. Policies in training and random actions lead to different",
-        "contacts, so small differences and negative shares are not significant.",
+        "How shares are measured: `train` measures the times of collection, update and waiting with CUDA events, and",
+        "this page uses their medians. A second process measures the env alone, with random actions. It measures",
+        "physics in control steps without CUDA graphs, and the whole env step by replaying its recorded CUDA graphs.",
+        "The time of the env layer is the time of the env minus the time of physics. The time of policy and storage is",
+        "the time of collection minus the time of the env. The policy in training and the random actions lead to",
+        "different contacts, so small differences and negative shares are not significant.",
     ]
 
 

@@ -108,7 +108,7 @@ def run_tests(site: Site, data: Data) -> None:
 
 
 def run_sync_tests(site: Site, data: Data) -> None:
-    """Run whole iterations, env steps and updates under torch's sync debug mode."""
+    """Run the tests that check, with torch's sync debug mode, that the CPU never waits for the GPU."""
     _run_pytest(site, data, SYNC_TESTS, "sync")
 
 
@@ -322,7 +322,7 @@ def train_to_walk(task: str) -> Measure:
         data["walking_after_min"] = next((p["minutes"] for p in curve if p["walks"]), None)
         data["curve"] = curve[:: max(1, len(curve) // CURVE_POINTS)]
         if site.num_gpus and not walk["walks"]:
-            raise PartError(f"{task} does not walk yet; another call continues the training from its last checkpoint")
+            raise PartError(f"{task} does not walk yet; to train it further, run this script again")
 
     return measure
 

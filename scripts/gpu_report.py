@@ -97,7 +97,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--output",
         type=Path,
-        help="directory of gpu.md and its pictures; default: docs, or with --dry-run that of --data",
+        help="directory of gpu.md and its pictures; default: docs, or with --dry-run the directory of --data",
     )
     parser.add_argument(
         "--data",
@@ -107,7 +107,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--peer-python", type=Path, help="interpreter of an environment with mjlab, to compare with")
     args = parser.parse_args(argv)
     if args.peer_python is not None and not args.peer_python.is_file():
-        parser.error(f"--peer-python {args.peer_python}: there is no such file; name the interpreter of an environment")
+        parser.error(f"--peer-python {args.peer_python}: this file does not exist; give a Python that can import mjlab")
     args.peer_python = args.peer_python and args.peer_python.absolute()
     args.data = (args.data or ROOT / "logs" / ("gpu-report-dry" if args.dry_run else "gpu-report")).resolve()
     args.output = args.output or (args.data if args.dry_run else ROOT / "docs")

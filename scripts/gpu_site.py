@@ -38,7 +38,7 @@ class Site:
     peer_python: Path | None
     """Python interpreter of an environment with mjlab."""
     continues: bool
-    """Whether a training run continues from an earlier attempt."""
+    """Whether a part that trains a policy resumes the training run of its earlier attempt."""
 
     @property
     def device(self) -> str:

@@ -1,6 +1,6 @@
-"""pytest plugin of the GPU report: append a line of JSON when a test starts, and another when it ends.
+"""pytest plugin of the GPU report: it appends a line of JSON to a file when a test starts, and another when it ends.
 
-If pytest is killed, the file therefore contains the results so far.
+The file therefore contains the results so far even if pytest is killed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def pytest_runtest_logstart(nodeid: str) -> None:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Record the outcome of a test. If its set-up or tear-down does not pass, record that outcome."""
+    """Record the outcome of a test, and the outcomes of its set-up and tear-down if they do not pass."""
     if report.when == "call" or report.outcome != "passed":
         _write(report.nodeid, report.outcome, report.duration, _reason(report))
 

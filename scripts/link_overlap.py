@@ -1,4 +1,4 @@
-"""Compare one sum of all gradients with sums of two buckets, one of them during the backward pass.
+"""Compare two ways to sum gradients over ranks: all at once, or in two buckets, one of them during the backward pass.
 
 The first bucket has the gradients of all layers except the first one, and is sent as soon as they are computed. The
 second bucket has the gradients of the first layer, and is sent after the backward pass. This is a prototype: training
@@ -77,7 +77,7 @@ def _seconds(function: Callable[[], None]) -> float:
 
 
 def main() -> None:
-    """Print, on rank 0 and as JSON, the median ratio of the time with two buckets to the time with one, by network."""
+    """Measure the ratio of the time with two buckets to the time with one bucket. Rank 0 prints medians as JSON."""
     torch.set_num_threads(1)
     rank = rank_from_environment(os.environ)
     set_interfaces(rank, os.environ)

@@ -33,12 +33,12 @@ def page() -> str:
     """Return the contents of requirements.lock.
 
     Raises:
-        ValueError: If a package has no version or no hash, or if it has an address.
+        ValueError: If a package has no version or no hash, or if uv prints a download address for it.
     """
     exported = subprocess.run(COMMAND, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     other = REQUIREMENT.sub("", exported)
     if other:
-        raise ValueError(f"not packages with versions and hashes: {other}")
+        raise ValueError(f"uv prints lines that are not packages with versions and hashes: {other}")
     return HEAD + exported
 
 

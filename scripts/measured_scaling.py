@@ -26,14 +26,14 @@ class LinkRuns:
 
 @dataclass(frozen=True, kw_only=True)
 class LinkSums:
-    """Sums of two ranks over a link: medians of many sums."""
+    """Time of sums over two ranks that a link connects. Each time is the median of many sums."""
 
     bytes_per_s: float
     """Rate of the link."""
     round_trip_s: float
     """Round-trip time of a small packet, measured."""
     seconds: dict[tuple[int, int], float]
-    """Seconds by number of values and bytes of a value."""
+    """Seconds of a sum, by number of values and bytes per value."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,8 +104,8 @@ OVERLAPS = {
     "1 Gbit/s, 1 ms": {"cartpole": 1.16, "humanoid": 0.95},
     "100 Mbit/s, 10 ms": {"cartpole": 0.95, "humanoid": 0.89},
 }
-"""Time of a mini-batch with two buckets, one of them summed during the backward pass, relative to the time with one sum
-after this pass."""
+"""Ratio of two times of a mini-batch, by link and network: if gradients are summed in two buckets, one of them during
+the backward pass, and if all gradients are summed at once after it."""
 
 LINK_RUNS = (
     LinkRuns(

@@ -65,7 +65,7 @@ SLOW = Network("10 Gbit/s Ethernet", 50e-6, 1e9)
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """Iteration of one rank, without other ranks."""
+    """One iteration of a rank that trains alone: times and sizes."""
 
     rollout_s: float
     """Time of physics, env and policy."""
@@ -81,7 +81,7 @@ class Workload:
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """An iteration of many ranks."""
+    """Predicted times and speed of an iteration of many ranks."""
 
     straggling_s: float
     """Mean time that a rank waits for the slowest rank."""
@@ -92,7 +92,7 @@ class Prediction:
     steps_per_s: float
     """Control steps of all ranks per second."""
     efficiency: float
-    """Speed relative to that of independent ranks."""
+    """Speed divided by the speed of as many ranks that never wait and never communicate."""
 
 
 def predict(
@@ -151,7 +151,8 @@ def fitted_spread() -> float:
 def predicted_speed(published: Published, ranks: int, spread: float) -> float:
     """Return the predicted speed of several GPUs from the published speed of one GPU.
 
-    An iteration has as many samples and mini-batches as in :func:`g1`. Its time is scaled to the speed of one GPU.
+    An iteration has as many samples and mini-batches as in :func:`g1`. Its time is scaled so that one GPU reaches its
+    published speed.
     """
     scale = G1.steps_per_s[1] / published.steps_per_s[1]
     work = g1()
@@ -172,7 +173,8 @@ CARTPOLE_OBSERVATIONS, CARTPOLE_HIDDEN, CARTPOLE_ACTIONS = 5, (64, 64), 1
 CARTPOLE_COMPUTE_S = 0.13
 """Computing time of an iteration of cartpole-balance with 256 envs per rank on an idle machine, in s.
 
-Half of the time with 512 envs per rank: docs/performance.md has 125,630 steps/s with two ranks of 512 envs.
+It is half of the time for 512 envs per rank, which follows from the 125,630 steps/s that docs/performance.md gives for
+two ranks of 512 envs.
 """
 
 SETTINGS = {"default": (1, FP32_BYTES), "bf16": (1, 2), "period 4": (4, FP32_BYTES), "period 16": (16, FP32_BYTES)}
@@ -180,7 +182,7 @@ SETTINGS = {"default": (1, FP32_BYTES), "bf16": (1, 2), "period 4": (4, FP32_BYT
 
 
 def link_network(link: LinkSums) -> Network:
-    """Return a link as gloo uses it: each step of its ring takes a round trip."""
+    """Return a network with the latency of a round trip over a link, because each step of gloo's ring takes one."""
     return Network("", link.round_trip_s, link.bytes_per_s)
 
 
@@ -215,11 +217,11 @@ class Partition:
     compute_s: float
     """Computing time of a physics step."""
     memory_bytes: float
-    """Memory of a GPU."""
+    """Memory that the bodies of one GPU need."""
 
     @property
     def moving_share(self) -> float:
-        """Share of a physics step in exchanges and sums."""
+        """Share of the time of a physics step that exchanges and sums take."""
         moving_s = self.exchanges_s + self.reductions_s
         return moving_s / (moving_s + self.compute_s)
 
@@ -304,7 +306,7 @@ def _communication_share(link: str) -> float:
 
 
 def _bf16_numbers() -> float:
-    """Return how many fp32 numbers the slower links send in the time of two round trips, rounded."""
+    """Return how many fp32 numbers a link sends in the time of two round trips: mean of the slower links, rounded."""
     slower = [link_network(link) for name, link in LINK_SUMS.items() if name != "10 Gbit/s, 0.1 ms"]
     numbers = [2 * one.latency_s * one.bytes_per_s / FP32_BYTES for one in slower]
     return round(sum(numbers) / len(numbers), -4)

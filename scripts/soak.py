@@ -51,7 +51,7 @@ FAULTS = {
 """Relative frequency of each fault."""
 
 MEAN_PAUSE_S = 2.0
-"""Mean time in s from a fault, or from the first row of metrics after this fault, to the next fault."""
+"""Mean of the random pause before each fault, in s. Half of the pauses begin after a new row of metrics."""
 
 HANG_TIMEOUT_S = 10
 """Seconds after which a stopped rank is noticed."""
@@ -103,7 +103,7 @@ class Soak:
         """Start the command, or start it again. Sometimes let it raise an error in rank 1."""
         started = any(self._log_root.rglob(CONFIG_FILE))
         if not started:
-            shutil.rmtree(self._log_root, ignore_errors=True)  # the command was killed before it wrote anything
+            shutil.rmtree(self._log_root, ignore_errors=True)  # the command was killed before it wrote the config
         how = ["--resume", str(self._run_dir())] if started else ["cartpole-balance", "--log-root", str(self._log_root)]
         environ = dict(self._environ)
         if self._draw.random() < FAULTS["rank raises an error"] / sum(FAULTS.values()):
@@ -282,7 +282,7 @@ def main() -> None:
     final, expected = (checkpoint.load(find_checkpoint(each), "cpu") for each in (run_dir, undisturbed))
     del final["counters"]["elapsed_s"], expected["counters"]["elapsed_s"]
     differing = differences(final, expected)
-    # Temporary files: a later start must have removed those of commands that were killed
+    # Temporary files of killed commands: a later start of the command must have removed them
     left += [p.name for p in Path(temporary).iterdir()]
     # Results
     in_order = [row["iteration"] for row in rows] == list(range(1, num_iterations + 1))

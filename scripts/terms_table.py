@@ -55,7 +55,7 @@ SECTIONS = (
         "offset + scale * clip(number), and the values into inputs of actuators.",
     ),
     ("Motors", "motors", "These actions compute torques in every physics step."),
-    ("Sensors", "sensors", "A sensor measures quantities that several terms read, once per control step."),
+    ("Sensors", "sensors", "Once per control step, a sensor measures quantities that several terms read."),
     ("Curricula", "curricula", "A curriculum changes the task during the training, often as the policy improves."),
     (
         "Motions to imitate",

@@ -143,7 +143,7 @@ def test_mistakes_are_refused_in_one_line(command: Callable[..., Any], tmp_path:
     assert unknown.err.startswith("--parts physics: there is no such part; choose from machine, tests, ")
     without_peer = command(sys.executable, script, "--dry-run", "--peer-python", "/nowhere/python")
     assert without_peer.code == 2
-    assert "--peer-python /nowhere/python: there is no such file" in without_peer.err
+    assert "--peer-python /nowhere/python: this file does not exist" in without_peer.err
     places = ("--data", str(tmp_path), "--output", str(tmp_path / "docs"))
     without_gpu = command(sys.executable, script, *places, env={"CUDA_VISIBLE_DEVICES": ""})
     assert without_gpu.code == 2
@@ -175,7 +175,7 @@ def test_leftover_processes_of_a_command_are_named_and_killed(load: Callable[[st
     )
     ended = commands.run([sys.executable, "-c", program], limit_s=60, name="leave")
     commands.deadline = 0.0
-    with pytest.raises(RuntimeError, match="the time of the part is up"):
+    with pytest.raises(RuntimeError, match="no time is left for this part of the report"):
         commands.run(["true"], limit_s=60, name="late")
     assert ended.code == 0
     assert ended.left == ["sleep"]
@@ -223,7 +223,7 @@ def test_the_page_compares_with_the_goals_and_omits_host_names(load: Callable[[s
     assert "The goals are for" not in text
     assert "4096 envs, env-steps/s | 1,500,000 | 2,000,000 | reached |" in text
     assert "4096 envs, env-steps/s | 400,000 | 300,000 | not reached |" in text
-    assert "share of the physics in the collection | 80.0% | 50.0% | not reached |" in text
+    assert "share of physics in the time of collection | 80.0% | 50.0% | not reached |" in text
     assert "| cartpole-balance | 4096 | 33.3% | 16.7% | 16.7% | 33.3% | 0.0% | 50.0% |" in text
     assert "`mjlab` has not been run." in text
     assert str(tmp_path) not in text
