@@ -92,7 +92,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=["**/*.xml"], help="patterns of the MJCFs to try; default: all")
     parser.add_argument("--output", type=Path, help="page to write; pictures go to a folder next to it")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="number of robots to try at a time")
-    parser.add_argument("--train", metavar="MODULE:FUNCTION", help="only train and draw this importable task")
+    parser.add_argument("--train", metavar="MODULE:FUNCTION", help="try no robots; train and draw this task")
     args = parser.parse_args()
     if args.train:
         train_and_draw(args.train, args.work)
@@ -157,7 +157,7 @@ def try_once(folder: Path, path: Path, work: Path) -> Tried:
 
 
 def _try(name: str, path: Path, place: Path) -> tuple[str, str]:
-    """Make a task of an MJCF and train it; return the kind of robot that new-task reports, and the problem."""
+    """Make a task of an MJCF and train it. Return the kind and the problem of :class:`Tried`."""
     module = name.replace("-", "_")
     made = _run([str(Path(sys.executable).parent / "mjlab-dist"), "new-task", name, "--mjcf", str(path)], place, {})
     lines = [line.strip() for line in made.stdout.splitlines()]
@@ -225,7 +225,7 @@ def train_and_draw(reference: str, work: Path) -> None:
 
 
 def slug(text: str) -> str:
-    """Return a text as the name of a task: lowercase letters, digits and hyphens.
+    """Turn a text into the name of a task, which has lowercase letters, digits and hyphens.
 
     Args:
         text: Any text.

@@ -32,7 +32,7 @@ NUM_STEPS = 75
 
 @pytest.fixture(autouse=True)
 def _measure_the_speed_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measure the speed briefly. The installed command, which a test below starts, measures for the usual time."""
+    """Shorten the measurement of the speed, except in the test below that starts the installed command."""
     monkeypatch.setattr(checks, "SPEED_S", 0.01)
 
 
@@ -60,7 +60,7 @@ def failures(config: TrainConfig) -> dict[str, str]:
 
 
 QUICK = {"arm-reach", "cartpole-balance", "everything", "gym-reacher", "quadruped-velocity-flat"}
-"""Tasks of each kind. Long tests check the other tasks."""
+"""One task of each kind. Long tests check the other tasks."""
 
 WITH_SHORT_ROLLOUTS = {"everything"}
 """Tasks that exist only for tests. All of their terms have an effect within a short rollout."""
@@ -185,7 +185,7 @@ def with_events(events: dict[str, Any]) -> TrainConfig:
 def test_a_seed_that_changes_nothing_is_found() -> None:
     result = failures(with_events({"wrong": event(mistakes.always_seed_0)}))
     assert result.pop("seeds").startswith("the seeds 1 and 2 lead to the same rollout; ")
-    assert set(result) <= {"replay"}, "the event makes a generator in every step"
+    assert set(result) <= {"replay"}, "only replay may fail too, because the event makes a generator in every step"
 
 
 @pytest.mark.slow
@@ -211,7 +211,7 @@ def test_buffers_that_are_too_small_are_found(changes: dict[str, int], found: st
     env = dataclasses.replace(config.env, sim=dataclasses.replace(config.env.sim, **changes))
     result = failures(dataclasses.replace(config, env=env, num_envs=8))
     assert re.match(found, result.pop("buffers"))
-    assert set(result) <= {"resume"}, "the state alone does not determine which contacts are dropped"
+    assert set(result) <= {"resume"}, "resume may fail too, because which contacts are dropped is not in the state"
 
 
 # Checks from Python, and as a command

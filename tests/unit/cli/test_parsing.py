@@ -401,7 +401,7 @@ def test_help_pages_list_the_flags_that_tyro_accepts(
     # Ignore `.params` and `.model-params`: tyro lists these flags for terms and models that have no parameters.
     known = {name for name in known if not name.endswith((".params", ".model-params"))}
     assert known <= shown.keys()
-    # Of a term's parameters, tyro lists only those that the config names. The other parameters are accepted too.
+    # tyro lists a term's parameter only if the config names it. The other parameters are accepted too.
     others = [flag for name, flag in shown.items() if name not in known]
     assert all(".params." in flag.path for flag in others)
     given = [word for flag in others if flag.default for word in (f"--{flag.name}", *flag.default.split())]

@@ -1,4 +1,4 @@
-"""Properties of the checks of a config: valid intervals, hosts and seeds are accepted; errors name the wrong ones."""
+"""Properties of the checks of a config: valid intervals, hosts and seeds are accepted, and errors name invalid ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Quantities of a floating base are correct after each change of the state, and computed once between changes."""
+"""Quantities of a floating base are correct after each change of the state, and computed only once per change."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def c_step(env: Env, actions: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass
 class Step:
-    """Results of the env for a step. The test computes `qpos` and `terms`, which are from before resets."""
+    """Results of one step of the env. The test itself computes `qpos` and `terms`: their values before any reset."""
 
     obs: Any
     rewards: torch.Tensor
@@ -497,7 +497,7 @@ def test_a_changed_reward_weight_applies_to_a_resumed_run() -> None:
 
 
 def test_the_state_includes_all_memory_of_terms_randomizations_and_observations() -> None:
-    """After loading, envs that had different random numbers and positions have the whole saved state."""
+    """Envs with other random numbers and positions load the state, and then equal the envs that saved it."""
     env, other = make(everything()), make(everything(), seed=7)
     state = env.state()
     assert {name for name, tensor in state.items() if not torch.equal(tensor, other.state()[name])} >= {

@@ -30,7 +30,7 @@ def test_the_linear_schedule_ends_at_0_for_any_length_and_after_a_resume(tmp_pat
     run = dataclasses.replace(task, num_envs=4, max_iterations=4, agent=agent)
     assert rates(run, tmp_path / "whole") == pytest.approx([8e-4, 6e-4, 4e-4, 2e-4])
     assert rates(dataclasses.replace(run, total_timesteps=32), tmp_path / "steps") == pytest.approx([8e-4, 4e-4])
-    # After a resume with more iterations, the rate equals that of a run with the new length.
+    # After a resume with more iterations, the rate equals that of a run that had the new length from the start.
     longer = dataclasses.replace(run, max_iterations=8)
     assert rates(longer, tmp_path / "whole")[4:] == pytest.approx([4e-4, 3e-4, 2e-4, 1e-4])
     fixed = dataclasses.replace(run, agent=dataclasses.replace(agent, schedule="fixed"))
