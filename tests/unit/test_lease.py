@@ -1,4 +1,4 @@
-"""The lease of a run, a file that names the launch that trains the run: acquire, wait for and lose a lease."""
+"""Launches acquire, wait for and lose the lease of a run, which is a file that names the launch that trains the run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from mjlab_dist.messages import Event
 
 
 def change(run_dir: Path, **fields: Any) -> None:
-    """Change fields of the lease's owner, as if another launch had written them."""
+    """Change fields in the lease file, as if another launch had written them."""
     path = run_dir / LEASE_FILE
     changed = path.with_suffix(".new")
     changed.write_text(json.dumps({**json.loads(path.read_text()), **fields}))

@@ -1,4 +1,4 @@
-"""A replaced attribute is restored exactly, and copying a function has no other effects."""
+"""A replaced attribute is restored exactly, and copying a function has no side effects."""
 
 from __future__ import annotations
 

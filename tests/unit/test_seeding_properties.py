@@ -1,4 +1,4 @@
-"""Properties of seeds: the same seed, rank and iteration give the same numbers; other ranks and iterations do not."""
+"""Properties of seeds: random numbers depend on the seed, the rank and the iteration, and on nothing else."""
 
 from __future__ import annotations
 

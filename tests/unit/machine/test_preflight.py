@@ -112,7 +112,7 @@ def test_a_working_machine_passes_silently_within_a_fraction_of_a_second(
         lines = checked(chosen(log_root=str(tmp_path / "new" / "logs")))
         took_s.append(time.monotonic() - start)
         assert not [line for line in lines if not line.startswith("--log-root")], (
-            "only a nearly full disk may cause a line"
+            "the only allowed line is a warning that the disk is nearly full"
         )
     assert_within(min(took_s), 0.3)
     assert not list(tmp_path.iterdir()), "the checks leave no files"
@@ -492,7 +492,7 @@ def test_settings_of_wandb_are_respected(home: Path, where: str, server: str):
     write_login(home / ".netrc", server)
     assert server in check_wandb({}, 5).figure
     file.write_text("no settings")
-    assert "wandb login" in check_wandb({}, 5).fix, "without settings, a login for the usual server is missing"
+    assert "wandb login" in check_wandb({}, 5).fix, "without settings, wandb uses its usual server, which needs a login"
 
 
 @pytest.mark.parametrize("variable", ["WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"])

@@ -292,7 +292,7 @@ def test_inverse_kinematics_solve_the_damped_least_squares_of_mujocos_jacobian(
     damping, width = 0.2, 6 if rotation else 3
     block = action(DifferentialIK, ARM, mode=mode, rotation=rotation, damping=damping, **frame)
     env = scattered(actions={"some": block})
-    end_episodes(env, torch.arange(NUM_ENVS) % 2 == 0)  # poses in the data are from before the reset
+    end_episodes(env, torch.arange(NUM_ENVS) % 2 == 0)  # the simulation still has the poses before the reset
     env.step(0.1 * drawn(env, 8))
     given, before = drawn(env, 9), float64(env.sim.qpos[:, :6])
     expected = []

@@ -503,7 +503,7 @@ def test_mistakes_in_an_event_are_refused() -> None:
     message = refused(events=event("Push", speed=1.0))
     assert message.startswith(f"--env.events.Push.func {EVENTS}:Push: ")
     assert "speed" in message
-    # The command line accepts a tuple of any length.
+    # The command line accepts a tuple of any length, so the term checks the length.
     message = refused(events=event("Push", linear_m_s=(0.5,)))
     assert message.startswith("--env.events.Push.params.linear-m-s 0.5: ")
     assert " 2 " in message

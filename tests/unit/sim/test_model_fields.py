@@ -389,7 +389,7 @@ def test_a_shared_field_can_be_read_but_not_written(model: Any) -> None:
         assert np.array_equal(sim.field("gravity"), np.tile(model.opt.gravity, (NUM_ENVS, 1)).astype(np.float32))
     with pytest.raises(RuntimeError):
         shared.field("geom_friction").mul_(2.0)
-    # The bytes of fields that differ are counted: three numbers for each geom's friction, and three for gravity.
+    # With per-env fields, each env has its own copy of friction (three numbers per geom) and gravity (three numbers).
     assert own.num_bytes() - shared.num_bytes() == (NUM_ENVS - 1) * (3 * model.ngeom + 3) * 4
 
 

@@ -31,13 +31,13 @@ NUM_ENVS = 16
 Trajectory = tuple[np.ndarray, np.ndarray]
 """Positions and velocities after every step, (steps, envs, ...)."""
 
-# Tolerances of float32 after 200 steps for qpos (m, rad) and qvel (m/s, rad/s). In brackets: largest differences.
+# Tolerances of float32 after 200 steps, for qpos in m and rad, and for qvel in m/s and rad/s.
 FREE_TOL = (1e-4, 3e-4)
 """Cartpoles that do not reach an end of the rail (differences of up to 4.1e-5 and 9.6e-5 with 40 seeds)."""
 RAIL_TOL = (5e-4, 2e-3)
 """Cartpoles that reach an end of the rail (differences of up to 9.1e-5 and 3.2e-4 with the seeds of the test).
 
-With 40 seeds, differences are up to 2.4e-3 and 6.7e-2: some cartpoles reach the end one substep later.
+With 40 seeds, differences are up to 2.4e-3 and 6.7e-2, because some cartpoles reach the end one substep later.
 """
 FLIGHT_TOL = (5e-5, 1e-4)
 """A free body in the air (differences of up to 1.5e-5 and 4.1e-5 with 40 seeds)."""

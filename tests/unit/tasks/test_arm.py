@@ -273,7 +273,7 @@ def test_reaching_is_rewarded_by_distance_and_angle() -> None:
     for _ in range(20):
         env.step(torch.randn(NUM_ENVS, 7))
     target = env.command("target").double().numpy()
-    # Poses belong to the start of the last substep, a few mm from the current ones.
+    # The env's poses are from the start of the last substep, and differ from the current poses by a few mm.
     positions, rotations = c_sites(env)
     distance = np.linalg.norm(positions - target[:, :3], axis=1)
     angles = []

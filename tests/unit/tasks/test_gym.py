@@ -27,7 +27,8 @@ NUM_ENVS = 8
 NUM_STEPS = 200
 
 TOLERANCE = 1e-3
-"""Relative tolerance. The scale is the largest value of an observation term or a reward's terms, but at least 1."""
+"""Tolerance of relative errors. An error of an observation term is divided by the term's largest absolute value, and an
+error of a reward by the largest absolute value of the reward's terms. Both divisors are at least 1."""
 
 
 class Task(NamedTuple):
@@ -103,7 +104,7 @@ class Compared(NamedTuple):
     """Results of a comparison."""
 
     errors: np.ndarray
-    """Largest error of observations and rewards in each step, relative to the scale of TOLERANCE, (steps, envs)."""
+    """Largest relative error of observations and rewards in each step, (steps, envs), divided as in TOLERANCE."""
     with_contact: int
     terminated: int
 

@@ -1,6 +1,7 @@
-"""Which requests the viewer answers: on loopback, those of programs on this machine; otherwise, those with the token.
+"""Which requests the viewer answers.
 
-It never answers requests from other websites.
+On a loopback address, it answers all programs of this machine. On other addresses, it answers only requests with the
+token. It never answers requests from other websites.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The viewer follows runs by their files: state, progress, and lists of runs."""
+"""The viewer reads the state and the progress of runs from their files, and lists runs."""
 
 from __future__ import annotations
 
