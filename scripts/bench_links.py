@@ -79,7 +79,7 @@ SETTINGS = {
     "period-16": ("16", "none"),
 }
 """--sync.period and --sync.compression, by name on the command line. No setting has both a period above 1 and
-compression: compression changes only the exchange of gradients, and with periods above 1, ranks exchange none."""
+compression, because compression has no effect then: ranks exchange parameters instead of gradients."""
 
 
 @dataclass
@@ -280,7 +280,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--sums", action="store_true", help="do not train; measure the time of gloo's sums, in s")
     parser.add_argument("--overlap", action="store_true", help="do not train; run link_overlap.py")
-    parser.add_argument("--until-return", type=float, help="also print when the mean return reaches this value, in s")
+    parser.add_argument(
+        "--until-return", type=float, help="also print the time until the mean return reaches this value, in s"
+    )
     args = parser.parse_args()
     end_on_signals()
     if args.sums or args.overlap:

@@ -63,7 +63,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, default=2, help="number of processes, with one thread each")
     parser.add_argument("--sizes", type=int, nargs="+", default=[1, 10_000, 200_000], help="numbers in the tensor")
-    parser.add_argument("--busy", type=int, default=0, help="number of other programs that keep a core busy")
+    parser.add_argument("--busy", type=int, default=0, help="number of other programs, each on a core")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, busy(args.busy):
         spawn(measure, (args.ranks, f"{folder}/store", args.sizes), nprocs=args.ranks)

@@ -1,4 +1,4 @@
-"""Measure the time of our PPO update and of the one of unmodified rsl_rl on the same data, and print the ratio.
+"""Measure the time of a PPO update on the same data with our code and with unmodified rsl_rl, and print the ratio.
 
 uv run scripts/bench_update.py --ranks 2
 """

@@ -1,10 +1,11 @@
-"""Measure how much mjlab-dist watch slows down training with one rank on the same machine, with and without a page.
+"""Measure how much mjlab-dist watch slows down training on the same machine, with and without its page in a browser.
 
 uv run python scripts/bench_watch.py
 
-One run trains all the time. Each round measures this run without watch, with watch but without a page, and with watch
-and a page in headless Chromium, which draws without a GPU. --spare-cores is the number of cores that only watch and the
-browser use; training uses the other cores. With 0, training, watch and the browser share all cores.
+One run, which has one rank, trains all the time. Each round measures this run without watch, with watch but without a
+page, and with watch and a page in headless Chromium, which draws without a GPU. --spare-cores is the number of cores
+that only watch and the browser use; training uses the other cores. With 0, training, watch and the browser share all
+cores.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from mjlab_dist.cli.main import SUMMARIES
 
 EXAMPLE_TASK = "cartpole-balance"
-"""Task whose flags the page shows: flags that start with --env depend on the task."""
+"""Task whose flags the page shows. A task is needed, because flags that start with --env depend on the task."""
 
 HEAD = """# Flags of all commands
 

@@ -32,7 +32,7 @@ MARK = "MJLAB_DIST_GPU_REPORT"
 """Environment variable that all processes of a command inherit, even in other sessions."""
 
 TAIL_LINES = 30
-"""Lines of a failed command's output that are kept in the results."""
+"""Number of lines from the end of a failed command's output that the results contain."""
 
 STOP_GRACE_S = 60.0
 """Time in s that a training run gets to save a checkpoint after its time limit."""

@@ -71,7 +71,7 @@ def write_page(output: Path, results: Mapping[str, Result], data_dir: Path, dry_
 
 
 def _anonymous(text: str, data_dir: Path) -> str:
-    """Remove the machine's name and paths: outputs of failed commands contain them."""
+    """Remove the machine's name and paths, because outputs of failed commands contain them."""
     names = {str(data_dir.resolve()): "DATA", str(ROOT): ".", str(Path.home()): "~"}
     host = platform.node()
     if len(host) > 3:
@@ -293,8 +293,8 @@ def _render_speed(found: Mapping[str, Result]) -> Lines:
     return [
         *_table(("task", "envs", "capture", *SPEED_HEAD), speeds),
         "",
-        "The first column divides env-steps by the time of collection (rollouts) and update, as metrics.jsonl does.",
-        "The wall-clock time also includes metrics, the writing of files, and checkpoints.",
+        "`env-steps/s` divides the number of env-steps by the time of collection (rollouts) and update, as",
+        "metrics.jsonl does. The time by the wall clock also includes metrics, the writing of files, and checkpoints.",
         "",
         "Shares of an iteration:",
         "",

@@ -29,10 +29,10 @@ TRACKING = {"quadruped-velocity-flat": "track_linear_velocity", "humanoid-veloci
 """Reward term of the linear velocity, by task."""
 
 WALKING_SHARE = 0.8
-"""A policy counts as walking if it earns at least this fraction of the maximum tracking reward while it explores."""
+"""Minimum fraction of the maximum tracking reward that a policy that walks earns while it explores."""
 
 WALKING_LENGTH = 0.95
-"""A policy counts as walking if its mean episode length is at least this fraction of the maximum."""
+"""Minimum fraction of the maximum episode length that the mean episode length of a policy that walks reaches."""
 
 EXIT_STOPPED = 75
 """Exit code of a training run that wrote a checkpoint and stopped on request."""
@@ -98,7 +98,7 @@ def describe_machine(site: Site, data: Data) -> None:
     log_root = str(site.data)
     args = [*installed("mjlab-dist"), "doctor", "--json", "--log-root", log_root]
     ended = site.commands.run(args, limit_s=60, name="doctor")
-    # Keep only the names and results of checks: their figures contain the host's name and paths.
+    # Keep only the names and results of checks, because their figures contain the host's name and paths.
     data["doctor"] = [{"name": c["name"], "status": c["status"]} for c in last_json(ended)["checks"]]
 
 

@@ -31,7 +31,7 @@ def draw(output: Path, results: Mapping[str, Result]) -> None:
 
 
 def _measured(figures: Mapping[str, Any], key: str) -> dict[int, Any]:
-    """Return a figure by number of envs, and omit the numbers of envs for which it was not measured."""
+    """Return a measured value by number of envs. Omit numbers of envs for which the value was not measured."""
     return {int(size): found[key] for size, found in figures.get("sizes", {}).items() if key in found}
 
 

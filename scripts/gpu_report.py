@@ -73,7 +73,7 @@ def main() -> None:
         result = run_part(part, site)
         store_result(data, part.name, {**result, "dry_run": args.dry_run})
         print(f"    {part.name}: {_in_one_line(result)}", flush=True)
-        # Write the page after every part: this process may be ended during the next part.
+        # Write the page after every part, because this process may be ended during the next part.
         _write_page(args, parts)
 
     # Pictures, the complete page and the exit code
@@ -104,7 +104,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         type=Path,
         help="directory of results, logs and runs; default: logs/gpu-report, or logs/gpu-report-dry with --dry-run",
     )
-    parser.add_argument("--peer-python", type=Path, help="interpreter of an environment with mjlab, to compare with")
+    parser.add_argument("--peer-python", type=Path, help="Python that can import mjlab, to compare with it")
     args = parser.parse_args(argv)
     if args.peer_python is not None and not args.peer_python.is_file():
         parser.error(f"--peer-python {args.peer_python}: this file does not exist; give a Python that can import mjlab")

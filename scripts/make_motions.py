@@ -54,8 +54,8 @@ class Gait:
 
 GAITS = {
     "trot": Gait(period_s=0.5, touchdown=(0.0, 0.5, 0.5, 0.0), stance=0.5, forward_m_s=0.6),
-    # The force on the front feet gives the trunk a pitch acceleration of up to 50 rad/s². In half a cycle,
-    # it turns the trunk from 0.2 rad down to 0.2 rad up.
+    # The force on the front feet gives the trunk a pitch acceleration of up to 50 rad/s². In half a cycle, this
+    # acceleration turns the trunk from 0.2 rad down to 0.2 rad up.
     "bound": Gait(period_s=0.4, touchdown=(0.0, 0.0, 0.5, 0.5), stance=0.5, forward_m_s=0.7, pitch_rad=0.2),
     "turn": Gait(period_s=0.5, touchdown=(0.0, 0.5, 0.5, 0.0), stance=0.5, forward_m_s=0.3, yaw_rad_s=1.0),
 }

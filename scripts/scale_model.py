@@ -110,7 +110,7 @@ def predict(
     """
     alone_s = work.rollout_s + work.update_s
     reduce_s = ring_s if ring else tree_s
-    small_s = 2 * reduce_s(1e3, ranks, network)  # means and variances of advantages and observations; metrics
+    small_s = 2 * reduce_s(1e3, ranks, network)  # one for means and variances of data, one for metrics
     if period == 1:
         large_s = work.mini_batches * reduce_s(FP32_BYTES * work.num_parameters, ranks, network)
     else:  # parameters and the two moments of Adam, once per period
@@ -205,7 +205,7 @@ class Partition:
     """One world of many bodies, cut into one cube per GPU. All cubes contain the same number of bodies."""
 
     bodies: float
-    """Bodies of a GPU."""
+    """Number of bodies on one GPU."""
     halo: float
     """Bodies at the six faces of a cube. The neighbors need the states of these bodies."""
     exchange_s: float

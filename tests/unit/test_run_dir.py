@@ -1,4 +1,4 @@
-"""The run directory: its name, and finding runs and checkpoints."""
+"""Names of run directories, and how runs and checkpoints are found."""
 
 from __future__ import annotations
 

@@ -211,7 +211,7 @@ def test_buffers_that_are_too_small_are_found(changes: dict[str, int], found: st
     env = dataclasses.replace(config.env, sim=dataclasses.replace(config.env.sim, **changes))
     result = failures(dataclasses.replace(config, env=env, num_envs=8))
     assert re.match(found, result.pop("buffers"))
-    assert set(result) <= {"resume"}, "resume may fail too, because which contacts are dropped is not in the state"
+    assert set(result) <= {"resume"}, "resume may fail too: the state does not determine which contacts are dropped"
 
 
 # Checks from Python, and as a command

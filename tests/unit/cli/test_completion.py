@@ -1,4 +1,4 @@
-"""The Tab key suggests commands, tasks, flags and their values. It suggests the flags of a task by group."""
+"""The Tab key suggests commands, tasks, flags and their values. It suggests groups of flags before single flags."""
 
 from __future__ import annotations
 

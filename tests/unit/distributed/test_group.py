@@ -19,7 +19,7 @@ from mjlab_dist.errors import UserError
 
 
 def test_gpu_ranks_gather_cpu_tensors_through_gloo() -> None:
-    """Rank 0 gathers the env states of all ranks in CPU memory: its GPU may lack the memory for them."""
+    """Rank 0 gathers the env states of all ranks in CPU memory, because its GPU may lack the memory for them."""
     joined: dict[str, Any] = {}
 
     def init(backend: str, **options: Any) -> None:

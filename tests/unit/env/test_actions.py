@@ -160,7 +160,7 @@ def test_each_env_draws_a_latency_for_each_episode(latency: tuple[int, int]) -> 
         sent = float64(actions)
         env.step(actions)
         arrived = (float64(env.sim.ctrl[:, :2]) - 0.3) / 0.5
-        # Skip envs that were reset: their inputs are those of the keyframe, and earlier actions are removed.
+        # Skip envs that were reset, because their inputs are those of the keyframe, and earlier actions are removed.
         for i in np.flatnonzero(~ends):
             for line, action, seen in zip(lines[i], sent[i].clip(-0.8, 0.8), arrived[i], strict=False):
                 line.check(float(action), float(seen))

@@ -100,7 +100,7 @@ def c_step(env: Env, actions: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass
 class Step:
-    """Results of one step of the env. The test itself computes `qpos` and `terms`: their values before any reset."""
+    """Results of one step of the env. The test computes `qpos` and `terms`, with their values before any reset."""
 
     obs: Any
     rewards: torch.Tensor

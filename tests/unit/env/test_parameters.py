@@ -284,7 +284,7 @@ class Forgets(Halve):
 
 
 class Height(Term):
-    """Observation that declares the parameter that it reads in every call."""
+    """Observation that reads a parameter in every call, and lists it in `schedulable`."""
 
     schedulable = ("target_m",)
 

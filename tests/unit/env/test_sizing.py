@@ -195,7 +195,7 @@ print((more.num_bytes() - few.num_bytes()) / 192, (psutil.Process().memory_info(
 
 @pytest.mark.slow
 def test_counted_bytes_match_the_memory_of_the_process(command: Command):
-    """Envs may use more memory than counted, but no more than the memory that CPU_SHARE leaves free in addition."""
+    """Envs may use more memory than counted. CPU_SHARE leaves enough memory free for the difference."""
     model = Path(__file__).parents[2] / "data" / "models" / "box.xml"
     done = command(command.script(WEIGH), str(model))
     assert done.code == 0, done.err

@@ -271,7 +271,7 @@ def test_training_continues_while_a_snapshot_is_written(run_dir: Path, make_stor
     before = checkpoint.snapshot(optimizer.state_dict())
     store.save(1, {"weights": weights, "optimizer": optimizer.state_dict()}, None)
     store.check()
-    assert not numbers(run_dir), "written before the gate opened"
+    assert not numbers(run_dir), "the checkpoint was written before the gate opened"
     saved = weights.detach().clone()
     optimizer.step()
     assert not torch.equal(saved, weights)
@@ -593,7 +593,8 @@ print(json.dumps(kill_while_saving(Path(sys.argv[1]), int(sys.argv[2]))))
 @pytest.mark.slow
 @pytest.mark.parametrize("times", [40, pytest.param(200, marks=pytest.mark.long)])
 def test_the_newest_checkpoint_loads_whenever_saving_is_killed(run_dir: Path, times: int, command: Command):
-    # Another process forks, because this one has threads. A new interpreter for each kill would import torch again.
+    # Another process forks the processes to kill, because this process has threads. Forking is faster than starting an
+    # interpreter for each kill, because an interpreter would have to import torch.
     script = command.script(KILL_WHILE_SAVING)
     done = command(script, str(run_dir), str(times), env={"PYTHONPATH": str(Path(killed_saves.__file__).parent)})
     assert done.code == 0, done.err

@@ -85,7 +85,7 @@ def test_one_rank_learns_what_stock_rsl_rl_learns(fields: dict[str, Any]) -> Non
 @pytest.mark.usefixtures("fp64")
 @pytest.mark.parametrize("rnn", ["none", "lstm"])
 def test_normalized_observations_are_clipped(rnn: str) -> None:
-    """Stock rsl_rl learns the same if the test clips the results of its normalizers."""
+    """Both learners learn the same if the test clips the results of the normalizers of stock rsl_rl."""
     clip = 0.8
     stock, ours = both(obs_clip=clip, rnn=rnn)
     sizes = []
@@ -117,7 +117,7 @@ def test_an_exported_policy_clips_too() -> None:
 
 @pytest.mark.usefixtures("fp64")
 def test_rewards_are_divided_by_the_standard_deviation_of_their_discounted_sums() -> None:
-    """Stock rsl_rl learns the same if the test scales its rewards in NumPy."""
+    """Both learners learn the same if the test scales the rewards of stock rsl_rl in NumPy."""
     stock, _ = both()
     _, ours = both(reward_normalization=True)
     discounted, seen = np.zeros(NUM_ENVS), []

@@ -1,4 +1,4 @@
-"""Memory that control groups still allow. test_doctor.py tests both versions of control groups."""
+"""Memory that control groups still allow. test_preflight.py tests both versions of control groups."""
 
 from __future__ import annotations
 

@@ -179,4 +179,4 @@ def test_a_scan_never_waits_for_the_device() -> None:
 def test_mistakes_are_refused(params: dict[str, Any], start: str) -> None:
     observations = {"actor": {"scan": ObservationConfig(func=SCAN, params={**PARAMS, **params})}}
     assert refused(observations=observations, sim=SIM).startswith(f"env.observations.actor.scan: {start}")
-    assert CONFIG.observations  # the tests above replace these observations by a scan
+    assert CONFIG.observations  # without changes, the config has observations: the tests above replace them by a scan

@@ -219,7 +219,7 @@ def test_a_robot_that_follows_the_motion_exactly_earns_the_full_reward(file: str
             torch.testing.assert_close(earned, torch.ones(8), atol=1e-5, rtol=0)
         assert not terms.lost(env, "motion", 1e-3, 1e-2).any()
         torch.testing.assert_close(terms.root_error(env, "motion"), torch.zeros(8, 6), atol=1e-3, rtol=0)
-        # After a step, the simulation has the sites' positions from the start of the last substep: compute them again.
+        # Targets of sites belong to the start of the last substep, so put the robot into the pose at that time.
         put(env, earlier(env, motion), motion.velocity)
         env.sim.forward()
         torch.testing.assert_close(motion.body_sites(env), motion.sites, atol=1e-4, rtol=0)

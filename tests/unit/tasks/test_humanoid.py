@@ -130,7 +130,7 @@ def test_left_mirrors_right(model: Any) -> None:
 def test_it_stands_still_while_its_motors_hold_the_start_state(model: Any) -> None:
     data = at_home(model)
     soles = [data.geom(model.geom(i).name).xpos[2] for i in range(model.ngeom) if "heel" in model.geom(i).name]
-    assert min(soles) == pytest.approx(0.005, abs=1e-3)  # their radius, so the soles touch the floor
+    assert min(soles) == pytest.approx(0.005, abs=1e-3)  # the radius of the geoms, so the soles touch the floor
     for _ in range(2000):
         mujoco.mj_step(model, data)
     assert np.abs(data.qvel).max() < 0.1
