@@ -20,8 +20,8 @@ def check_equal(tensors: Mapping[str, torch.Tensor], when: str) -> None:
         when: Start of the error message, such as ``iteration 200``.
 
     Raises:
-        DesyncError: On every rank, if any tensor differs. The message names the ranks and the first tensor that
-            differs.
+        DesyncError: If a tensor is not equal on all ranks. Every rank raises this error. The message names the ranks
+            and the first tensor that differs.
     """
     table = gather(torch.stack([checksum(t) for t in tensors.values()])).tolist()
     names = list(tensors)
@@ -39,8 +39,9 @@ def check_equal(tensors: Mapping[str, torch.Tensor], when: str) -> None:
 def checksum(tensor: torch.Tensor) -> torch.Tensor:
     """Return a scalar int64 that always changes if one element changes, and almost always changes if several change.
 
-    The bits of each element are multiplied by an odd number that depends on its position, and summed modulo 2^64. An
-    odd number times a nonzero difference is never 0 modulo 2^64.
+    The bits of each element are multiplied by an odd number that depends on its position, and summed modulo 2^64. If
+    one element changes, the sum always changes, because an odd number times a nonzero difference is never 0 modulo
+    2^64.
     """
     flat = tensor.detach().contiguous().view(-1)
     bits = flat.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()]).long()

@@ -1,6 +1,6 @@
 """The process group of all ranks, and collectives: exchanges of data in which every rank takes part.
 
-A single rank has no group, and its collectives return at once.
+With a single rank, there is no group, and collectives return without communication.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ TIMEOUT_S = 600
 START_TIMEOUT_S = 7200
 """Timeout for other ranks to start, in seconds; long, because one of them may be compiling kernels.
 
-This timeout matters if a rank fails and the launcher, such as srun without --kill-on-bad-exit, does not end the others.
+If a rank fails, most launchers end the other ranks. If the launcher does not, such as srun without --kill-on-bad-exit,
+the other ranks end after this timeout.
 """
 
 _local_sum: contextvars.ContextVar[LocalSum | None] = contextvars.ContextVar("local_sum", default=None)
@@ -58,8 +59,8 @@ def process_group(rank: Rank, device: str, backend: str, store: Store | None) ->
     """Join the process group, and leave it together with the other ranks if the context ends without an error.
 
     After an error, an NCCL group is not destroyed: NCCL's destroy and abort wait for the other ranks of the machine,
-    which may be waiting for this rank in a collective. The caller must report the error, and then end the process
-    without the interpreter's shutdown.
+    which may be waiting for this rank in a collective. The caller must report the error, and then end the process with
+    ``os._exit``, because the interpreter's shutdown waits for NCCL too.
 
     Args:
         rank: Rank of this process.
@@ -134,7 +135,7 @@ def wait_for_all(store: Store | None, rank: Rank, key: str) -> None:
 
 
 def world_size() -> int:
-    """Return the number of ranks in the process group; 1 without one."""
+    """Return the number of ranks in the process group; 1 if there is no group."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
@@ -180,7 +181,8 @@ def gather(values: torch.Tensor) -> torch.Tensor:
 def broadcast_from_main(data: bytes | None) -> bytes | None:
     """Return rank 0's bytes on every rank; the arguments of the other ranks are ignored.
 
-    Sending objects would require pickles, and these are unsafe because gloo accepts connections from anyone.
+    The function sends bytes, because PyTorch sends other objects as pickles. A pickle can run code on the receiver,
+    and gloo accepts connections from anyone.
     """
     if not dist.is_initialized():
         return data

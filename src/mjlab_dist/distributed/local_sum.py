@@ -20,15 +20,18 @@ from mjlab_dist.errors import LostRankError
 SPIN_S = 0.005
 """A rank that waits for data polls its sockets for this many seconds, and then sleeps until data arrives.
 
-Between polls, the rank yields its core to other processes. Ranks of equal speed usually wait for less time than it
-takes to wake up a sleeping process.
+Between polls, the rank yields its core to other processes. Sleeping at once would be slower: ranks of equal speed
+usually wait for less time than it takes to wake up a sleeping process.
 """
 
 TOKEN_BYTES = 16
-"""Length of a rank's token, a secret that peers must send: any local process can connect to the port."""
+"""Length of a rank's token in bytes.
+
+The token is a secret that peers must send, because any local process can connect to the rank's port.
+"""
 
 HELLO_BYTES = TOKEN_BYTES + 4
-"""Length of the first message to a peer: the peer's token and the sender's rank."""
+"""Length of the first message to a peer in bytes: the peer's token and the sender's rank."""
 
 HELLO_TIMEOUT_S = 10
 """Seconds after which a connection that has not sent its first message is closed."""
@@ -51,7 +54,7 @@ class LocalSum:
     """
 
     def __init__(self, store: Store, rank: int, world_size: int, timeout_s: float) -> None:
-        """Connect to every other rank, and wait for the slowest.
+        """Connect to every other rank, and wait until all ranks are connected.
 
         Args:
             store: Key-value store of all ranks.
@@ -156,8 +159,8 @@ class LocalSum:
 class _Link:
     """Connection to another rank, with the bytes that remain to be sent and received.
 
-    In each direction, a size is sent first, then a tensor. The size shows whether a rank skipped a sum. Without the
-    size, the rank's next tensor would be added to different tensors of the other ranks.
+    In each direction, a size is sent first, then a tensor. The size shows whether a rank skipped a sum. Otherwise, the
+    next tensor of that rank would be added to a different tensor of the other ranks.
     """
 
     def __init__(self, rank: int, connection: socket.socket) -> None:
@@ -233,7 +236,9 @@ def _connect(other: int, peer: tuple[int, str], rank: int, timeout_s: float) -> 
 
 
 def _accept(server: socket.socket, token: bytes, ranks: Sequence[int], timeout_s: float) -> dict[int, socket.socket]:
-    """Accept the connections of other ranks, and return them by rank. Other connections are closed, and delay nothing.
+    """Accept the connections of other ranks, and return them by rank.
+
+    Connections of processes that are not ranks are closed; ranks never wait for such a process.
 
     Args:
         server: Listening socket.
@@ -247,7 +252,7 @@ def _accept(server: socket.socket, token: bytes, ranks: Sequence[int], timeout_s
     server.setblocking(False)
     try:
         while missing := [rank for rank in ranks if rank not in accepted]:
-            # Wait for a connection, or for data on one
+            # Wait for a new connection, or for data on an accepted connection
             now = time.monotonic()
             if now >= deadline:
                 raise _silent(missing, timeout_s)
@@ -258,7 +263,7 @@ def _accept(server: socket.socket, token: bytes, ranks: Sequence[int], timeout_s
             poll.poll(max(0.0, until - now) * 1000)
             with contextlib.suppress(OSError):
                 guests.append(_Guest(server.accept()[0]))
-            # Keep completed connections that ranks have opened, and close other completed connections
+            # Keep a connection if a rank has sent its complete first message; close it if it failed or is too late
             for guest in [guest for guest in guests if guest.is_done()]:
                 guests.remove(guest)
                 rank = guest.rank(token)
@@ -277,7 +282,7 @@ class _Guest:
 
     Attributes:
         connection: The connection.
-        deadline: When the message must be complete, by the monotonic clock.
+        deadline: Time on the monotonic clock by which the message must be complete.
     """
 
     def __init__(self, connection: socket.socket) -> None:

@@ -1,4 +1,4 @@
-"""Plans of ranks, made before they start. Imports the standard library only."""
+"""Plans of ranks: the device, the envs and the run directory of each rank. Imports no torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mjlab_dist.budget import Budget
 from mjlab_dist.lease import Lease
 
 ORDER, BY_BUS = "CUDA_DEVICE_ORDER", "PCI_BUS_ID"
-"""Variable that sets CUDA's order of GPUs, and its value for the order of NVML and nvidia-smi."""
+"""Variable that sets the order in which CUDA numbers GPUs, and its value for the order that NVML and nvidia-smi use."""
 
 
 @dataclass(frozen=True, kw_only=True)

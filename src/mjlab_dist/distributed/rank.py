@@ -78,7 +78,8 @@ def rank_from_environment(environ: Mapping[str, str]) -> Rank:
             local_rank=int(environ["LOCAL_RANK"]),
             world_size=world_size,
             on_one_machine=on_one_machine,
-            # MASTER_ADDR may be this machine's own name, which may not resolve or be reachable from the machine itself.
+            # On one machine, use the loopback address: MASTER_ADDR may be the machine's own name, and the machine
+            # may not be able to resolve its own name or to reach itself by it.
             master_address=host or (LOOPBACK if on_one_machine else environ["MASTER_ADDR"]),
             master_port=int(port or environ["MASTER_PORT"]),
             joins_store=bool(host),

@@ -83,7 +83,7 @@ def describe_device(device: str, egl_device: str | None) -> DeviceInfo:
 
 
 def exchange(store: Store | None, rank: int, world_size: int, key: str, value: Any) -> list[Any]:
-    """Return the values of all ranks, on every rank, after waiting for the slowest.
+    """Wait until every rank has passed a value, and return the values of all ranks.
 
     Args:
         store: Key-value store of all ranks; None for a single rank.

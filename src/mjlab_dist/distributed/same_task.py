@@ -35,14 +35,20 @@ if TYPE_CHECKING:
     from mjlab_dist.distributed.rank import Rank
 
 FRAMES = ("quat", "mesh_", "bvh_", "aabb", "oct_", "rbound", "flex", "path")
-"""Parts of the names of fields that are not compared. The principal axes of a symmetric body depend on how a machine
-rounds, and so does everything that is relative to these axes. The paths of a model's files may differ too."""
+"""Fields of a model are not compared if their name contains one of these texts.
+
+The principal axes of a symmetric body depend on how a machine rounds, and so does everything that is relative to these
+axes. The paths of a model's files may differ too.
+"""
 
 MACHINE = {"sitecustomize", "usercustomize"}
 """Modules that Python imports at its start. They belong to a machine or a user, so their files may differ."""
 
 TOLERANCE = 1e-9
-"""Maximum relative difference of sums that counts as rounding. MuJoCo compiles models in double precision."""
+"""Maximum relative difference between the sums of two ranks that is considered a rounding error.
+
+It can be this small because MuJoCo compiles models in double precision.
+"""
 
 
 @dataclass(frozen=True)
@@ -52,7 +58,8 @@ class TaskSummary:
     files: dict[str, str]
     """Digests of source files by module, and of data files by path."""
     model: dict[str, list[float]]
-    """For each field of the model: number of elements, sum, weighted sum, weighted sum of absolute values."""
+    """For each field of the model: number of elements, sum, weighted sum, weighted sum of absolute values. The weight
+    of an element depends on its position."""
 
     @classmethod
     def of(cls, config: TrainConfig, model: mujoco.MjModel, modules: Mapping[str, ModuleType]) -> TaskSummary:
@@ -98,7 +105,7 @@ def check_same_task(
     *,
     variant: int = 0,
 ) -> None:
-    """Raise on every rank if ranks on several machines simulate different tasks; waits for all ranks.
+    """Wait for all ranks, and raise on every rank if ranks on several machines simulate different tasks.
 
     Args:
         store: As for :func:`exchange`.
@@ -147,7 +154,7 @@ def _own_files(modules: Mapping[str, ModuleType]) -> dict[str, Path]:
 
 
 def _fields(model: mujoco.MjModel) -> Iterator[tuple[str, NDArray[Any]]]:
-    """Yield the numbers and names of a model, by field, without fields that depend on rounding."""
+    """Yield the name and the values of each field of a model, except for the fields of :data:`FRAMES`."""
     for owner, prefix in ((model, ""), (model.opt, "opt.")):
         for name in dir(owner):
             if name.startswith("_") or any(part in name for part in FRAMES):
@@ -160,7 +167,7 @@ def _fields(model: mujoco.MjModel) -> Iterator[tuple[str, NDArray[Any]]]:
 
 
 def _sums(values: NDArray[Any]) -> list[float]:
-    numbers = np.nan_to_num(values.astype(np.float64).ravel(), nan=1.0, posinf=2.0, neginf=-2.0)  # inf + -inf is NaN
+    numbers = np.nan_to_num(values.astype(np.float64).ravel(), nan=1.0, posinf=2.0, neginf=-2.0)  # sums must be finite
     weights = 1.0 + np.arange(len(numbers)) % 997
     return [len(numbers), float(numbers.sum()), float(numbers @ weights), float(np.abs(numbers) @ weights)]
 

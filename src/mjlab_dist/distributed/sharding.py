@@ -26,7 +26,7 @@ class ShardedParameter:
     name: str
     """Key in the model's state dict, with the prefix ``actor.`` or ``critic.``."""
     parameter: DTensor
-    """The sharded parameter, as FSDP2 keeps it between uses."""
+    """The parameter in the module, which FSDP2 has replaced with a DTensor."""
     local: nn.Parameter
     """This rank's part, which shares memory with the DTensor; the optimizer updates it."""
     dim: int
@@ -39,7 +39,7 @@ class Sharding:
     """Sharded parameters, and conversion between whole tensors and this rank's parts.
 
     Attributes:
-        sharded: Sharded parameters by the DTensor's id; empty if none is large enough, or for one device.
+        sharded: Sharded parameters by the DTensor's id; empty if no parameter is large enough, or ``num_devices`` is 1.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Sharding:
 
         Args:
             models: Modules by name; their large parameters become DTensors.
-            num_devices: Number of ranks that share one copy. Must divide the world size; 1 shards nothing.
+            num_devices: Number of ranks that share one copy. Must divide the world size. With 1, nothing is sharded.
             min_size_mb: Minimum size of a sharded parameter in MiB; it must also have two or more dimensions.
             device: This rank's device.
             reduce_dtype: Data type for the reduction of sharded gradients; None for fp32.
@@ -89,7 +89,7 @@ class Sharding:
         large = {id(own[name]): dim for name, dim in dims.items() if dim is not None}
         if not large:
             return
-        # FSDP2. Parameters stay whole between forward and backward, and during a whole rollout.
+        # Apply FSDP2. Whole parameters are kept from a forward pass to its backward pass, and during a rollout.
         wrapped = fully_shard(
             module,
             mesh=self._mesh,
@@ -164,7 +164,7 @@ class Sharding:
             overwrite_by_main(parts, self._mesh.get_group("batch"))
 
     def whole(self, parameter: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
-        """Return a whole tensor. If the parameter is sharded, all ranks must call this method.
+        """Return the whole tensor of which this rank has a part. If it is sharded, all ranks must call this method.
 
         Args:
             parameter: The parameter, as a DTensor if it is sharded.
@@ -180,7 +180,7 @@ class Sharding:
         entry = self.sharded.get(id(parameter))
         if entry is None:
             return whole
-        # Fused Adam assumes that all its tensors have the same memory layout.
+        # Contiguous, because fused Adam assumes that all its tensors have the same memory layout
         return whole.chunk(self._num_devices, entry.dim)[self._mesh.get_local_rank("fsdp")].contiguous()
 
     def whole_state(self, module: nn.Module) -> dict[str, torch.Tensor]:

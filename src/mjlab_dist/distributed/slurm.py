@@ -12,10 +12,10 @@ JOB_HOSTS = "SLURM_JOB_NODELIST"
 """Variable with the hosts of a job."""
 
 STEP_HOSTS = "SLURM_STEP_NODELIST"
-"""Variable with the hosts of a step, which srun starts."""
+"""Variable with the hosts of a step. One call of srun starts one step."""
 
 _PART = re.compile(r"(?:[^,\[\]]|\[[^\[\]]+\])+")
-"""Matches one entry of a host list. Names may have lists of numbers in brackets, whose commas do not separate hosts."""
+"""Matches one entry of a host list, such as ``node[01-03,7]``. Commas inside brackets do not separate entries."""
 
 
 SLURM = "slurm"
@@ -73,7 +73,9 @@ def _expand(part: str) -> Iterator[str]:
 
 
 def _numbers(text: str) -> Iterator[str]:
-    """Yield the numbers of ``01-03,7``, with the leading zeros of the lower bounds.
+    """Yield the numbers of a list such as ``01-03,7``: 01, 02, 03, 7.
+
+    The numbers of a range have at least as many digits as its lower bound.
 
     Raises:
         ValueError: If the text is not a list of numbers and ranges.

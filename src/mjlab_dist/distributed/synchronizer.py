@@ -42,10 +42,12 @@ class Synchronizer(Protocol):
         ...
 
     def due(self, iteration: int) -> bool:
-        """Return whether to average parameters now. Called after every iteration, only if ``keeps_equal`` is False.
+        """Return whether to average parameters now. All ranks must return the same value.
+
+        If ``keeps_equal`` is False, this method is called after every iteration; otherwise, it is never called.
 
         Args:
-            iteration: Number of iterations done, including this one. All ranks must return the same value.
+            iteration: Number of iterations done, including this one.
         """
         ...
 
@@ -88,7 +90,7 @@ class AllReduce:
         self.error += buffer
         sent = self.error.to(dtype)
         self.error -= sent
-        self.error[-1] = 0.0  # the KL divergence is a measurement: its error is not carried over
+        self.error[-1] = 0.0  # the last element is the KL divergence, not a gradient: no error feedback
         return sent
 
     def due(self, iteration: int) -> bool:  # noqa: ARG002 (the protocol's)
@@ -161,4 +163,4 @@ def _create(flag: str, make: Callable[[], Synchronizer]) -> Synchronizer:
 def _check(flag: str, found: object, *parts: str) -> None:
     for part in parts:
         if not hasattr(found, part):
-            raise UserError(f"{flag}: has no {part}; see mjlab_dist.distributed.synchronizer")
+            raise UserError(f"{flag}: the class has no {part}; see Synchronizer in mjlab_dist.distributed.synchronizer")

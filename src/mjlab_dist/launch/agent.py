@@ -44,11 +44,13 @@ SILENCE = "--silence="
 there is no limit."""
 
 REPORTS_FAILURES = "torch.distributed.elastic.multiprocessing.api"
-"""Logger of torch that reports ranks that have ended early."""
+"""Name of the logger with which torch reports failed ranks."""
 
 MAX_DIRECTORY = 70
-"""Maximum length of TMPDIR in bytes. The fork server creates a Unix socket in this directory, and the path of a Unix
-socket has at most 107 bytes."""
+"""Maximum length of TMPDIR in bytes; if it is longer, ranks are not forked.
+
+The fork server creates a Unix socket in this directory, and the path of a Unix socket has at most 107 bytes.
+"""
 
 
 def main() -> None:
@@ -107,7 +109,7 @@ def _run() -> None:
 
 
 def format_error(record: logging.LogRecord) -> bool:
-    """Format the error of a log record, and keep the record. This is a log filter.
+    """Format the error of a log record; return True, so that the logger keeps the record.
 
     If torch formatted the error, it would first import its compiler, which takes seconds.
 
@@ -137,7 +139,7 @@ def _next_line(silence_s: float | None) -> bytes:
 
 
 def _end_with_launcher(silence_s: float | None) -> None:
-    """Kill this process, which also ends its ranks, when the launcher has ended or cannot be reached."""
+    """Wait until the launcher has ended or cannot be reached, and then kill this process, which also ends its ranks."""
     with contextlib.suppress(OSError):
         while _next_line(silence_s):
             pass

@@ -1,7 +1,7 @@
 """Connections between torchrunx's launcher and its agents, over which they exchange pickled objects.
 
 An agent is the process that starts the ranks of one machine. torchrunx itself uses gloo and a TCPStore, which listen on
-all addresses and accept any connection.
+all addresses and accept any connection. Here, both ends of a connection must prove that they know the launch's secret.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class LauncherGroup(LauncherAgentGroup[Any]):
                 peer.shutdown(socket.SHUT_RDWR)
 
     def __class_getitem__(cls, _: object) -> type[LauncherGroup]:
-        """Return the class itself: the type of results does not matter here."""
+        """Return the class itself: torchrunx adds a type argument, which is not needed."""
         return cls
 
     def __post_init__(self) -> None:

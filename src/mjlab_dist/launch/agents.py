@@ -1,8 +1,9 @@
 """Start torchrunx's agents: one on each machine, which starts the ranks of that machine.
 
-torchrunx would start agents with a shell command that exports the environment, and every user of a machine can read
-command lines. In this module, the agent on the launcher's machine inherits its environment from the launcher, and
-agents on other machines read their environment from the standard input of an SSH session.
+torchrunx itself would start agents with a shell command that contains the environment, and so show secrets to every
+user of the machine, because everyone can read command lines. In this module, the agent on the launcher's machine
+inherits its environment from the launcher, and agents on other machines read their environment from the standard input
+of an SSH session.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ class Agent(Protocol):
         """Kill the agent, which also ends its ranks.
 
         Args:
-            patience_s: Seconds to wait first for the agent to end by itself: when an agent ends, its connections close
-                slightly before the process ends.
+            patience_s: Seconds to wait before killing the agent. An agent that ends by itself closes its connections
+                slightly before its process ends. With this wait, :meth:`ended` can return how such an agent ended.
         """
         ...
 
@@ -200,7 +201,7 @@ class _RemoteAgent:
     def answers(self) -> bool:
         transport = self._connection.transport
         assert transport is not None
-        # OpenSSH's server answers every keepalive request, although it only replies that it supports no such request
+        # OpenSSH's server does not support this request, but it replies so, which shows that it can be reached
         asked = in_thread("keepalive", lambda: transport.global_request("keepalive@openssh.com", wait=True))
         try:
             asked.result(CONNECT_TIMEOUT_S)

@@ -82,8 +82,8 @@ def accept_proven(listener: socket.socket, secret: bytes, admit: Callable[[socke
     Args:
         listener: Listening socket.
         secret: The secret of the launch.
-        admit: Called with each connection whose other end knows the secret, in a thread of its own. Other
-            connections are closed.
+        admit: Called in a separate thread for each connection whose other end knows the secret. Other connections are
+            closed.
     """
     unproven = threading.Semaphore(MAX_UNPROVEN)
 
