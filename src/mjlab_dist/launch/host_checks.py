@@ -113,7 +113,7 @@ def other_hosts(config: TrainConfig) -> tuple[HostEntry, ...]:
     first, *others = map(parse_host, config.hosts)
     shown = f"--hosts {' '.join(config.hosts)}"
     if not _resolves_to_this_machine(first.name):
-        raise UserError(f"{shown}: rank 0 writes the run's files on this machine; put localhost first")
+        raise UserError(f"{shown}: {first.name} is not this machine, where rank 0 must run; put localhost first")
     repeated = [host.name for host in others if _resolves_to_this_machine(host.name)]
     if repeated:
         raise UserError(f"{shown}: {first.name} and {repeated[0]} are both this machine; drop one of the two")
@@ -159,8 +159,8 @@ def ask_hosts(
     """Check in parallel whether hosts can run ranks, and ask them for their devices.
 
     Args:
-        requests: For each host, by name or address, which devices to ask for; None only checks the host. Names of this
-            machine always pass.
+        requests: Which devices each host is asked for, by the host's name or address. With None, the host is only
+            checked. Names of this machine always pass.
         ssh_config: SSH's config file; None for the user's and the system's.
         timeout_s: Seconds after which a host that has not answered all checks fails.
 
@@ -261,7 +261,7 @@ def _check_ssh(host: str, connection: fabric.Connection, request: DeviceRequest 
     except (paramiko.SSHException, EOFError) as error:
         transport = client.get_transport()
         is_ssh = transport is not None and transport.initial_kex_done
-        # The error of a server that never answers varies, such as "No existing session".
+        # If the server never answers, the error varies ("No existing session" is one), so the elapsed time decides.
         if not is_ssh and time.monotonic() - started_at >= CONNECT_TIMEOUT_S:
             fault = _describe_socket_error(TimeoutError(), connection.port)
         elif is_ssh and connection.transport is None:
@@ -282,7 +282,10 @@ def _describe_socket_error(error: OSError, port: int | None) -> str:
     if isinstance(error, NoValidConnectionsError):  # holds an error for each of the host's addresses
         return _describe_socket_error(next(e for e in error.errors.values() if isinstance(e, OSError)), port)
     if isinstance(error, TimeoutError):
-        return f"no answer within {CONNECT_TIMEOUT_S} s on port {port}; is it switched on, or does a firewall block it?"
+        return (
+            f"no answer within {CONNECT_TIMEOUT_S} s on port {port}; is the host switched on, or does a firewall block "
+            "the port?"
+        )
     if error.filename is not None:
         return f"SSH failed ({error.filename}: {error.strerror}); fix SSH's config file"
     why = (error.strerror or str(error)).lower()
@@ -350,8 +353,8 @@ def _compare_python(kind: str, version: str, library: str | None) -> str | None:
     """Return why a host's Python cannot run ranks of a launch from this machine; None if it can run them.
 
     A Python of a different patch release can run them: it reads the same bytecode and loads the same compiled packages.
-    The exception is a host that also has the directory of this machine's standard library: the compiled modules in this
-    directory work only with their own release.
+    There is one exception. If the directory of this machine's standard library also exists on the host, the host's
+    Python imports from it, and the compiled modules in this directory work only with this machine's release.
 
     Args:
         kind: Implementation, such as CPython.

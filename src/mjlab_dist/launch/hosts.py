@@ -55,10 +55,11 @@ for _ in range(20):
     time.sleep(0.1)
 sys.exit(1)
 """
-"""Program that kills all processes started with a variable ``name=value``; fails if any is left after two seconds.
+"""Program that kills all processes whose environment contains a variable; it fails if any is left after two seconds.
 
-It does not kill multiprocessing's resource trackers: they remove semaphores, and then end by themselves. It also
-removes the processes' temporary directories. Their names start with the program's second argument and the value.
+Its first argument is the variable and its value, ``name=value``. The program does not kill multiprocessing's resource
+trackers: they remove semaphores, and then end by themselves. The program also removes the temporary directories of the
+processes. The names of these directories start with the program's second argument and the value.
 """
 
 END_TIMEOUT_S = 10.0

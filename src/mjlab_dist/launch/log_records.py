@@ -69,7 +69,7 @@ class LogServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
         self.unproven = threading.Semaphore(MAX_UNPROVEN)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Handle a connection in its own thread, which releases the semaphore after the proof."""
+        """Wait until fewer than :data:`MAX_UNPROVEN` connections lack a proof, and handle this one in a new thread."""
         self.unproven.acquire()
         super().process_request(request, client_address)
 
@@ -97,7 +97,9 @@ class _RecordReader(socketserver.BaseRequestHandler):
 
 
 def read_record(line: bytes) -> logging.LogRecord:
-    """Return a log record for torchrunx's handlers, with the logger ``torchrunx.<host>`` or, for ranks, a child of it.
+    """Return a log record for torchrunx's handlers.
+
+    Its logger is ``torchrunx.<host>`` for the agent of a machine, and ``torchrunx.<host>.<local rank>`` for a rank.
 
     Args:
         line: A line of JSON.

@@ -37,8 +37,12 @@ from mjlab_dist.run_files import has_file, run_of
 from mjlab_dist.wording import listed
 
 MAX_TIMESTEP_S = 0.05
-"""Assumed maximum length of a physics step, in s. If an episode is shorter than a control step with physics
-steps of this length, the model is built to read the actual length of its physics step."""
+"""Assumed maximum length of a physics step, in s.
+
+An episode must not be shorter than one control step. This assumption usually suffices to check that without building
+the model. Only if an episode is shorter than a control step with physics steps of this length, the model is built, to
+read the actual length of its physics step.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,7 +192,8 @@ def check_config(config: TrainConfig) -> None:
     if launcher and config.hosts:
         shown = " ".join(config.hosts)
         raise UserError(
-            f"--hosts {shown}: {launcher} starts the ranks and chooses their machines; drop --hosts or {launcher}"
+            f"--hosts {shown}: {launcher} starts the ranks and chooses their machines; drop --hosts, or start the "
+            f"command without {launcher}"
         )
 
 
@@ -214,8 +219,8 @@ def find_resumed(config: TrainConfig, warn: Callable[[str], None]) -> Path | Non
         )
     if newest >= config.max_iterations and config.total_timesteps is None:
         raise UserError(
-            f"--max-iterations {config.max_iterations}: is the run's total, and {run_dir} has done {newest} already; "
-            "use a higher number"
+            f"--max-iterations {config.max_iterations}: this is the run's total, and {run_dir} has already done "
+            f"{newest} iterations; use a number above {newest}"
         )
     return run_dir
 

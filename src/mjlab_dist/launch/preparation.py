@@ -106,10 +106,10 @@ def prepared(
         config: The run's config.
         plan: Devices, hosts and run directory.
         attempt: Number of earlier starts of these ranks.
-        listen: Receives a line for ``--verbose``.
+        listen: Receives one line that only ``--verbose`` shows.
         secret: Secret of the launch, in hexadecimal; None for a new one.
     """
-    # The name is short, because sockets are created in directories with this name; remove_own needs the pid in it
+    # The name must be short, because it is part of the paths of sockets. It contains the process ID for remove_own.
     name = f"{os.getpid()}-{uuid.uuid4().hex[:8]}"
     address, secret = own_address(plan.host_names), secret or new_secret()
     is_local = len(plan.hosts) == 1

@@ -16,7 +16,7 @@ def run_rank(arguments: bytes) -> object:
     Args:
         arguments: torchrunx's arguments, pickled by the agent.
     """
-    # From here on, Linux kills this rank when its agent ends. The agent may have ended before this call.
+    # From here on, Linux kills this rank when its agent ends. If the agent has ended before, end now.
     die_with_parent()
     agent = multiprocessing.parent_process()
     if agent is None or not agent.is_alive():

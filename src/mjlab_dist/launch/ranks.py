@@ -45,14 +45,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _launching = threading.Lock()
-"""Held while this process has ranks: its standard error belongs to one launch at a time."""
+"""Held while this process has ranks. It prevents two launches at a time, because a launch redirects standard error."""
 
 JOIN_S = 10.0
 """Seconds to wait for torchrunx's launcher after its connections are closed. After that, its daemon thread is left
 running."""
 
 LONGEST_S = 20 * 24 * 3600
-"""Almost the longest timeout that poll(2) accepts, in seconds."""
+"""Slightly less than the longest timeout that poll(2) accepts, in seconds."""
 
 
 def run_ranks(
@@ -216,8 +216,8 @@ def _adapted_torchrunx(launch: Launch) -> Iterator[_Adapted]:
     """Adapt torchrunx to use the agents and the sockets of a launch. torchrunx's modules do not change.
 
     After an early interrupt, the thread of torchrunx's launcher may still be starting when this context ends. The
-    context then prevents the thread from starting the log process, and kills a running log process: torchrunx would end
-    the log process only minutes later, and this process would wait until then.
+    context then prevents the thread from starting the log process, and kills a log process that is running. Otherwise,
+    torchrunx would end the log process only minutes later, and this process would wait until then.
     """
     import torchrunx.launcher
     import torchrunx.utils.log_streaming
@@ -367,7 +367,8 @@ def _log_handlers(
     gc.freeze()
     die_with_parent()
 
-    # Events, and log files. Ranks must not wait if the launcher is stopped for so long that the pipe is full.
+    # Events and log files. A thread writes events to the pipe: if the launcher is stopped and the pipe becomes full,
+    # only this thread waits, and ranks continue.
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
     threading.Thread(target=_write_lines, args=(pipe, events), name="events", daemon=True).start()
     handlers: list[logging.Handler] = [EventHandler(events.put)]

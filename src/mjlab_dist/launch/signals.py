@@ -34,7 +34,7 @@ def stopping_on_signal(control: Control, stopper: Stopper) -> Iterator[None]:
     """Stop a run when a stop signal arrives.
 
     After the first signal, the current iteration is finished and saved. A second Ctrl-C stops the run at once. If there
-    is nothing to save yet, the first signal stops it at once.
+    is nothing to save yet, the first signal stops the run at once.
 
     A separate thread handles the signals. Python runs signal handlers only when the main thread returns to Python code,
     and while ranks exchange data this takes seconds. A terminal sends Ctrl-C and SIGHUP to every process; child
@@ -84,7 +84,9 @@ def handled_signals() -> set[signal.Signals]:
 
 @contextlib.contextmanager
 def stopping_with_others(control: Control) -> Iterator[None]:
-    """Stop all ranks gracefully when any of them receives SIGTERM; for ranks of another launcher such as torchrun.
+    """Stop all ranks gracefully when any of them receives SIGTERM.
+
+    This context is for ranks that another launcher has started, such as torchrun.
 
     Args:
         control: Control of this rank.

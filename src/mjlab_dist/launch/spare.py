@@ -17,20 +17,20 @@ from mjlab_dist.machine.memory import free_cpu_bytes
 from mjlab_dist.messages import Listener
 
 NEEDED_BYTES = 4 * GB
-"""Minimum free memory to prepare a spare launch, which uses about a fifth of this memory. If memory is short,
-ranks may be killed, and a spare launch would make that more likely."""
+"""Minimum free memory to prepare a spare launch, in bytes. A spare launch uses about a fifth of this memory. If memory
+is short, ranks may be killed, and a spare launch would make that more likely."""
 
 
 class Spare:
     """Prepares the next launch of a run: its agents (one process per machine) start and import their libraries."""
 
     def __init__(self, config: TrainConfig, plan: RunPlan, listen: Listener) -> None:
-        """Prepare nothing yet.
+        """Store the arguments; :meth:`prepare` starts the preparation.
 
         Args:
             config: The run's config.
             plan: Devices, hosts and run directory.
-            listen: Receives lines for ``--verbose``.
+            listen: Receives lines that only ``--verbose`` shows.
         """
         self._config = config
         self._plan = plan

@@ -1,4 +1,4 @@
-"""Make SSH connections verify host keys as OpenSSH does: Fabric accepts any key. Imports no torch."""
+"""Make SSH connections verify host keys as OpenSSH does; Fabric itself accepts any key. Imports no torch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ REVOKED = "@revoked"
 """Marker of a key that must not be accepted."""
 
 RSA_SIGNATURES = {"rsa-sha2-512": "ssh-rsa", "rsa-sha2-256": "ssh-rsa"}
-"""Type of key for each signature algorithm whose name differs from the name of the type."""
+"""Type of the key that a signature algorithm uses, if the type and the algorithm have different names."""
 
 
 class HostKeyError(PreflightError):

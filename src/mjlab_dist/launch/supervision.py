@@ -36,10 +36,13 @@ may still be writing files."""
 
 PAUSE_S = 2.0
 """If two checks are further apart than this, in s, this process was stopped (for example by Ctrl-Z) or got no CPU
-time."""
+time. The time between the two checks does then not count as time without an iteration."""
 
 LAST_RESORT_S = 10.0
-"""Seconds beyond the ranks' own timeout after which the launcher considers ranks hung; needed if all are stopped."""
+"""Seconds beyond the ranks' own timeout after which the launcher considers ranks hung.
+
+Usually, a rank notices a hang first. If all ranks are stopped, only the launcher can notice it.
+"""
 
 Report = dict[str, Any]
 """Report of a rank that fails; ``worker`` writes it."""
@@ -175,12 +178,13 @@ class Ranks:
             with self._changed:
                 pending = set(self._pending())
                 first_failed = any(not report["follows"] for report in self._reports.values())
-            # If all pending processes have ended, no report can follow. torchrunx monitors processes on other machines.
+            # If all pending processes have ended, no report can follow. This process sees only its own machine's
+            # processes; the processes on other machines have ended if torchrunx's launch has.
             possibly_alive = {rank for rank in pending if rank < self._num_own or not launched.done()}
             lost = set(self._lost())
             if waited_s > SETTLED_S and possibly_alive <= lost:
                 return
-            # Ranks may never notice that another rank was killed: with NCCL, they wait in a CUDA kernel.
+            # Limit the wait: with NCCL, ranks wait in a CUDA kernel and may never notice that another rank was killed.
             one_is_lost = bool(lost) or launched.done()
             if waited_s > (GRACE_S if briefly or first_failed else LOST_S if one_is_lost else PATIENCE_S):
                 return
