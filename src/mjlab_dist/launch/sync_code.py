@@ -66,7 +66,8 @@ class There:
     """The project on another machine."""
 
     recorded: Mapping[str, Set[str]]
-    """Digests of the files that were copied to that machine: by the last copy, and by an interrupted one."""
+    """For each copied file, the digest that it got in the last copy. If a later copy was interrupted, also the digest
+    that this copy may have given it."""
     digests: Digests
     """Digests of the files on that machine."""
     committed: Set[str]

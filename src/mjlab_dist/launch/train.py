@@ -49,8 +49,8 @@ def train(
 
     A single rank runs in this process if ``max_restarts`` is 0 and CUDA in this process can see the rank's GPU. All
     other ranks run in separate processes. torchrunx starts these processes, over SSH if they are on other machines. A
-    process that torchrun or SLURM started as one of several is itself one rank. Signal handlers stay as they are:
-    KeyboardInterrupt ends every rank.
+    process that torchrun or SLURM started as one of several is itself one rank. This function installs no signal
+    handlers. A KeyboardInterrupt ends every rank.
 
     Args:
         config: The run.

@@ -68,7 +68,8 @@ class Advice:
         """Return the free bytes, and all bytes that the run can use."""
         if self._device != "cpu":
             return torch.cuda.mem_get_info(self._device)
-        # A container may get only a part of the machine's memory. All ranks use about the same amount.
+        # A container may get only a part of the machine's memory. The run can use what is free and what its ranks use;
+        # all ranks use about the same amount.
         free = free_cpu_bytes()
         return free, free + 1e6 * memory_mb(torch.device("cpu")) * (self._config.cpu_ranks or 1)
 
@@ -95,7 +96,7 @@ def waiting_advice(shares: Sequence[float], config: TrainConfig) -> str | None:
     longest = max(shares)
     if len(waiting) == len(shares):
         problem = f"all ranks spend more than {MAX_WAITING:.0%} of their time in collectives, up to {longest:.0%}"
-        fix = f"raise --sync.period (now {config.sync.period}), so that collectives are fewer, or raise --num-envs"
+        fix = f"raise --sync.period (now {config.sync.period}), for fewer collectives, or raise --num-envs"
     else:
         slowest = min(range(len(shares)), key=shares.__getitem__)
         verb = "waits" if len(waiting) == 1 else "wait"

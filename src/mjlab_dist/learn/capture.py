@@ -80,7 +80,8 @@ class GraphSequence:
 
     def _begin(self) -> None:
         self._graph = torch.cuda.CUDAGraph()
-        # Other threads may use the device meanwhile: the checkpoint writer copies, NCCL's watchdog queries events.
+        # With thread_local, other threads may use the device during the capture: the checkpoint writer copies tensors,
+        # and NCCL's watchdog queries events.
         self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
 
     def _end(self) -> None:
@@ -208,7 +209,7 @@ class CapturedCall(Generic[T]):
             self._outputs.append(outputs)
 
     def _mark_changed(self) -> None:
-        """Invalidate cached values: a replay changes the state, but does not run the Python code that would do this."""
+        """Invalidate cached values: a replay changes the state without running the Python code that invalidates them."""
         if self._sim is not None:
             self._sim.mark_changed()
 

@@ -221,7 +221,7 @@ class CheckpointStore:
         if best:
             _point(best_link, best[0])
         elif not self._config.keep_best or not best_link.exists():
-            # The link is outdated, or no best checkpoint is kept. Without metrics, a valid link is the best guess.
+            # The target is gone, or no best checkpoint is kept. If only the returns are unknown, the link stays.
             best_link.unlink(missing_ok=True)
 
     def _prune(self, needed: Path) -> None:
@@ -319,7 +319,7 @@ def snapshot(content: Any) -> Any:
 
 
 def _map_plain(value: Any, replace: Callable[[torch.Tensor], Any], name: str = "content") -> Any:
-    """Return the same plain containers with every tensor replaced, in a fixed order."""
+    """Return the same plain containers with every tensor replaced. Equal containers are traversed in the same order."""
     if isinstance(value, torch.Tensor):
         return replace(value)
     if isinstance(value, Mapping):
@@ -361,7 +361,7 @@ def _unpack(data: bytes, device: str) -> dict[str, Any]:
         content = torch.load(io.BytesIO(data), map_location=device, weights_only=True)
     except Exception as error:
         # torch.load raises errors of many types on a damaged file: zip errors, pickle errors, RuntimeError, EOFError.
-        # If the file is not a zip file, the message of a pickle error may be a single number.
+        # If the file is not a zip file, the message of a pickle error may be a single number, so it is not shown.
         if not data.startswith(_ZIP):
             raise _UnreadableError("it does not begin like a file of torch.save") from error
         raise _UnreadableError(str(error).strip().partition("\n")[0].partition(". ")[0]) from error

@@ -28,7 +28,7 @@ class BoundedGaussian(GaussianDistribution):
         """Set the mean, (num_envs, output_dim), and the current standard deviation.
 
         Unlike in rsl_rl, the standard deviation is not clamped in this method: the gradient of a clamp is zero at the
-        bound, so the standard deviation could not grow again. :meth:`project` keeps the range.
+        bound, so the standard deviation could not grow again. :meth:`project` keeps it in its range instead.
         """
         self._distribution = Normal(mlp_output, self.current_std())
 

@@ -17,7 +17,7 @@ from mjlab_dist.run_dir import ERRORS_DIR
 from mjlab_dist.wording import listed
 
 MAX_KEPT = 64
-"""Maximum number of envs in a dump: those that failed first."""
+"""Maximum number of envs in a dump. If more envs fail, the dump contains those that failed first."""
 
 _LISTED = 4
 """Maximum number of names, or envs, that a message lists."""
@@ -42,7 +42,7 @@ class Dump(TypedDict):
     steps: torch.Tensor
     """Steps of the rollout before the first non-finite number, (k,); 0 if the initial state already contained one."""
     names: list[dict[str, list[str]]]
-    """Joints, terms and actuators whose numbers were not finite after these steps, by env and kind."""
+    """For each env, the joints, terms and actuators whose numbers were not finite after its ``steps``, by kind."""
     state: dict[str, torch.Tensor]
     """``Simulation.physics`` and ``episode_length``, (T + 1, k, ...)."""
     observations: dict[str, torch.Tensor]
