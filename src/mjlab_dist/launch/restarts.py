@@ -144,7 +144,7 @@ class _Progress:
 def _at_checkpoint(error: RankError, config: TrainConfig, plan: RunPlan, listen: Listener) -> RunResult | None:
     """Return the result of a run whose ranks were lost after a stop request.
 
-    The result is None if the run could not have been restarted without the stop request either.
+    The result is None if there is no checkpoint, or if the error would have ended the run even without the request.
     """
     checkpoints = list_checkpoints(plan.run_dir)
     if config.max_restarts == 0 or error.exit_code is Exit.NUMERICS or not checkpoints:

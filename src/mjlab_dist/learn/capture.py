@@ -209,7 +209,7 @@ class CapturedCall(Generic[T]):
             self._outputs.append(outputs)
 
     def _mark_changed(self) -> None:
-        """Invalidate cached values: a replay changes the state without running the Python code that invalidates them."""
+        """Invalidate cached values: a replay changes the state, but does not run the code that invalidates them."""
         if self._sim is not None:
             self._sim.mark_changed()
 

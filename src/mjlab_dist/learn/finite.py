@@ -156,7 +156,11 @@ class FiniteCheck:
         yield _Part("reward", self._storage.rewards, 1)
 
     def _observations(self) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-        """Yield group names, and observations before each step, (steps, num_envs, ...), and after the last (1, ...)."""
+        """Yield the name and the values of each group of observations.
+
+        There are two tensors of values: before each step, (steps, num_envs, ...), and after the last step,
+        (1, num_envs, ...).
+        """
         for name, last in self._last_obs.items():
             yield name, self._storage.observations.get(name), last.unsqueeze(0)
 

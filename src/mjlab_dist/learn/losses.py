@@ -12,7 +12,7 @@ def surrogate_loss(
 
     Args:
         log_prob: Log-probabilities of the actions under the current policy, (samples,) or (steps, envs).
-        old_log_prob: The same under the policy that collected the data.
+        old_log_prob: Log-probabilities of the same actions under the policy that collected the data, of the same shape.
         advantages: Normalized advantages, of the same shape.
         clip: Range of the probability ratio around 1.
     """

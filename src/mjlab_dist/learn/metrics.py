@@ -20,7 +20,7 @@ Row = dict[str, float | int | None]
 """A row of metrics.jsonl. Values that are not known yet are None."""
 
 WINDOW_EPISODES = 100
-"""Mean return and mean length are averages over at least this many episodes, the newest ones."""
+"""Mean return and mean length are averages over the newest episodes: at least this many, once so many have ended."""
 
 
 def memory_mb(device: torch.device) -> float:
@@ -42,7 +42,7 @@ class Sample(NamedTuple):
     reward: torch.Tensor
     """Mean reward per control step."""
     losses: dict[str, torch.Tensor]
-    """Means over the mini-batches, by name."""
+    """Mean of each loss over the mini-batches, by the loss's name."""
     kl: torch.Tensor
     """KL divergence of the updated policy from the policy that collected the data, averaged over mini-batches."""
     learning_rate: torch.Tensor
@@ -116,8 +116,8 @@ class Metrics:
             rank: Global rank.
             world_size: Number of ranks.
             num_samples: Control steps in one rollout of one rank, over its envs.
-            episode_names: Columns of sums over episodes, in the order of ``EpisodeTotals``: ``reward/<term>``,
-                ``termination/<reason>``, then metrics.
+            episode_names: Names of the columns that are sums over episodes, in the order of ``EpisodeTotals``:
+                ``reward/<term>``, ``termination/<reason>``, then metrics.
             num_parameters: Number of parameters of policy and value function, to average their squared spread.
             clock: Counts the time of the collective.
             log_ranks: Whether to return metrics of each rank.
@@ -234,7 +234,7 @@ class Metrics:
         )
 
     def _sum(self, sample: Sample) -> tuple[dict[str, float], EpisodeTotals]:
-        """Return the sums over ranks by name, and the sums of episodes also as tensors.
+        """Return all sums over ranks by name, and those of the episodes also as tensors.
 
         Per-rank quantities have one slot per rank. Each rank fills only its own slot and leaves 0 in the others, so the
         sum contains all ranks' values.

@@ -32,8 +32,8 @@ def normalize(advantages: torch.Tensor, moments: torch.Tensor) -> torch.Tensor:
         moments: Result of :func:`advantage_moments`, summed over ranks or not, (rows, 3).
 
     Returns:
-        The same shape and dtype. As in rsl_rl, the variance is the unbiased one, and 1e-8 is added to the standard
-        deviation.
+        Normalized advantages of the same shape and dtype. As in rsl_rl, the variance is the unbiased one, and 1e-8 is
+        added to the standard deviation.
     """
     count, total, squares = moments.unsqueeze(-1).unbind(dim=1)
     mean = total / count
@@ -55,7 +55,7 @@ class ClippedNormalization(EmpiricalNormalization):
         self.clip = clip
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Normalize and clip. TorchScript, the format of exported policies, does not support super()."""
+        """Normalize and clip. This repeats rsl_rl's formula, because TorchScript (for export) has no ``super()``."""
         return ((x - self._mean) / (self._std + self.eps)).clamp(-self.clip, self.clip)
 
 
@@ -124,7 +124,8 @@ class RewardScale:
     section 3. Here, it uses the data of all ranks, including the current rollout, and one value for the whole rollout.
 
     Attributes:
-        discounted: Sum of each env's rewards in the current episode, discounted toward the past, (num_envs,).
+        discounted: Sum of each env's rewards in the current episode, (num_envs,). A reward that is k steps old is
+            multiplied by gamma^k.
         pending: Count, sum and sum of squares of this rollout's discounted sums, (3,) in fp64, to be summed over ranks.
         sums: The same quantities over all rollouts and ranks, (3,) in fp64; equal on every rank.
     """

@@ -191,5 +191,5 @@ def check_fit(models: Mapping[str, nn.Module], saved: Mapping[str, Any], flag: s
                 raise UserError(
                     f"{flag}: its networks differ from the config's: {name} {key} is {there} in the checkpoint and "
                     f"{here} in the config; use a checkpoint of a task with the same observations and actions, and the "
-                    "same --agent"
+                    "same --agent flags"
                 )

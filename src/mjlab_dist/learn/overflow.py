@@ -59,7 +59,7 @@ class OverflowCheck:
     def ignore_restored(self) -> None:
         """Clear the overflows that a checkpoint recorded, because buffers may be larger now.
 
-        With ``warn``, keep the count.
+        With ``--env.sim.on-overflow warn``, nothing is cleared.
         """
         if self._config.env.sim.on_overflow != "warn":
             self._env.sim.overflow.zero_()
@@ -89,9 +89,9 @@ class OverflowCheck:
             sim = self._config.env.sim
             emit(
                 "warning",
-                text=f"{row['overflowed_envs']} envs had more contacts or constraints than fit, and some were "
-                f"dropped; raise --env.sim.nconmax (now {sim.nconmax}) and --env.sim.njmax (now {sim.njmax}), or use "
-                "--env.sim.on-overflow grow, which does this; "
+                text=f"{row['overflowed_envs']} envs had more contacts or constraints than their buffers can hold, so "
+                f"the rest was dropped; raise --env.sim.nconmax (now {sim.nconmax}) and --env.sim.njmax (now "
+                f"{sim.njmax}), or use --env.sim.on-overflow grow, which does this; "
                 f"mjlab-dist size-buffers {self._config.task} measures the sizes that the task needs",
             )
         self._has_warned = True
@@ -105,7 +105,8 @@ class OverflowCheck:
     def _shortages(self) -> list[Shortage]:
         """Return the buffers that were too small on any rank."""
         sim = self._env.sim
-        # Maximum over all ranks: whether contacts and rows overflowed, contacts in a batch, rows in an env
+        # Maxima over all ranks: whether contacts overflowed, whether rows overflowed, number of contacts of all envs of
+        # a rank, number of rows of one env
         flags = [sum(int(mjw.OverflowType[name]) for name in names) for names in (CONTACT_OVERFLOWS, ROW_OVERFLOWS)]
         bits = [((sim.overflow & flag) != 0).any() for flag in flags]
         counts = [sim.demand[-1], sim.demand[:-1].max()]

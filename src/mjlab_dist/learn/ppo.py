@@ -72,8 +72,8 @@ class PPO(rsl_rl.algorithms.PPO):
             device: ``cpu`` or ``cuda:<index>``.
         """
         agent = config.agent
-        # rsl_rl's constructor sets `learning_rate` (stored in `rate`), and creates an optimizer that is replaced below.
-        # That optimizer must be our Adam, too, because torch's own Adam would import torch's compiler.
+        # rsl_rl's constructor sets `learning_rate`, so `rate`, which stores it, must exist. It also creates an
+        # optimizer, which is replaced below, but must be our Adam, too: torch's own Adam would import torch's compiler.
         self.rate = torch.zeros((), device=device)
         with patched(rsl_rl.algorithms.ppo, "resolve_optimizer", lambda _name: Adam):
             super().__init__(
@@ -215,7 +215,7 @@ class PPO(rsl_rl.algorithms.PPO):
         for _ in range(self.num_learning_epochs):
             for batch in batches:
                 self._step(batch)
-        # Update observation normalizers after the epochs, which must normalize observations as the rollout did.
+        # Update observation normalizers only now: the epochs must normalize observations in the way the rollout did.
         for moments in self._normalizers.values():
             moments.apply()
         if self.synchronizer.keeps_equal:

@@ -152,7 +152,8 @@ def find_unlike_ranks(size: int, device: str) -> list[int]:
     The function compares the device, the instruction set and the results of some operations.
 
     Args:
-        size: Number of parameters. Some libraries choose instructions by size.
+        size: Number of parameters. The operations use tensors of this size, because some libraries choose instructions
+            by the size of a tensor.
         device: This rank's device.
     """
     info = describe_device(device, None)
@@ -168,7 +169,8 @@ def _sample_results(size: int, device: str) -> torch.Tensor:
     # Numbers between -0.5 and 0.5, from integers, which all devices convert exactly
     integers = torch.arange(max(size, 64 * 64), device=device) * 2654435761 % 2**32
     numbers = (integers.double() / 2**32 - 0.5).float()
-    # Norms: some libraries choose instructions by the alignment of a tensor, which differs between networks.
+    # Norms of tensors with different alignments: some libraries choose instructions by the alignment of a tensor, which
+    # differs between networks.
     norms = torch.stack([numbers[start:].dot(numbers[start:]).sqrt() for start in range(8)])
     matrix = numbers[: 64 * 64].view(64, 64)
     # Two steps of Adam

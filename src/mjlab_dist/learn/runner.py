@@ -109,7 +109,7 @@ class Runner:
         self._reward = torch.zeros((), device=env.device)
         self._num_threads = torch.get_num_threads()
         num_samples = env.num_envs * self._num_steps / config.agent.num_mini_batches
-        # 2 operations per parameter and sample forward, and 4 backward
+        # Per parameter and sample, 2 operations in the forward pass, and 4 in the backward pass
         self._is_update_shared = 6 * num_samples * self.alg.num_parameters >= MIN_SHARED_FLOP
 
     @contextlib.contextmanager
@@ -362,7 +362,7 @@ class Runner:
 
     def _iteration(self, obs: TensorDict, iteration: int) -> tuple[TensorDict, Sample]:
         clock = self.alg.clock
-        # Rollout. FSDP2 gathers parameters here; the update reuses them, and cannot use tensors of inference mode.
+        # Rollout. The update reuses the parameters that FSDP2 gathers here, so they must not be inference tensors.
         start = clock.mark()
         no_grad = torch.no_grad() if self.alg.sharding.sharded else torch.inference_mode()
         with no_grad, self._threads(shared=False):

@@ -34,7 +34,7 @@ CLOSE_S = 4.5
 """Maximum seconds that a run waits at its end for Weights & Biases to receive the remaining rows."""
 
 CLOSE_FILES_S = 60.0
-"""Replaces :data:`CLOSE_S` with ``--checkpoint.wandb``, because the last checkpoint must be uploaded."""
+"""Used instead of :data:`CLOSE_S` if ``--checkpoint.wandb`` is set, because the last checkpoint must be uploaded."""
 
 CLOSE_START_S = 2.0
 """Maximum seconds that a run waits at its end for Weights & Biases to start, if it has not started yet."""
@@ -234,7 +234,7 @@ class _WandbProcess:
         Args:
             first: The first message.
         """
-        # wandb's service process leaves files when it is killed.
+        # wandb's service process leaves files when it is killed. They are in this directory, which is removed.
         self._temporary = tempfile.TemporaryDirectory(prefix="mjlab-dist-", ignore_cleanup_errors=True)
         # This process may have a service process of wandb for other runs. This run must not use it.
         environ = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"}

@@ -6,9 +6,9 @@ socket that is the script's standard input, with one JSON object per line:
 - To the script: first the arguments of ``wandb.init``, then ``{"step": int, "values": {name: float}}`` per row,
   ``{"step": int, "video": {"file", "caption"}}`` per video, and ``{"checkpoint": {"file", "name", "iteration",
   "is_best"}}`` per checkpoint. The last message is ``{"close": true}``.
-- From the script: ``{"started": {"entity", "project", "id"}}``, ``{"finished": whether everything is uploaded}`` and
-  ``{"failed": reason}``. After ``finished`` or ``failed``, the script waits until it is killed, together with wandb's
-  service process.
+- From the script: ``{"started": {"entity", "project", "id"}}``, ``{"finished": bool}`` and ``{"failed": reason}``.
+  ``finished`` is true if everything is uploaded. After ``finished`` or ``failed``, the script waits until it is killed,
+  together with wandb's service process.
 """
 
 from __future__ import annotations
