@@ -1,6 +1,6 @@
 """Ranks: their plans, the process group, and communication between ranks.
 
-Importing this package does not import torch, but some of its modules do, such as :mod:`~mjlab_dist.distributed.group`.
+Importing this package does not import torch. Some of its modules, such as :mod:`~mjlab_dist.distributed.group`, do.
 """
 
 from mjlab_dist.distributed.plan import RankDevice, RankPlan

@@ -120,7 +120,9 @@ def _local_sums(rank: Rank, device: str, store: Store | None) -> Iterator[None]:
 
 
 def wait_for_all(store: Store | None, rank: Rank, key: str) -> None:
-    """Wait until every rank has called this function, at most :data:`START_TIMEOUT_S`: ranks may be compiling kernels.
+    """Wait until every rank has called this function.
+
+    The timeout is :data:`START_TIMEOUT_S`, because ranks may be compiling kernels.
 
     Args:
         store: Result of :func:`meet`.

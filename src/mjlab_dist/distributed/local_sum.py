@@ -159,8 +159,8 @@ class LocalSum:
 class _Link:
     """Connection to another rank, with the bytes that remain to be sent and received.
 
-    In each direction, a size is sent first, then a tensor. The size shows whether a rank skipped a sum. Otherwise, the
-    next tensor of that rank would be added to a different tensor of the other ranks.
+    In each direction, a size is sent first, then a tensor. If a rank has skipped a sum, a wrong size shows it. Without
+    sizes, that rank's next tensor would be added to a different tensor of the other ranks.
     """
 
     def __init__(self, rank: int, connection: socket.socket) -> None:
@@ -263,7 +263,7 @@ def _accept(server: socket.socket, token: bytes, ranks: Sequence[int], timeout_s
             poll.poll(max(0.0, until - now) * 1000)
             with contextlib.suppress(OSError):
                 guests.append(_Guest(server.accept()[0]))
-            # Keep a connection if a rank has sent its complete first message; close it if it failed or is too late
+            # Keep the connections of ranks that have sent their first message, and close others that are done
             for guest in [guest for guest in guests if guest.is_done()]:
                 guests.remove(guest)
                 rank = guest.rank(token)

@@ -42,7 +42,7 @@ axes. The paths of a model's files may differ too.
 """
 
 MACHINE = {"sitecustomize", "usercustomize"}
-"""Modules that Python imports at its start. They belong to a machine or a user, so their files may differ."""
+"""Modules that Python imports at startup. They belong to a machine or a user, so they may differ and are left out."""
 
 TOLERANCE = 1e-9
 """Maximum relative difference between the sums of two ranks that is considered a rounding error.
@@ -79,13 +79,13 @@ class TaskSummary:
         )
 
     def digest(self) -> str:
-        """Return a digest, which differs between ranks if any file or number differs."""
+        """Return a digest. It differs between two ranks if any of their files or numbers differ."""
         return _digest(json.dumps([self.files, self.model]).encode())
 
     def difference(self, other: TaskSummary) -> str | None:
         """Return what differs from another rank's summary; None if nothing differs by more than rounding.
 
-        Only files that both ranks have read are compared: a rank may import more files than another.
+        Only files that both ranks have read are compared, because a rank may import more files than another.
         """
         files = [name for name, digest in self.files.items() if other.files.get(name, digest) != digest]
         if files:

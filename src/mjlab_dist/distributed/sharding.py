@@ -55,7 +55,7 @@ class Sharding:
         Args:
             models: Modules by name; their large parameters become DTensors.
             num_devices: Number of ranks that share one copy. Must divide the world size. With 1, nothing is sharded.
-            min_size_mb: Minimum size of a sharded parameter in MiB; it must also have two or more dimensions.
+            min_size_mb: Minimum size in MiB of a parameter to shard. A parameter must also have two or more dimensions.
             device: This rank's device.
             reduce_dtype: Data type for the reduction of sharded gradients; None for fp32.
         """

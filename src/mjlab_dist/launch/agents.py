@@ -201,7 +201,7 @@ class _RemoteAgent:
     def answers(self) -> bool:
         transport = self._connection.transport
         assert transport is not None
-        # OpenSSH's server does not support this request, but it replies so, which shows that it can be reached
+        # OpenSSH's server replies that it does not support this request. Any reply shows that it can be reached.
         asked = in_thread("keepalive", lambda: transport.global_request("keepalive@openssh.com", wait=True))
         try:
             asked.result(CONNECT_TIMEOUT_S)

@@ -265,7 +265,7 @@ def _check_ssh(host: str, connection: fabric.Connection, request: DeviceRequest 
         if not is_ssh and time.monotonic() - started_at >= CONNECT_TIMEOUT_S:
             fault = _describe_socket_error(TimeoutError(), connection.port)
         elif is_ssh and connection.transport is None:
-            # paramiko tries each file as every type of key and raises the last error, which does not show what failed.
+            # paramiko tries each file as every type of key and raises the last error, which may be irrelevant.
             fault = f"no SSH key is accepted for user {connection.user}; `ssh {host}` must work without a password"
         else:
             fault = f"SSH failed ({str(error) or 'connection closed'}); `ssh {host}` must work without a password"

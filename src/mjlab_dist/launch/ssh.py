@@ -169,7 +169,7 @@ class _HostKeys(paramiko.MissingHostKeyPolicy):
         return self._names[0], []
 
     def _lines(self, marker: str, names: Sequence[str]) -> Iterator[KnownKey]:
-        """Yield, from all files, the lines that have a marker and match at least one name."""
+        """Yield the lines of all files whose marker is ``marker``, and that match at least one of the names."""
         for file in (*self._user_files, *self._global_files):
             for line in _read(file):
                 if line.marker == marker and any(_matches(line.names, name) for name in names):

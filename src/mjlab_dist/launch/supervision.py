@@ -36,7 +36,7 @@ may still be writing files."""
 
 PAUSE_S = 2.0
 """If two checks are further apart than this, in s, this process was stopped (for example by Ctrl-Z) or got no CPU
-time. The time between the two checks does then not count as time without an iteration."""
+time. The time between these two checks is not counted as time without an iteration."""
 
 LAST_RESORT_S = 10.0
 """Seconds beyond the ranks' own timeout after which the launcher considers ranks hung.

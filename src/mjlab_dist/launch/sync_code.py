@@ -66,8 +66,8 @@ class There:
     """The project on another machine."""
 
     recorded: Mapping[str, Set[str]]
-    """For each copied file, the digest that it got in the last copy. If a later copy was interrupted, also the digest
-    that this copy may have given it."""
+    """Digests of each file that was copied to that machine, from the last complete copy and, if a later copy was
+    interrupted, from that copy."""
     digests: Digests
     """Digests of the files on that machine."""
     committed: Set[str]

@@ -20,7 +20,7 @@ Row = dict[str, float | int | None]
 """A row of metrics.jsonl. Values that are not known yet are None."""
 
 WINDOW_EPISODES = 100
-"""Mean return and mean length are averages over the newest episodes: at least this many, once so many have ended."""
+"""Mean return and mean length are averages over at least this many of the newest episodes; all if fewer have ended."""
 
 
 def memory_mb(device: torch.device) -> float:

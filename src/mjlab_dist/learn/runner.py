@@ -128,7 +128,7 @@ class Runner:
 
         Args:
             control: Receives progress, and can request a stop.
-            parting: Receives a callback that waits for the last video; None if this function waits for it.
+            parting: Receives a callback that waits for the last video. If None, this function waits for it.
 
         Returns:
             The last row of metrics.
