@@ -26,7 +26,7 @@ class Reached:
     """When the runs of a group first reached a threshold: means over the runs that reached it."""
 
     num_runs: int
-    """Number of runs that reached it."""
+    """Number of runs that reached the threshold."""
     steps: float | None
     """Control steps of all ranks; None if no run reached it."""
     seconds: float | None
@@ -86,7 +86,9 @@ def interquartile_mean(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def bootstrap(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the ends of the 95% bootstrap interval of the interquartile mean. All calls use the same resamples.
+    """Return the ends of the 95% bootstrap interval of the interquartile mean.
+
+    The random numbers have a fixed seed, so that the result is reproducible.
 
     Args:
         values: Values, (..., num_runs).

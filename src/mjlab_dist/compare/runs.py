@@ -32,7 +32,7 @@ IRRELEVANT = frozenset({
     "video_interval", "video_length", "torchrunx_log_dir", "port_range", "ssh_config", "oversubscribe",
     "require_same_devices", "checkpoint",
 })  # fmt: skip
-"""Fields of a config that have no effect on learning, except that the seed sets the random numbers."""
+"""Fields of a config in which runs of one group may differ: the seed, and fields that do not affect learning."""
 
 AXES = {"steps": "total_steps", "time": "elapsed_s", "iterations": "iteration"}
 """Column of metrics.jsonl for each horizontal axis."""
@@ -92,7 +92,7 @@ def read_groups(paths: Sequence[Path], metric: str, *, of_ranks: bool) -> list[G
     Args:
         paths: The run directories.
         metric: Column that each run must have.
-        of_ranks: Whether to return a group for each rank of each run instead.
+        of_ranks: Return one group per rank of each run, instead of groups of runs.
 
     Raises:
         UserError: As :func:`read_run` and :func:`read_ranks` do.
@@ -112,7 +112,7 @@ def read_run(path: Path, metric: str) -> Run:
     Raises:
         UserError: If the files cannot be read, or no row has a value of the metric.
     """
-    # The functions that the config names are not called, so any config may be read
+    # Trusting any config is safe here, because the functions that it names are not called
     plain = to_plain(read_config_file(path, trust=True))
     config = {name: value for name, value in paths(plain) if not isinstance(value, Mapping)}
     if not has_file(path, METRICS_FILE):
@@ -132,7 +132,7 @@ def read_run(path: Path, metric: str) -> Run:
 
 
 def read_ranks(path: Path, metric: str) -> list[Group]:
-    """Read the ranks of a run, one group each. Steps and time are the whole run's.
+    """Read the ranks of a run, one group each. The steps and the times are those of the whole run, not of a rank.
 
     Args:
         path: The run directory.
@@ -193,7 +193,7 @@ def config_differences(runs: Sequence[Run]) -> dict[str, list[Any]]:
 
 
 def origin_differences(groups: Sequence[Group]) -> dict[str, list[str]]:
-    """Return the versions, commits and devices that differ between runs, by name, with one text per group."""
+    """Return the entries of ``Run.origin`` that differ between runs: by name, a list with one text per group."""
     names = dict.fromkeys(name for group in groups for run in group.runs for name in run.origin)
     found: dict[str, list[str]] = {}
     for name in names:

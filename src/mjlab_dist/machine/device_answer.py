@@ -1,4 +1,4 @@
-"""Choose the devices of this machine's ranks for a launcher on another machine, which starts this module through SSH.
+"""Choose devices for the ranks of this machine. A launcher on another machine starts this module through SSH.
 
 The module prints one line of JSON: :class:`DeviceAnswer` as plain data.
 """

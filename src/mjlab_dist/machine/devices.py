@@ -109,8 +109,8 @@ def plan_devices(
         flags: The run's config, or its flags for devices.
         environ: The environment, for CUDA_VISIBLE_DEVICES.
         gpus: The machine's GPUs.
-        num_ranks: Number of ranks. They use the first GPUs of those chosen, or the CPU. None for one rank per GPU, or
-            for ``cpu_ranks`` ranks on the CPU.
+        num_ranks: Number of ranks. The ranks use the first of the chosen GPUs, or the CPU. None for one rank per
+            chosen GPU, or for ``cpu_ranks`` ranks on the CPU.
 
     Raises:
         UserError: If the chosen GPUs do not exist, cannot be used, are repeated, are too few, or are combined with CPU
@@ -177,7 +177,7 @@ def plan_own_device(config: TrainConfig, rank: Rank, environ: Mapping[str, str],
     """
     visible = [] if config.gpu_ids is None or config.cpu_ranks is not None else _visible(environ, gpus)
     if not visible:
-        # torchrun sets OMP_NUM_THREADS; SLURM binds each task to its own cores.
+        # Threads: torchrun sets OMP_NUM_THREADS. SLURM binds each task to its own cores, and only these are counted.
         return _cpus(1, int(environ.get("OMP_NUM_THREADS") or cores()))[0]
     if len(visible) == 1 and outside_launcher(environ) == "slurm":
         # SLURM can be configured to show each task only its own GPU.
@@ -190,10 +190,11 @@ def plan_own_device(config: TrainConfig, rank: Rank, environ: Mapping[str, str],
 
 
 def in_this_process(device: RankDevice, environ: Mapping[str, str], gpus: list[Gpu]) -> RankDevice | None:
-    """Return a rank's device with the name that it has in this process, for example in a notebook that runs the rank.
+    """Return the device of a rank that runs in this process, for example in a notebook, under its name in this process.
 
     A process that torchrunx starts for a rank gets its own CUDA_VISIBLE_DEVICES. In this process, the variable must not
-    change: CUDA reads it only once per process, perhaps before this call, and a later run may use another device.
+    change: CUDA reads it only once per process and may have read it already, and a later run in the same process may
+    use another device.
 
     Args:
         device: The rank's device.
@@ -217,7 +218,7 @@ def cores() -> int:
 def _index_here(token: str, tokens: list[str]) -> int | None:
     """Return the CUDA index of a token's device in this process; None if CUDA does not show the device."""
     if not token.startswith("GPU-"):
-        # CUDA shows only one MIG instance per process. It numbers devices in the order of the list.
+        # CUDA shows only one MIG instance per process. Other devices are numbered in the order of CUDA_VISIBLE_DEVICES.
         return None if token.startswith(MIG) and tokens != [token] else tokens.index(token)
     import torch
 
@@ -298,8 +299,8 @@ def _cpus(num_ranks: int, torch_threads: int) -> tuple[RankDevice, ...]:
 
 
 def _gpus(devices: list[_Visible]) -> tuple[RankDevice, ...]:
-    # NCCL does not support two ranks on one physical GPU. Other launchers may show each rank only its own MIG instance,
-    # so that a rank cannot detect a shared GPU. With any MIG instance, all ranks therefore use gloo.
+    # NCCL does not support two ranks on one physical GPU. If another launcher shows each rank only its own MIG
+    # instance, a rank cannot detect that it shares a GPU. All ranks therefore use gloo if any device is a MIG instance.
     on_mig = any(device.token.startswith(MIG) for device in devices)
     return tuple(
         RankDevice(
@@ -364,7 +365,7 @@ def _as_visible(gpu: Gpu) -> _Visible:
 
 
 def _usable(devices: list[_Visible], *, first_only: bool) -> list[_Visible]:
-    """Return the devices that can be used, or only the first one; warn about the others."""
+    """Return the devices that can be used, or only the first of them. Warn about devices that cannot be used."""
     found: list[_Visible] = []
     for device in devices:
         if fault := _fault(device):
@@ -391,10 +392,10 @@ def _checked_indices(chosen: tuple[int, ...], environ: Mapping[str, str], visibl
             raise UserError(f"--gpu-ids {shown}: {i} is negative; indices start at 0")
         if i >= len(visible):
             fix = f"use indices up to {len(visible) - 1}" if visible else CPU_FIX
-            raise UserError(f"--gpu-ids {shown}: there is no GPU {i}, {_seen(environ, visible)}; {fix}")
+            raise UserError(f"--gpu-ids {shown}: there is no GPU {i}: {_seen(environ, visible)}; {fix}")
     repeated = [i for i in dict.fromkeys(chosen) if chosen.count(i) > 1]
     if repeated:
-        raise UserError(f"--gpu-ids {shown}: GPU {repeated[0]} is repeated; name each once")
+        raise UserError(f"--gpu-ids {shown}: GPU {repeated[0]} is repeated; name each GPU once")
     for i in chosen:
         if fault := _fault(visible[i]):
             raise UserError(f"--gpu-ids {shown}: {fault}; {OTHER_GPUS}")

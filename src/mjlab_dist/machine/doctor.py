@@ -31,7 +31,8 @@ from mjlab_dist.machine.wandb_check import check_wandb
 from mjlab_dist.wording import byte_size
 
 CAPTURABLE_DRIVER = (12, 4)
-"""Oldest CUDA driver that can record physics as a CUDA graph. mjlab_dist.sim has the same value, but imports torch."""
+"""Oldest CUDA driver that can record physics as a CUDA graph. The value is repeated here, because importing it from
+mjlab_dist.sim would import torch."""
 
 RANK_BYTES = 0.6 * GB
 """Memory of a CPU rank of cartpole-balance with 512 envs, as measured; a rank on a GPU needs more."""
@@ -43,10 +44,11 @@ LOW_SHARED_BYTES = 0.5 * GB
 """Space in /dev/shm that NCCL may need for several GPUs; a container has 64 MB by default."""
 
 NEEDED_FILES = 64
-"""Number of files that a process must be allowed to open. A launcher opens about 32 files, and so does each rank."""
+"""Number of files that a process must be allowed to open. The launcher and each rank open about 32 files each."""
 
 LOW_FILES = 1024
-"""Number of files that NCCL may open on many GPUs. It is also the usual limit."""
+"""Number of files that a process should be allowed to open: on many GPUs, NCCL may need that many. Most systems allow
+1024 files by default."""
 
 NETWORK_TIMEOUT_S = 3.0
 """Seconds to wait for a server on the network."""
@@ -117,7 +119,7 @@ def judge_driver(version: str, cuda: tuple[int, int] | None) -> Finding:
             name="NVIDIA driver",
             figure=f"{figure}: the physics runs without CUDA graphs, which is slower",
             status=Status.WARNING,
-            fix=f"update it to one for CUDA {dotted(CAPTURABLE_DRIVER)} or newer (R550; R580 for CUDA 13)",
+            fix=f"update the driver to one for CUDA {dotted(CAPTURABLE_DRIVER)} (R550) or newer; CUDA 13 needs R580",
         )
     return Finding(name="NVIDIA driver", figure=figure)
 
@@ -148,8 +150,8 @@ def check_cores(root: Path = Path("/")) -> Finding:
         few = sorted(os.sched_getaffinity(0))[: max(1, int(quota))]
         return Finding(
             name="CPU cores",
-            figure=f"{figure}, but a quota limits them to the time of {quota:g} core{'' if quota == 1 else 's'}: more "
-            "threads slow each other down",
+            figure=f"{figure}, but a quota allows only the time of {quota:g} core{'' if quota == 1 else 's'}: if more "
+            "threads run, they slow each other down",
             status=Status.WARNING,
             fix=f"start commands with taskset -c {','.join(map(str, few))}",
         )
@@ -208,13 +210,13 @@ def check_drawing(environ: Mapping[str, str], library: str = "libEGL.so.1") -> F
 
 
 def check_leftovers() -> Finding:
-    """Check whether an earlier launch left processes behind, which have no launcher among their ancestors."""
+    """Check whether earlier launches left processes behind. Such a process has no launcher among its ancestors."""
     own = os.getuid()
     left = [p.pid for p in psutil.process_iter() if _is_of_a_launch(p, own) and not _has_launcher(p)]
     if not left:
         return Finding(name="leftover processes", figure="none")
     pids = " ".join(map(str, sorted(left)))
-    figure = f"{len(left)} of an earlier launch, which use memory and time"
+    figure = f"{len(left)} of earlier launches still use memory and processor time"
     return Finding(name="leftover processes", figure=figure, status=Status.WARNING, fix=f"kill -9 {pids}")
 
 
@@ -240,4 +242,4 @@ def _is_launcher(process: psutil.Process) -> bool:
     try:
         return Path(process.exe()).name.startswith("python") and LAUNCH not in process.environ()
     except psutil.Error:
-        return False  # another user's
+        return False  # the process belongs to another user

@@ -73,7 +73,7 @@ def check_warp() -> Finding:
 def judge_cuda(
     package: str, version: str, built_for: tuple[int, int] | None, driver: tuple[int, int] | None
 ) -> Finding:
-    """Judge whether a package can use the GPUs of a driver.
+    """Judge whether a package can use the GPUs with the installed NVIDIA driver.
 
     A driver for an older minor version of CUDA is sufficient if the major version is the same: NVIDIA calls this minor
     version compatibility. Warp's own check is the same (``min_driver_version`` in its ``context.py``).
@@ -86,7 +86,7 @@ def judge_cuda(
     """
     if built_for is None:
         seen = f"{package} {version} is built without CUDA, but there are GPUs"
-        fix = f"install one with CUDA ({SOURCES[package]})"
+        fix = f"install a build with CUDA ({SOURCES[package]})"
     elif driver is None:
         seen = "there are GPUs, but the NVIDIA driver's libcuda.so.1 cannot be loaded"
         fix = "start a container with NVIDIA_DRIVER_CAPABILITIES=compute,utility, or install the driver again"

@@ -20,7 +20,8 @@ from mjlab_dist.wording import byte_size
 FLOAT_BYTES = 4
 
 ROW_BYTES = 40
-"""Lower bound of the bytes of a constraint row: MuJoCo Warp stores 10 numbers per row, and a row of the Jacobian."""
+"""Lower bound of the bytes of a constraint row: MuJoCo Warp stores 10 numbers per row, and also a row of the
+Jacobian."""
 
 CONTACT_BYTES = 160
 """Lower bound of the bytes of a contact: MuJoCo Warp stores 48 numbers per contact."""
@@ -48,7 +49,8 @@ def learner_bytes(agent: AgentConfig, observations: Mapping[str, int], num_actio
     # Actor and critic each have recurrent layers. An LSTM stores four gates and two states per unit; a GRU stores less.
     recurrent = 0 if agent.rnn == "none" else 2 * agent.rnn_num_layers * agent.rnn_hidden_dim
     widths = sum(agent.actor_hidden_dims) + sum(agent.critic_hidden_dims) + 6 * recurrent
-    # Temporaries in fp64: four values per advantage, or two per observation and a copy in fp32; never both at once.
+    # Temporaries of normalization: four fp64 values per advantage; or, per observed value, two in fp64 and one in fp32.
+    # Advantages and observations are never normalized at the same time, so only the larger number counts.
     normalized = max([8, *(5 * width for width in observations.values() if agent.obs_normalization)])
     records = agent.capture and device != "cpu" and agent.rnn == "none"
     recorded = stored / agent.num_mini_batches if records else 0
@@ -111,13 +113,13 @@ def check_memory(config: TrainConfig, num_envs: int, devices: Sequence[RankDevic
         fits, whose = (room - networks) // per_env, f"{device.name} has {byte_size(room)} per rank"
         if fits < 1:
             raise UserError(
-                f"--num-envs {num_envs}: an env and the networks need at least {byte_size(per_env + networks)}, and "
+                f"--num-envs {num_envs}: an env and the networks need at least {byte_size(per_env + networks)}, but "
                 f"{whose}; lower --agent.num-steps-per-env, the sizes of the networks, --env.sim.njmax or "
                 "--env.sim.nconmax"
             )
         total_envs = config.total_num_envs
         flag = f"--num-envs {num_envs}" if total_envs is None else f"--total-num-envs {total_envs}"
         raise UserError(
-            f"{flag}: needs at least {byte_size(networks + per_env * num_envs)} per rank, and {whose}, enough for "
-            f"{fits} envs; use fewer, or --num-envs auto"
+            f"{flag}: needs at least {byte_size(networks + per_env * num_envs)} per rank, but {whose}; use up to "
+            f"{fits} envs per rank, or --num-envs auto"
         )

@@ -35,7 +35,8 @@ SEMAPHORES_BYTES = 64 * 1024
 """Shared memory for the semaphores of a launch, in bytes: about ten semaphores, with at least a page each."""
 
 NEEDED_BYTES = 10**6
-"""Size of a file that is written as a test, in bytes: the free space of a disk does not show quotas."""
+"""Size of a test file, in bytes. Writing a file is the only test of a quota, which can forbid writing even if the disk
+has free space."""
 
 LOW_BYTES = GB
 """Free space below which a run may fill the disk."""
@@ -61,7 +62,7 @@ def check_machine(
         devices: The device of each rank of this machine.
         environ: The environment.
         gpus: The machine's GPUs.
-        resumed: Directory of the run to resume; None if the run creates a new one under the log root.
+        resumed: Directory of the run to resume; None for a new run, whose directory is created under the log root.
 
     Returns:
         A line per warning: GPUs that other processes use, a disk that is nearly full, curves that cannot be uploaded.
@@ -200,5 +201,5 @@ def check_loopback() -> Finding:
             name="loopback",
             figure=f"no connection to 127.0.0.1: {error.strerror or error}",
             status=Status.FAIL,
-            fix="ranks of one machine communicate over it: sudo ip link set lo up, or allow it in the firewall",
+            fix="ranks of one machine need the loopback interface: sudo ip link set lo up, or allow it in the firewall",
         )

@@ -1,4 +1,4 @@
-"""End child processes, and remove temporary files: neither may outlive their launcher."""
+"""End the child processes of a launcher and remove its temporary files, so that neither outlives the launcher."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ LAUNCH = "MJLAB_DIST_LAUNCH"
 """Variable that distinguishes the processes of one launch (start of ranks) from other descendants of this process."""
 
 TRACKER = "multiprocessing.resource_tracker"
-"""Part of the command of multiprocessing's resource tracker, which each agent has."""
+"""Part of the command of multiprocessing's resource tracker. Each agent starts such a process."""
 
 PATIENCE_S = 5.0
-"""Seconds to wait until killed processes have ended."""
+"""Maximum time to wait for killed processes to end, in seconds."""
 
 PR_SET_PDEATHSIG = 1
 """Operation of prctl(2) that sets the signal a process receives when the thread that started it ends."""
@@ -108,7 +108,7 @@ def remove_leftovers() -> None:
 
 
 def remove_own() -> None:
-    """Remove the temporary directories of this process's launches; the process is about to exit without cleanup."""
+    """Remove the temporary directories of this process's launches, before the process exits without cleanup."""
     for path in _own_directories(f"{TEMPORARY}{os.getpid()}-"):
         shutil.rmtree(path, ignore_errors=True)
 
@@ -185,7 +185,7 @@ def _has_ended(process: psutil.Process) -> bool:
 def run_program(program: str, *args: str, timeout_s: float) -> str:
     """Run Python code in a process of its own and return what it prints.
 
-    While the code waits for a name server that does not answer, a process can be stopped, but a thread cannot.
+    A thread is not enough: if the code waits for a name server that does not answer, only a process can be stopped.
 
     Args:
         program: The code, which imports the standard library only.

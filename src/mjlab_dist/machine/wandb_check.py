@@ -13,17 +13,17 @@ from mjlab_dist.machine.findings import Finding, Status
 from mjlab_dist.machine.processes import run_program
 
 WANDB_SERVER = "https://api.wandb.ai"
-"""Server of Weights & Biases, unless its settings name another."""
+"""Default server of Weights & Biases. The settings of Weights & Biases can name another server."""
 
 CONNECT = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])))"
-"""Program that connects to a host and a port, its arguments."""
+"""Program that connects to a server. Its arguments are the host and the port."""
 
 
 def check_wandb(environ: Mapping[str, str], timeout_s: float) -> Finding:
     """Check whether an account is logged in and the server answers, or Weights & Biases is set to offline.
 
     Args:
-        environ: The environment. Proxies are read from this process's own environment instead.
+        environ: The environment. Only the proxy settings are read from the environment of this process instead.
         timeout_s: Seconds to wait for the server.
     """
     name, later = "--logger wandb", "`uv run wandb sync` uploads them later"
@@ -57,7 +57,7 @@ def has_wandb_account(environ: Mapping[str, str]) -> bool:
         logins = netrc.netrc(file)
     except (OSError, netrc.NetrcParseError):
         return False
-    # Older versions store the host without its port.
+    # Older versions of Weights & Biases store the host without its port.
     return any(logins.authenticators(host) for host in (url.netloc, url.hostname or ""))
 
 

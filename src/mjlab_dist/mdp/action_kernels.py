@@ -49,7 +49,7 @@ def pose_error(
     num_rows: int,
     is_absolute: bool,
 ):
-    """Return the change of pose that the values of the block ask for: position, then rotation vector."""
+    """Return the change from the current pose to the target pose: position, then rotation vector."""
     error = vec6()
     for r in range(num_rows):
         error[r] = values[env, r]
@@ -123,7 +123,8 @@ def solve_ik(
 
     Args:
         jacobian: Linear, then angular velocity per joint velocity, (num_envs, 6, nv).
-        values: Position in m, and rotation vector in rad: a change, or a pose, (num_envs, num_rows).
+        values: Position in m and rotation vector in rad of the target pose, or of a change of the current pose,
+            (num_envs, num_rows).
         point: Current position, (num_envs,).
         turned: Current rotation matrix, (num_envs, 3, 3).
         qpos: Joint positions, (num_envs, nq).
@@ -131,7 +132,7 @@ def solve_ik(
         qvel_ids: Column of each joint in ``qvel``.
         ctrl_ids: Actuator of each joint.
         num_rows: 3 for the position alone, 6 with the rotation.
-        is_absolute: Whether the values are a pose, and not a change.
+        is_absolute: Whether the values are the target pose, and not a change.
         damping2: Square of the damping.
         ctrl: Output: target positions, (num_envs, nu).
     """

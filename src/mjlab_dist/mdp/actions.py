@@ -35,7 +35,7 @@ class ActuatorInput(Action):
 
 
 class ToLimits(Action):
-    """Values from -1 to 1 are mapped linearly to the ``ctrlrange`` of each actuator, such as [0, 1] of a muscle."""
+    """Values from -1 to 1 are mapped linearly to the ``ctrlrange`` of each actuator, such as [0, 1] for a muscle."""
 
     is_direct = True
 
@@ -203,10 +203,12 @@ class DifferentialIK(Action):
             env: The envs.
             block: The block; its actuators are position motors of hinge or slide joints.
             site: Site to move. Give either a site or a body.
-            body: Body to move; its pose is that of its frame, whose origin is not the center of mass.
+            body: Body to move. Its pose is the pose of the body's frame. The origin of this frame is usually not the
+                center of mass.
             mode: relative: the values are a change of the current pose. absolute: the values are the pose itself.
             rotation: Whether the block controls the rotation. Without it, the actions are only x, y and z.
-            damping: Damping, in m and rad. It limits joint motion near singular poses, and reduces all other motion.
+            damping: Damping, in m and rad. It limits joint motion near singular poses, but makes all other motion
+                smaller, too.
 
         Raises:
             UserError: If there is no such site or body, or an actuator does not drive a hinge or slide joint.
@@ -256,10 +258,12 @@ class DifferentialIK(Action):
         if site is not None:
             sites = [model.site(i).name for i in range(model.nsite)]
             if site not in sites:
-                raise UserError(f"{flag}.site {site}: the model has {', '.join(filter(None, sites)) or 'none'}")
+                has = ", ".join(filter(None, sites)) or "none"
+                raise UserError(f"{flag}.site {site}: there is no such site; the model has {has}")
             found = sites.index(site)
             return "site", found, int(model.site_bodyid[found])
         names = [model.body(i).name for i in range(model.nbody)]
         if body not in names:
-            raise UserError(f"{flag}.body {body}: the model has {', '.join(filter(None, names))}")
+            has = ", ".join(filter(None, names))
+            raise UserError(f"{flag}.body {body}: there is no such body; the model has {has}")
         return "body", names.index(body), names.index(body)

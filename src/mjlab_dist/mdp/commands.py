@@ -174,5 +174,5 @@ def _mocap(env: Env, body: str) -> tuple[torch.Tensor, torch.Tensor]:
     model = env.sim.model
     names = {model.body(i).name: int(row) for i, row in enumerate(model.body_mocapid) if row >= 0}
     if body not in names:
-        raise UserError(f"mocap body {body}: the model has {', '.join(names) or 'none'}")
+        raise UserError(f"mocap body {body}: there is no such body; the model has {', '.join(names) or 'none'}")
     return env.sim.view("mocap_pos")[:, names[body]], env.sim.view("mocap_quat")[:, names[body]]

@@ -90,7 +90,7 @@ class TerrainLevels(Curriculum):
         return {"level": self.level, "told_m": self.told_m}
 
     def resume(self, saved: Sequence[Mapping[str, torch.Tensor]]) -> None:
-        # Each env gets the level of a saved env in its column, if the saved run had one.
+        # If the saved run had envs in an env's column, the env gets the level of one of them.
         levels = torch.cat([one["level"] for one in saved]).clamp_max(self._num_levels - 1)
         on_column = (len(levels) - self._column + self._num_columns - 1) // self._num_columns
         nth = self._env_ids // self._num_columns % on_column.clamp_min(1)
@@ -141,7 +141,8 @@ class CommandRange(Curriculum):
         ranges = env.find_command(command).ranges
         if not 0 <= number < len(ranges):
             raise UserError(
-                f"command range: number {number}: the command {command} samples {len(ranges)} numbers, counted from 0"
+                f"command range: number {number}: the command {command} has no number {number}; use an index from 0 "
+                f"to {len(ranges) - 1}"
             )
         self.range = ranges[number]
         low, high = self.range.tolist()
@@ -325,7 +326,8 @@ def _scheduled(env: Env, parameter: str) -> tuple[torch.Tensor, float]:
         if int(number) < len(ranges):
             return ranges[int(number)], 1.0
         raise UserError(
-            f"schedule: parameter {parameter}: the command {command} samples {len(ranges)} numbers, counted from 0"
+            f"schedule: parameter {parameter}: the command {command} has no number {number}; use an index from 0 to "
+            f"{len(ranges) - 1}"
         )
     raise UserError(
         f"schedule: parameter {parameter}: write rewards.<name>, commands.<name>.<number>, or the path of a parameter "
@@ -334,7 +336,7 @@ def _scheduled(env: Env, parameter: str) -> tuple[torch.Tensor, float]:
 
 
 class _Measure:
-    """Running mean, over the newest episodes of all ranks, of the episode length or a reward term per control step."""
+    """Running mean over the newest episodes of all ranks: of their length, or of a reward term per control step."""
 
     def __init__(self, env: Env, name: str) -> None:
         self._term = None if name == EPISODE_LENGTH else _index_of(env, name)
@@ -361,5 +363,5 @@ class _Measure:
 
 def _index_of(env: Env, reward: str) -> int:
     if reward not in env.reward_names:
-        raise UserError(f"reward {reward}: the task has {', '.join(env.reward_names)}")
+        raise UserError(f"reward {reward}: there is no such term; the task has {', '.join(env.reward_names)}")
     return env.reward_names.index(reward)

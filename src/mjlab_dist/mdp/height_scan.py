@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mjlab_dist.env.env import Env
 
 RAYS_START_M = 5.0
-"""Height of the rays' starting points above the robot. Rays must also hit ground that is higher than the robot."""
+"""Height of the rays' starting points above the robot, so that rays also hit ground that is higher than the robot."""
 
 MISSED_M = 5.0
 """Distance from the robot down to the ground that is assumed if a ray hits nothing."""

@@ -65,7 +65,7 @@ def read_contacts(
     env, i = wp.tid()
     if not chosen[env]:
         return
-    # Force: that of the first sensor, combined with those of the others
+    # Force: start with the first sensor, then combine it with each of the others
     column = addresses[i, 0]
     touches = data[env, column] > 0.0
     force = wp.vec3(data[env, column + 1], data[env, column + 2], data[env, column + 3])

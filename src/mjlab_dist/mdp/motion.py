@@ -1,8 +1,8 @@
 """Motion imitation for a floating base: a command that plays reference motions, and terms that use it.
 
 The rewards are those of Peng et al. 2020, "Learning Agile Robotic Locomotion Skills by Imitating Animals"
-(arXiv:2004.00784, section on motion imitation), with the gains of the authors' implementation. Episodes that start in
-the middle of a motion are from Peng et al. 2018, "DeepMimic" (arXiv:1804.02717, section 6.1).
+(arXiv:2004.00784, section on motion imitation), with the gains of the authors' implementation. The idea
+of starting episodes in the middle of a motion is from Peng et al. 2018, "DeepMimic" (arXiv:1804.02717, section 6.1).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Motion(Command):
         sites: Target positions of the sites in the body's frame, in m, (num_envs, sites, 3). They are the targets for
             the start of the last substep, because MuJoCo computes sites at that time.
         root: The robot's free joint.
-        joints: The joints, in the order of the value.
+        joints: The joints, in the order of their positions in ``value``.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ def _ids(columns: slice) -> range:
 def _motion(env: Env, name: str) -> Motion:
     found = env.find_command(name)
     if not isinstance(found, Motion):
-        raise UserError(f"command {name}: is a {type(found).__name__}; name a Motion")
+        raise UserError(f"command {name}: is a {type(found).__name__}; give the name of a Motion command")
     return found
 
 
@@ -187,7 +187,7 @@ def start_in_motion(env: Env, mask: torch.Tensor, command: str) -> None:
 
 
 def joint_targets(env: Env, command: str) -> torch.Tensor:
-    """Return the joints' target positions after the next step, minus the start state, in rad or m; (num_envs, k)."""
+    """Return the joints' targets after the next step, minus their start positions, in rad or m; (num_envs, k)."""
     motion = _motion(env, command)
     return motion.value[:, 7:] - motion.joints.qpos.of(env.reference.qpos)
 

@@ -91,7 +91,7 @@ def read_motions(file: str) -> MotionFile:
     if fps.size != 1 or fps.dtype.kind not in "fiu" or not 0 < float(fps.item()) < np.inf:
         raise UserError(f"{flag}: fps is {fps.tolist()}; it must be one positive number")
     if len(set(joints)) < len(joints):
-        raise UserError(f"{flag}: a name is repeated in joints, {', '.join(joints)}")
+        raise UserError(f"{flag}: joints repeats a name ({', '.join(joints)}); name each joint once")
     return MotionFile(
         float(fps.item()),
         joints,

@@ -69,8 +69,8 @@ def read_layers(flag: str, file: str, num_inputs: int, activation: str) -> list[
             y = y if i + 1 == len(layers) else FUNCTIONS[activation](y)
         if not torch.allclose(evaluate(x), y, rtol=1e-3, atol=1e-4):
             raise UserError(
-                f"{flag}: linear layers with activation {activation} do not reproduce its outputs; set the activation "
-                "of the network"
+                f"{flag}: linear layers with activation {activation} do not reproduce the outputs of this network; set "
+                "activation to the network's own"
             )
     return layers
 
@@ -100,7 +100,7 @@ def _read_onnx(flag: str, path: Path) -> tuple[Callable[[torch.Tensor], torch.Te
         import onnx  # noqa: PLC0415 (an optional package)
         from google.protobuf.message import DecodeError  # noqa: PLC0415
     except ImportError as error:
-        raise UserError(f"{flag}: the package onnx reads such files; install it: uv pip install onnx") from error
+        raise UserError(f"{flag}: reading it needs the package onnx; install it: uv pip install onnx") from error
     try:
         model = onnx.load(path)
         constants = {one.name: onnx.numpy_helper.to_array(one) for one in model.graph.initializer}
@@ -133,7 +133,7 @@ def _evaluate_onnx(flag: str, model: onnx.ModelProto, given: onnx.ValueInfoProto
     from onnx.reference import ReferenceEvaluator  # noqa: PLC0415
 
     kind = onnx.helper.tensor_dtype_to_np_dtype(given.type.tensor_type.elem_type)
-    # An exported network may have a fixed number of rows.
+    # An exported network may accept only a fixed number of rows. Each row is repeated to reach this number.
     sizes = [size.dim_value for size in given.type.tensor_type.shape.dim]
     num_rows = sizes[0] if sizes and sizes[0] else 1
     outputs: list[torch.Tensor] = []

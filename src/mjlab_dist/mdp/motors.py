@@ -115,8 +115,8 @@ class LearnedMotor(Action):
 
     The values of the block are target positions. The same network is evaluated for each joint. It maps a history of
     position errors (target - position) and velocities to a torque. It is a chain of linear layers with an activation
-    between them. Its inputs are first the errors, then the velocities, each in the order of ``history``. It is
-    evaluated in every physics step.
+    between them. Unless ``velocities_first`` is set, its inputs are first the errors, then the velocities, each in the
+    order of ``history``. It is evaluated in every physics step.
 
     The actuators must be torque or force motors: ``<motor>`` of the MJCF, or ``sim.actuators`` of kind effort. At the
     start of an episode, the history is 0.

@@ -54,7 +54,7 @@ class JointPositions(Term):
         self._columns = env.find_joints(joints, entity).qpos
         self._home = self._columns.of(env.reference.qpos)
         self._range = bias
-        self._is_biased = isinstance(bias[0], torch.Tensor) or bias != (0.0, 0.0)  # a curriculum may start from 0
+        self._is_biased = isinstance(bias[0], torch.Tensor) or bias != (0.0, 0.0)  # a curriculum may widen a range of 0
         self.bias = torch.zeros_like(self._home)
 
     def __call__(self, env: Env) -> torch.Tensor:
@@ -234,17 +234,20 @@ def sensor(env: Env, name: str) -> torch.Tensor:
 
 
 def in_contact(env: Env, sensor: str) -> torch.Tensor:
-    """Return whether each body of a contact sensor of ``env.sensors`` is in contact, as 1 or 0; (num_envs, k)."""
+    """Return 1 for each body of a contact sensor that touches something, else 0; (num_envs, k) for k bodies."""
     return env.sensor(sensor, Contact).in_contact.float()
 
 
 def contact_force(env: Env, sensor: str) -> torch.Tensor:
-    """Return the forces that the bodies of a contact sensor of ``env.sensors`` exert, in N; (num_envs, 3 * k)."""
+    """Return the force that each body of a contact sensor exerts on what it touches, in N.
+
+    The shape is (num_envs, 3 * k) for k bodies.
+    """
     return env.sensor(sensor, Contact).force_n.flatten(1)
 
 
 def air_time(env: Env, sensor: str) -> torch.Tensor:
-    """Return how long each body of a contact sensor of ``env.sensors`` has been in the air, in s; (num_envs, k)."""
+    """Return how long each body of a contact sensor has been in the air, in s; (num_envs, k) for k bodies."""
     return env.sensor(sensor, Contact).air_time_s
 
 

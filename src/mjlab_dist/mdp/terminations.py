@@ -45,6 +45,6 @@ def illegal_contact(env: Env, sensor: str, min_n: float = 0.0) -> torch.Tensor:
 def not_finite(env: Env) -> torch.Tensor:
     """Return whether a joint position or velocity is not finite.
 
-    ``env.nan_policy`` also covers observations and rewards.
+    To check observations and rewards, too, use ``env.nan_policy`` instead.
     """
     return ~(env.sim.qpos.isfinite().all(dim=1) & env.sim.qvel.isfinite().all(dim=1))

@@ -22,7 +22,8 @@ HINGE_REACH_RAD = 0.5
 """Change in the target position of a hinge's motor for an action of 1."""
 
 STRONG = 30.0
-"""Maximum torque or force for an action of 1, divided by the load of the joint. Some MJCFs have unrealistic limits."""
+"""Maximum torque or force for an action of 1, divided by the load of the joint. It is needed because the limits in some
+MJCFs are unrealistically high."""
 
 STRONG_RAD_S2 = 300.0
 """Joint acceleration that an action of 1 may cause, even if this needs more than ``STRONG`` times the load."""

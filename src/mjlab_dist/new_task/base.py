@@ -24,7 +24,7 @@ UPRIGHT = 0.8
 """Minimum cosine of the angle between the z axis of an upright body and the vertical."""
 
 FALLEN_SHARE = 0.2
-"""Ground clearance of the base of a fallen robot, as a share of the clearance at the start."""
+"""Ground clearance of the base below which a robot has fallen, as a share of the clearance at the start."""
 
 MAX_BELLY = 0.9
 """Maximum distance from a standing robot's base to the lowest point of its body, as a share of the base's height."""
@@ -44,7 +44,7 @@ class Base:
     """The base of a robot that moves: a floating base, or a base on slide joints and hinges, as in a planar robot."""
 
     joint: str
-    """Name of the free joint; without a free joint, of the slide joint along which the robot moves forward."""
+    """Name of the free joint, or, if there is none, of the slide joint along which the robot moves forward."""
     is_free: bool
     """Whether the joint is a free joint."""
     height_joint: str | None

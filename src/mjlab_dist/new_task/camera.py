@@ -72,7 +72,7 @@ def shows_robot(model: mujoco.MjModel, start: mujoco.MjData) -> bool:
 
 
 def _corners(model: mujoco.MjModel, data: mujoco.MjData) -> NDArray[np.float64]:
-    """Return the corners of the boxes around all geoms of the trees that move, (8 * geoms, 3), in m."""
+    """Return the corners of the boxes around all geoms of the kinematic trees that can move, (8 * geoms, 3), in m."""
     roots = np.unique(model.body_rootid[model.body_weldid != 0])
     shown = np.isin(model.body_rootid[model.geom_bodyid], roots) & (model.geom_bodyid != 0)
     rotation = data.geom_xmat[shown].reshape(-1, 3, 3)

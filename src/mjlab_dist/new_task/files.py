@@ -43,7 +43,7 @@ def find_files(mjcf: Path) -> Files:
     tops = [mjcf.parent]
     models = [mjcf]
     for model in models:  # the loop appends models that are attached with <model file=...>
-        # Settings apply to all included files.
+        # The settings of each file apply to all files that the model includes.
         trees = _trees(model)
         folders = ["", *(value for tree in trees.values() for value in _settings(tree, _FOLDERS))]
         strips = any(value == "true" for tree in trees.values() for value in _settings(tree, ("strippath",)))

@@ -40,10 +40,10 @@ NUM_REACHED = 500
 """Number of random poses of the arm from which the ranges of targets are computed."""
 
 REACH_RAD = 0.7
-"""Maximum distance of a hinge from the start state in these poses."""
+"""Maximum distance of a hinge from the start state in the random poses."""
 
 REACH_M = 0.3
-"""The same for slide joints."""
+"""Maximum distance of a slide joint from the start state in the random poses."""
 
 
 @dataclass(frozen=True, kw_only=True)

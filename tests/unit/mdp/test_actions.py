@@ -345,8 +345,11 @@ def test_a_planar_arm_reaches_the_joint_angles_of_the_closed_form() -> None:
 @pytest.mark.parametrize(
     ("params", "expected"),
     [
-        ({"site": "nose"}, "--env.actions.some.params.site nose: the model has anchor, tip, pull"),
-        ({"body": "nose"}, "--env.actions.some.params.body nose: the model has "),
+        (
+            {"site": "nose"},
+            "--env.actions.some.params.site nose: there is no such site; the model has anchor, tip, pull",
+        ),
+        ({"body": "nose"}, "--env.actions.some.params.body nose: there is no such body; the model has "),
         ({}, "--env.actions.some.params.site None, "),
         ({"site": "tip", "body": "hand"}, "--env.actions.some.params.site tip, "),
         ({"site": "tip", "damping": 0.0}, "--env.actions.some.params.damping 0.0: must be positive"),

@@ -322,7 +322,7 @@ def test_onnx_files_of_another_form_are_refused(tmp_path: Path, monkeypatch: pyt
     onnx.save(model, file)
     assert message().startswith("cannot be evaluated: ")
     monkeypatch.setitem(sys.modules, "onnx", None)
-    assert message().startswith("the package onnx reads such files; install it")
+    assert message().startswith("reading it needs the package onnx; install it")
 
 
 @pytest.mark.slow
