@@ -86,7 +86,7 @@ def find_trees(model: mujoco.MjModel, joints: list[int]) -> Trees:
 
 
 def followers(model: mujoco.MjModel) -> dict[int, int]:
-    """Return each joint whose position is a function of the position of another joint, with that other joint.
+    """Return a mapping from each joint whose position is a function of another joint's position to that other joint.
 
     Args:
         model: The MuJoCo model.
@@ -213,9 +213,10 @@ def _actuated(model: mujoco.MjModel) -> set[int]:
 
 
 def _carts(model: mujoco.MjModel, joints: list[int]) -> list[int]:
-    """Return the slide joint of a cart with poles: a chain of one horizontal slide joint and hinges with wide ranges.
+    """Return the slide joint of a cart with poles; an empty list if the joints are not those of a cart with poles.
 
-    The hinges are horizontal, and the poles are above them in the reference pose; otherwise the result is empty.
+    Such a robot is a chain of one horizontal slide joint and horizontal hinges with wide ranges. In the reference pose,
+    the poles are above the hinges.
     """
     import mujoco
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 SAME_HEIGHT = 0.15
-"""Maximum height of a foot above the lowest one, as a share of the height of the base."""
+"""Maximum height of a foot above the lowest foot, as a share of the height of the base."""
 
 SOLE = 0.02
 """Maximum height of a point of the sole above the sole's lowest point, as a share of the height of the base."""
@@ -38,8 +38,8 @@ class Leg:
 def find_legs(model: mujoco.MjModel, data: mujoco.MjData, base: int, joints: Sequence[int]) -> list[Leg]:
     """Return the legs of a robot.
 
-    A foot is the last link of a chain of driven joints that starts at the base, if it is about as low as the lowest
-    of these links.
+    Each chain of driven joints that starts at the base has a last link. This link is a foot if it is about as low as
+    the lowest of all last links.
 
     Args:
         model: The MuJoCo model.

@@ -62,7 +62,7 @@ def _find_description(name: str) -> Path:
     module = next((module for module in modules if module in DESCRIPTIONS), None)
     if module is None:
         names = {known.removesuffix("_description").removesuffix("_mj") for known in DESCRIPTIONS}
-        near = did_you_mean(name, names, "the package robot_descriptions lists its robots")
+        near = did_you_mean(name, names, "choose a robot of the package robot_descriptions")
         raise UserError(f"--robot {name}: robot_descriptions has no such robot; {near}")
     description = _import_description(name, module)
     path = getattr(description, "MJCF_PATH", None) or getattr(description, "URDF_PATH", None)

@@ -21,10 +21,11 @@ MARGIN = 2.0
 """Effort limit divided by the load of a joint."""
 
 LEG_MARGIN = 1.5
-"""The same for joints of legs. It is smaller, because the load of a bent leg is overestimated."""
+"""``MARGIN`` for the joints of legs. It is smaller, because the load of a bent leg is overestimated."""
 
 MIN_DAMPING_S = 0.04
-"""Minimum ratio of damping to stiffness, in s: motors of legs also move the body, which needs more damping."""
+"""Minimum ratio of damping to stiffness, in s. It is needed for the motors of legs: they also move the body, which
+requires more damping than the inertia of the leg alone."""
 
 UPRIGHT_MARGIN = 1.3
 """Stiffness of the joints of one or two legs, divided by the stiffness below which the robot falls over."""
@@ -36,7 +37,7 @@ FIXED_SAG = (0.1, 0.01)
 """Deflection of a hinge (rad) and of a slide joint (m) under its load, for robots that are fixed to the world."""
 
 MOVING_SAG = (0.5, 0.05)
-"""The same for robots that move. Their motors are softer, because of the impacts of the feet."""
+"""``FIXED_SAG`` for robots that move. Their motors are softer, because of the impacts of the feet."""
 
 MIN_HZ = 2.0
 """Minimum natural frequency of a joint with its motor."""
@@ -111,9 +112,9 @@ def joint_loads(
 ) -> dict[int, float]:
     """Return the torque in N m (slide joints: force in N) that each joint must hold.
 
-    The links behind a joint cause its load, in the pose with the highest load. A joint of a leg must also
-    hold half the weight of the robot at the distance of the foot, because two legs of a quadruped carry the robot while
-    the others swing.
+    The load is that of the links behind the joint, in the pose in which it is highest. A joint of a leg must also hold
+    half the weight of the robot at the distance of the foot, because two legs of a quadruped carry the robot while the
+    others swing.
 
     Args:
         model: The MuJoCo model.

@@ -57,7 +57,7 @@ class Robot:
     base: Base | None
     """The base of a robot that moves; None if it is fixed to the world."""
     pendulum: Pendulum | None
-    """The pendulum to balance or to swing up, for these goals."""
+    """The pendulum, for the goals balance and swing-up; None for other goals."""
     pendulum_body: str
     """Name of the last link of the pendulum."""
     end: EndEffector | None
@@ -166,7 +166,7 @@ def _keyframe(model: mujoco.MjModel) -> str | None:
 
 
 class _Loaded(NamedTuple):
-    """An MJCF in which all needed elements have names, and with a solver that MuJoCo Warp supports."""
+    """An MJCF whose needed elements all have names, and whose solver MuJoCo Warp supports."""
 
     spec: mujoco.MjSpec
     names: Lacks

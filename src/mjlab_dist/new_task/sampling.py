@@ -23,7 +23,7 @@ STABLE_S = 5.0
 """Length of the episodes in which the physics must stay finite, in simulated seconds."""
 
 MAX_SPEED = 300.0
-"""Maximum speed of any joint in these episodes, in rad/s or m/s."""
+"""Maximum speed of any joint in the episodes in which the physics must stay finite, in rad/s or m/s."""
 
 HELD_STEPS = (1, 25)
 """Numbers of control steps during which a random action is held: 1, as at the start of training, and 25, as with a

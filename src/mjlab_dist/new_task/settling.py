@@ -32,7 +32,7 @@ SAGGED_RAD = 0.1
 """A robot sags if a hinge moves by more than this angle within ``SETTLED_S``, in rad."""
 
 SAGGED_M = 0.05
-"""The same for a slide joint, in m."""
+"""A robot sags if a slide joint moves by more than this distance within ``SETTLED_S``, in m."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +162,7 @@ def find_key(model: mujoco.MjModel) -> int | None:
     known = [names.index(name) for name in HOME_NAMES if name in names]
     if known or not names:
         return known[0] if known else None
-    # <size nkey=.../> makes unnamed keyframes, which equal the reference pose.
+    # <size nkey=.../> makes unnamed keyframes that equal the reference pose. They are ignored.
     return 0 if names[0] or not np.allclose(model.key_qpos[0], model.qpos0) else None
 
 

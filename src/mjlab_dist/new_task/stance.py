@@ -114,7 +114,7 @@ def _bent(model: mujoco.MjModel, legs: Sequence[Leg], lower_m: float) -> NDArray
     shift = np.array([0.0, 0.0, lower_m])
     search = _Search(model, legs)
     pose = search.solve(shift)
-    for _ in range(3):  # the center of mass moves with the legs
+    for _ in range(3):  # repeated, because the center of mass moves with the legs
         data = _posed(model, pose)
         root = int(model.body_rootid[legs[0].body])
         offset = data.subtree_com[root] - np.mean([_foot(data, leg) for leg in legs], axis=0)

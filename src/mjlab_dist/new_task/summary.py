@@ -99,7 +99,7 @@ def _changes(lacks: Lacks) -> list[str]:
         f"{fixed} and {link} touch, so contacts between them are ignored (model.py)" for fixed, link in lacks.touching
     ]
     if lacks.mocap_welds:
-        lines.append("its motors move it instead of its mocap body (model.py)")
+        lines.append("its motors, instead of its mocap body, move it (model.py)")
     if lacks.weightless:
         lines.append("gravity is compensated, because it sags with torque motors (model.py)")
     added = [

@@ -42,7 +42,9 @@ class Wheel:
 
 
 def find_wheels(model: mujoco.MjModel, start: mujoco.MjData, base: int, joints: Sequence[int]) -> dict[int, Wheel]:
-    """Return the driven joints of wheels: they have no limits, and the wheels reach the ground. Ignore a single wheel.
+    """Return the wheels of a robot by their joints: driven joints without limits, whose wheels reach the ground.
+
+    If there is only one such joint, the result is empty.
 
     Args:
         model: The MuJoCo model.

@@ -53,7 +53,7 @@ class Draws:
         """Start with the current state of the generators.
 
         Args:
-            device: ``cpu`` or ``cuda:<index>``; the generator of this device is included.
+            device: Device of the envs, ``cpu`` or ``cuda:<index>``. The state includes the generator of this device.
             num_envs: Number of envs of this rank.
             first_env: Position of the first env of this rank among all envs.
             total_num_envs: Number of envs of all ranks.
@@ -154,8 +154,8 @@ class _OwnRows(TorchFunctionMode):
             isinstance(one, torch.Tensor) and self._dim(one.shape) is not None for one in values
         ):
             raise UserError(
-                f"torch.{func.__name__.lstrip('_')}: the result of an env depends on the parameters of the envs before "
-                "it, which other ranks have; use one device, or another distribution"
+                f"torch.{func.__name__.lstrip('_')}: a rank cannot compute the draws of its envs, because they depend "
+                "on the parameters of the envs of other ranks; use one device, or another distribution"
             )
 
     def _create(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor:

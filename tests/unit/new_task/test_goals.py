@@ -229,7 +229,7 @@ def test_a_robot_that_a_mocap_body_moves_gets_motors_instead(tmp_path: Path) -> 
     robot = examined(tmp_path, xml.replace('<body pos="0.2 0 0">', '<body name="link" pos="0.2 0 0">', 1))
     assert robot.goal == "reach", "joints with extreme damping do not move the base"
     assert robot.joints == ("j0", "j1", "j2")
-    assert "its motors move it instead of its mocap body (model.py)" in guessed(robot)
+    assert "its motors, instead of its mocap body, move it (model.py)" in guessed(robot)
     assert not compiled(tmp_path, robot).eq_active0.any()
 
 

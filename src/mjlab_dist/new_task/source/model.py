@@ -101,7 +101,7 @@ def _statements(robot: Robot) -> list[str]:
 
 
 def _home_source(robot: Robot) -> list[str]:
-    stands = "in which the robot stands" if robot.stands else "in which the legs are bent; the robot falls in it"
+    stands = "in which the robot stands" if robot.stands else "in which the legs are bent; the robot falls from it"
     values = [f"{number:.4g}" if number % 1 else f"{number:.1f}" for number in robot.lacks.home]
     rows = [", ".join(values[i : i + 12]) + "," for i in range(0, len(values), 12)]
     return [
