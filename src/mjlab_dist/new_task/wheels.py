@@ -42,9 +42,9 @@ class Wheel:
 
 
 def find_wheels(model: mujoco.MjModel, start: mujoco.MjData, base: int, joints: Sequence[int]) -> dict[int, Wheel]:
-    """Return the wheels of a robot by their joints: driven joints without limits, whose wheels reach the ground.
+    """Return the wheels of a robot, by joint. A wheel has a driven joint without limits, and reaches the ground.
 
-    If there is only one such joint, the result is empty.
+    If there is only one such wheel, the result is empty.
 
     Args:
         model: The MuJoCo model.

@@ -117,7 +117,7 @@ class _Reply(NamedTuple):
 
 
 class _Server:
-    """Executes commands. A command is a name with arguments. A reply is a pair: an error message (or None), a result."""
+    """Executes commands. A command is a name with arguments. A reply is a pair: an error message or None; a result."""
 
     def __init__(self, shard: Shard, transport: Transport, progress_s: float) -> None:
         self._shard, self._transport, self._connection = shard, transport, transport.connection

@@ -98,7 +98,7 @@ class Ranks:
             timeout_s=self._hang_timeout,
         )
         with opened as (meeting, arrived):
-            # Ranks, supervised by a thread. By default, they write no log files: the directory will be removed.
+            # Ranks, supervised by a thread. By default, they write no log files, because the directory is temporary.
             config = dataclasses.replace(config, torchrunx_log_dir=config.torchrunx_log_dir or "")
             plan = RunPlan(hosts=hosts, budget=None, run_dir=directory)
             launch = functools.partial(
@@ -295,7 +295,7 @@ class Ranks:
         return error or RankError(f"rank {rank} ended without a report", rank, exit_code=Exit.INFRASTRUCTURE)
 
     def _copies(self, prefix: str) -> Tensors:
-        """Return copies of the results whose names have a prefix: the next call overwrites the results."""
+        """Return the results whose names have a prefix. They are copies, because the next call overwrites the results."""
         return {name: value.clone() for name, value in self._results.tensors.items() if name.startswith(prefix)}
 
 

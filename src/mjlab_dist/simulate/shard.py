@@ -96,7 +96,8 @@ class Shard:
         """Start an episode in every env.
 
         Args:
-            seed: Seed. Envs then start from the state in which they were built. None keeps the current random state.
+            seed: Seed of later draws. Envs are first restored to the state in which they were built. With None, draws
+                continue from the current random state.
         """
         if seed is not None:
             self._restore(self._begin)
@@ -129,7 +130,7 @@ class Shard:
 
         Args:
             policy: Takes the observations of these envs.
-            results: Tensors to write to, by the names of results and ``actions``, (num_steps, num_envs, ...); and
+            results: Tensors to write to: ``actions`` and the results of the steps, (num_steps, num_envs, ...), and
                 ``last_observations.<group>``, (num_envs, width).
 
         Raises:

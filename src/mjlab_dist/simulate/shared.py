@@ -126,7 +126,7 @@ def copy_into(target: Tensors, source: Tensors, device: str) -> None:
 
 
 def as_arrays(tensors: Tensors) -> Arrays:
-    """Return tensors as NumPy arrays, for pickling. To pickle a tensor, torch would open shared memory for it.
+    """Return tensors as NumPy arrays, which can be pickled without the shared memory that torch opens for a tensor.
 
     Args:
         tensors: On any device.
