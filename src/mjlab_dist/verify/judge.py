@@ -118,7 +118,7 @@ def _streams_different(evidence: Sequence[Evidence]) -> Check:
     distinct = len(set(rows))
     return _check(
         "env streams different",
-        f"{distinct:,} different first observations of {len(rows):,}",
+        f"{distinct:,} of {len(rows):,} first observations are different",
         distinct == len(rows),
         "envs start in equal states: ranks use the same random numbers, or the task's events use none",
     )
