@@ -38,7 +38,7 @@ def test_ranks_share_the_main_memory(monkeypatch: pytest.MonkeyPatch, num_ranks:
     check_memory(config, 100, [CPU] * num_ranks, [])
     message = refusal_of(config, 101, [CPU] * num_ranks, [])
     assert message.startswith("--num-envs 101: ")
-    assert " 100 envs; " in message
+    assert "; use up to 100 envs per rank" in message
     assert message.endswith("--num-envs auto")
 
 

@@ -379,7 +379,7 @@ def test_a_step_never_waits(file: str) -> None:
         ({"fps": 0}, " fps is 0"),
         ({"fps": [1, 2]}, " fps is [1, 2]"),
         ({"joints": ("FL_hip", "nose")}, "nose"),
-        ({"joints": ("FL_hip", "FL_hip")}, "joints, FL_hip, FL_hip"),
+        ({"joints": ("FL_hip", "FL_hip")}, "joints repeats a name (FL_hip, FL_hip)"),
         ({"walk": np.zeros((10, 5))}, " 11 "),
         ({"walk": np.zeros((1, 11))}, " 11 "),
         ({"walk": np.full((3, 11), np.nan)}, "frame 0"),
