@@ -84,10 +84,10 @@ def _wandb_peer(environ: Mapping[str, str]) -> tuple[str, int]:
     """
     from urllib.request import getproxies, proxy_bypass  # noqa: PLC0415 (slow to import, and needed here only)
 
-    url = urlsplit(_wandb_server(environ))
+    url, whose = urlsplit(_wandb_server(environ)), "its"
     proxy = getproxies().get(url.scheme)
     if proxy and not proxy_bypass(url.hostname or ""):
-        url = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+        url, whose = urlsplit(proxy if "://" in proxy else f"http://{proxy}"), "the proxy's"
     if not url.hostname:
-        raise ValueError("it is not a URL")
+        raise ValueError(f"{whose} address is not a URL")
     return url.hostname, url.port or (80 if url.scheme == "http" else 443)

@@ -87,9 +87,11 @@ def _read_torch(flag: str, path: Path) -> tuple[Callable[[torch.Tensor], torch.T
             try:
                 state = torch.load(path, map_location="cpu", weights_only=True)
             except (RuntimeError, pickle.UnpicklingError, EOFError) as error:
-                raise UserError(f"{flag}: is neither a TorchScript module nor a state dict of torch.save") from error
+                raise UserError(
+                    f"{flag}: is neither TorchScript nor a state dict; use torch.jit.save or torch.save"
+                ) from error
     if not isinstance(state, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in state.values()):
-        raise UserError(f"{flag}: is neither a TorchScript module nor a state dict of torch.save")
+        raise UserError(f"{flag}: is neither TorchScript nor a state dict; use torch.jit.save or torch.save")
     return module, [tensor.detach().float() for tensor in state.values()]
 
 

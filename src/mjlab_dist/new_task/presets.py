@@ -77,7 +77,7 @@ def _motors(
 _GO1 = Preset(
     label="Unitree Go1",
     name="go1",
-    source="torque and speed: Unitree's Go1 motor; rotor 1.118e-4 kg m2 behind gears of 6 and 9: go1.urdf of "
+    source="torque and speed: Unitree's Go1 motor; rotor 1.118e-4 kg m^2 behind gears of 6 and 9: go1.urdf of "
     "unitree_ros; gains: mjlab 1.6, natural frequency 10 Hz, damping ratio 2",
     motors={
         "hips": _motors(

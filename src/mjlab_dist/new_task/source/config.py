@@ -210,7 +210,7 @@ def _motors_source(robot: Robot) -> list[str]:
         )
     if any(motor.kind == "velocity" for motor in robot.motors.values()):
         about += " The motors of wheels hold target velocities; they are as strong as the friction of the wheels."
-    about += " Units: N m/rad, N m s/rad, N m, rad/s and kg m2 (slide joints: N/m, N s/m, N, m/s and kg)."
+    about += " Units: N m/rad, N m s/rad, N m, rad/s and kg m^2 (slide joints: N/m, N s/m, N, m/s and kg)."
     # Motors
     lines = [*(f"# {line}" for line in textwrap.wrap(about, 104)), "actuators={"]
     for name, motor in robot.motors.items():
