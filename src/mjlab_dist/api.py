@@ -90,7 +90,7 @@ def make(
     quiet: bool = False,
     **fields: Any,
 ) -> Envs:
-    """Simulate a task without training. Its envs form one batch, on one device, several ranks or several machines.
+    """Simulate a task without training. Its envs form one batch, which can span several devices and machines.
 
     With one device, this process simulates. With several devices, each has its own rank, which stays alive until the
     envs are closed. For a given seed, the results do not depend on the number of ranks.
@@ -102,7 +102,7 @@ def make(
             everything except the widths of observations and the number of actions.
         arrays: Type of returned arrays: ``torch`` or ``numpy``.
         final_observations: Whether steps also return the observations before resets, for algorithms that bootstrap
-            from the last state of an episode. Each step then evaluates the observations twice.
+            from the last state of an episode. If true, each step evaluates the observations twice.
         quiet: Print no warnings, and no progress of kernel compilation.
         fields: Fields of the config, as :func:`train` takes them, such as ``gpu_ids="all"``, ``cpu_ranks=2``,
             ``hosts=("localhost", "node7")``, ``total_num_envs=4096`` or ``seed=1``. ``num_envs`` is per rank. Fields
@@ -148,7 +148,7 @@ def load_policy(
         checkpoint: ``latest``, ``best`` (the highest mean return), or the name of a file in the run's checkpoints
             directory.
         device: ``cpu`` or ``cuda:<index>``.
-        log_root: Directory of all runs, in which ``latest`` is found.
+        log_root: Directory of all runs. ``latest`` is the newest run in this directory.
         trust: Allow the run's config to name functions of any module. Such a config can run any code: read it first.
 
     Returns:
@@ -165,7 +165,9 @@ def load_policy(
 
 
 def check_task(task: str | TrainConfig, **fields: Any) -> None:
-    """Check a task on the CPU, like the command ``mjlab-dist check``. The global random generators keep their states.
+    """Check a task on the CPU, like the command ``mjlab-dist check``.
+
+    Afterwards, the global random generators have the same states as before.
 
     A package of tasks can test a task in one line: ``mjlab_dist.check_task("my-task")``.
 
@@ -192,7 +194,7 @@ def check_task(task: str | TrainConfig, **fields: Any) -> None:
 
 
 def _start(task: str | TrainConfig, fields: Mapping[str, Any], *, trust: bool) -> TrainConfig:
-    """Return the config that the fields will change: the config of the task, or of the run to resume."""
+    """Return the config to which the fields are applied: the config of the task, or of the run to resume."""
     if isinstance(task, TrainConfig):
         return task
     if not isinstance(task, str):

@@ -36,8 +36,8 @@ def plan_budget(config: TrainConfig, world_size: int) -> Budget | None:
         The budget; None for ``--num-envs auto``, where ranks first measure memory and then call :func:`budget_of`.
 
     Raises:
-        UserError: If envs or parameters cannot be split evenly over the ranks, or ``--total-timesteps`` is less than
-            one iteration.
+        UserError: If the envs cannot be split evenly over the ranks, if ``--fsdp-devices`` does not divide the number
+            of ranks, or for a reason of :func:`budget_of`.
     """
     _check_sharding(config.fsdp_devices, world_size)
     if config.total_num_envs is not None:
@@ -66,8 +66,8 @@ def budget_of(config: TrainConfig, world_size: int, num_envs: int) -> Budget:
     iterations, left_over = divmod(config.total_timesteps, per_iteration)
     if not iterations:
         raise UserError(
-            f"--total-timesteps {config.total_timesteps}: is less than one iteration, which has ranks x envs x steps = "
-            f"{world_size} x {num_envs} x {num_steps} = {per_iteration}; use {per_iteration} or more"
+            f"--total-timesteps {config.total_timesteps}: one iteration has more steps: ranks x envs per rank x steps "
+            f"per rollout = {world_size} x {num_envs} x {num_steps} = {per_iteration}; use {per_iteration} or more"
         )
     note = (
         f"--total-timesteps {config.total_timesteps}: trains {iterations} iterations of {per_iteration:,} steps, "

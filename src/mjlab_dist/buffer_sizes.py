@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 FEW = 16
 """The measured sizes must be large enough for batches of this many envs or more.
 
-All envs share one list of contacts, and the fewer envs there are, the more the number of contacts per env varies.
+All envs share one list of contacts. The fewer envs share the list, the more their mean number of contacts varies, so
+that a small batch needs more room per env.
 """
 
 MAX_DOUBLINGS = 8
@@ -53,7 +54,7 @@ class Usage:
     pairs_of_all: int
     """Maximum number of geom pairs that pass MuJoCo Warp's broad phase, in the whole batch.
 
-    The list of pairs has room for as many entries as the list of contacts.
+    The list of pairs has room for as many entries as the list of contacts, so ``nconmax`` must cover the pairs too.
     """
 
     @property
@@ -203,7 +204,8 @@ def _larger(config: TrainConfig, attempt: Attempt) -> TrainConfig | None:
 class BufferGauge:
     """Counter of the buffer entries that an env uses.
 
-    It counts after the last physics step of each control step. The env's overflow flags cover every physics step.
+    It counts only after the last physics step of each control step. Overflows in earlier physics steps are not missed,
+    because the env's overflow flags cover every physics step.
     """
 
     def __init__(self, env: Env) -> None:

@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from mjlab_dist.config import TrainConfig
 
 MARGIN = 1.25
-"""Size of the buffer of each env divided by the maximum number of constraint rows in one env."""
+"""Size of the buffer for constraint rows, divided by the maximum number of rows measured; both are per env."""
 
 SHARED_MARGIN = 1.5
 """The same ratio for the list of contacts that all envs share.
 
-This ratio is larger because the list is sized by a mean over envs. The mean depends more on the policy than the maximum
-does.
+The size of the list is based on the mean over envs, which depends more on the policy than the maximum over envs does.
+The ratio is therefore larger.
 """
 
 ROW_OVERFLOWS = frozenset({"NEFC", "NJMAX_NNZ"})
@@ -28,13 +28,13 @@ MIN_SIZE = 4
 """Minimum size of a buffer, in rows or contacts per env, for a model that can have any."""
 
 MAX_SIZE = 10_000
-"""Maximum size that a run chooses for itself, in rows or contacts per env. A run that needs more probably has
+"""Maximum size that a run chooses automatically, in rows or contacts per env. A run that needs more probably has
 unstable physics."""
 
 MIN_GROWTH = 1.25
-"""Minimum ratio between the new size, without the margin, and the size that was too small.
+"""If a buffer was too small, its new size before the margin is at least its old size times this factor.
 
-Counts may be too low: the rows of dropped contacts are not counted.
+The measured count alone may be too low, because the rows of dropped contacts are not counted.
 """
 
 
@@ -61,7 +61,9 @@ def larger_size(size: int, needed: int, margin: float) -> int:
 
 
 def size_for(number: float, is_possible: bool) -> int:
-    """Return a buffer size per env. Sizes are rounded up, because kernels are compiled again for each new size.
+    """Return a buffer size per env.
+
+    Sizes are rounded up so that few different sizes occur, because each new size requires kernels to be compiled.
 
     Args:
         number: Number of rows or contacts that must fit.

@@ -24,7 +24,7 @@ def no_gc(*, promotes: bool = False) -> Iterator[None]:
             # Objects that the user has frozen must stay frozen.
             if promotes and gc.get_freeze_count() == 0:
                 gc.freeze()
-                gc.unfreeze()  # moves them into the oldest generation
+                gc.unfreeze()  # moves all objects into the oldest generation
             gc.enable()
 
 

@@ -77,7 +77,7 @@ def free_earlier_run(device: str) -> None:
     """Free the memory of an earlier run in this process.
 
     Env and runner are in reference cycles, which only the garbage collector frees. If the run failed in a notebook, the
-    last traceback also keeps its frames alive.
+    frames of the last traceback also refer to them, so these frames are cleared.
 
     Args:
         device: Device of that run.

@@ -62,6 +62,6 @@ def check_entity(what: str, entity: str | None, entities: Collection[str]) -> No
     """
     if entity and entity not in entities:
         raise UserError(
-            f"{what} {entity}: the scene has {', '.join(entities) or 'no entities'}; "
+            f"{what} {entity}: is not an entity of the scene, which has {', '.join(entities) or 'no entities'}; "
             "for the elements of sim.model, write an empty name"
         )

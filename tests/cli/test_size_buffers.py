@@ -121,7 +121,7 @@ def test_a_run_is_measured_with_its_policy_and_config(command: Command, env: dic
         (["cartpole-balance", "--steps", "many"], "--steps many: must be a whole number"),
         (["cartpole-balance", "--num-envs", "auto"], "--num-envs auto: give a number"),
         (["cartpole-balance", "--run", "gone"], "--run gone: is not a run directory"),
-        (["--run", "latest"], "--run latest: name the task first"),
+        (["--run", "latest"], "--run latest: no task is named"),
         (["cartpole-balance", "--env.sim.njmax", "-1"], "--env.sim.njmax -1: must be at least 0"),
     ],
 )

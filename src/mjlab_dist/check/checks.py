@@ -17,7 +17,7 @@ from mjlab_dist.config import SimConfig
 from mjlab_dist.wording import listed
 
 NUM_RECORDED = 40
-"""Number of steps that must issue the same operations."""
+"""Number of steps that the replay check records. All of them must issue the same operations."""
 
 SPEED_S = 1.0
 """Time in s over which the speed is measured."""
@@ -114,7 +114,7 @@ def check_replay(env: WatchedEnv, actions: torch.Tensor) -> Check:
 
 def _of_uncapturable(env: WatchedEnv) -> str:
     names = env.uncapturable_terms
-    return f", leaving out {listed(names)}, which cannot be captured" if names else ""
+    return f"; not checked: {listed(names)} (cannot be captured in a CUDA graph)" if names else ""
 
 
 def check_finite(env: WatchedEnv, trace: Sequence[Entry], num_episodes: int) -> Check:
@@ -123,7 +123,7 @@ def check_finite(env: WatchedEnv, trace: Sequence[Entry], num_episodes: int) -> 
     Args:
         env: The envs.
         trace: Entries of a rollout.
-        num_episodes: Number of episodes that ended in the rollout, for the result.
+        num_episodes: Number of episodes that ended in the rollout. The text of the result shows it.
     """
     num_steps = max(entry.step for entry in trace)
     broken = {entry.step for entry in trace if entry.not_finite and entry.place == PHYSICS}
@@ -132,7 +132,7 @@ def check_finite(env: WatchedEnv, trace: Sequence[Entry], num_episodes: int) -> 
     for entry in trace:
         if entry.not_finite and entry.step not in handled:
             return failed("finite", f"{entry.place}: {_not_finite(entry, num_steps)}")
-    resets = f"; nan_policy reset handled {len(broken)} of the steps" if broken else ""
+    resets = f"; in {len(broken)} of the steps, nan_policy reset handled NaN or infinity" if broken else ""
     return passed("finite", f"{num_steps} steps with random actions, {num_episodes} resets{resets}")
 
 
@@ -154,7 +154,7 @@ def _shown(names: Sequence[str]) -> str:
 
 
 def first_difference(mine: Iterable[Entry], theirs: Iterable[Entry]) -> str:
-    """Return what differs first in two rollouts, and where: a term is at fault if everything before it was equal.
+    """Return the first difference between two rollouts. Everything before it is equal, so its term is at fault.
 
     Args:
         mine: One rollout.
@@ -185,15 +185,21 @@ def check_seeds(same: tuple[Sequence[Entry], Sequence[Entry]], other: Sequence[E
     if difference:
         return failed(
             "seeds",
-            f"{difference}, though both rollouts have the seed {seed}; draw from torch's default generator",
+            f"{difference}, though both rollouts have the seed {seed}; draw random numbers from torch's default "
+            "generator",
         )
     if not first_difference(same[0], other):
         if not draws:
-            return passed("seeds", f"seed {seed} twice: equal; nothing is drawn at random, so the seed does not matter")
+            return passed(
+                "seeds",
+                f"two rollouts with seed {seed} are equal; the task draws no random numbers, so any seed is fine",
+            )
         return failed(
-            "seeds", f"the seeds {seed} and {seed + 1} lead to the same rollout; draw from torch's default generator"
+            "seeds",
+            f"the seeds {seed} and {seed + 1} lead to the same rollout; draw random numbers from torch's default "
+            "generator",
         )
-    return passed("seeds", f"seed {seed} twice: equal; seed {seed + 1}: different")
+    return passed("seeds", f"two rollouts with seed {seed} are equal; a rollout with seed {seed + 1} differs")
 
 
 def check_resume(going_on: Sequence[Entry], resumed: Sequence[Entry]) -> Check:
@@ -211,14 +217,14 @@ def check_resume(going_on: Sequence[Entry], resumed: Sequence[Entry]) -> Check:
             f"{difference} after load_state(); let the term's state() return every tensor that the term keeps, and "
             "change these tensors in place",
         )
-    return passed("resume", f"state() and load_state(): equal bit for bit over {num_steps} steps")
+    return passed("resume", f"after load_state(), {num_steps} steps equal those of the saved envs bit for bit")
 
 
 class Buffers:
     """Measures how much of the buffers for constraints and contacts a rollout uses."""
 
     def __init__(self, env: WatchedEnv) -> None:
-        """Count nothing yet.
+        """Start with counts of 0.
 
         Args:
             env: The envs.
@@ -227,7 +233,7 @@ class Buffers:
         self._gauge = BufferGauge(env)
 
     def read(self) -> None:
-        """Count after a step."""
+        """Update the counts after a step."""
         self._gauge.read()
 
     def check(self) -> Check:
@@ -235,7 +241,7 @@ class Buffers:
         sim, usage, task = self._env.cfg.sim, self._gauge.usage(), "mjlab-dist size-buffers TASK"
         overflows = [str(bit.name) for bit in mjw.OverflowType if bool((self._env.sim.overflow & int(bit)).any())]
         if overflows:
-            fix = f"set larger sizes, which {task} measures"
+            fix = f"set larger sizes; {task} measures them"
             return failed("buffers", f"overflow of {listed(overflows)} with {_sizes(sim)}; {fix}")
         if sim.nconmax == 0 and usage.can_touch:
             return failed(
@@ -250,7 +256,7 @@ def _sizes(sim: SimConfig) -> str:
 
 def _used(usage: Usage) -> str:
     per_env = max(usage.contacts_of_all, usage.pairs_of_all) / usage.num_envs
-    return f"used with random actions: {usage.rows} and {per_env:.1f}"
+    return f"random actions use up to {usage.rows} rows and {per_env:.1f} contacts per env"
 
 
 def measure_speed(env: WatchedEnv, actions: torch.Tensor) -> Check:

@@ -16,8 +16,8 @@ aten: Any = torch.ops.aten
 class HostSyncs(TorchDispatchMode):
     """Records operations that make the host wait for a device, and operations whose output size depends on data.
 
-    Tensors used as indices are recorded too, because a boolean index makes the host wait. Where integer indices are
-    intended, pass ``indices=False``.
+    Indexing with a tensor is recorded too, because a boolean index makes the host wait. With ``indices=False``,
+    indexing with integers is not recorded.
 
     Attributes:
         num_ops: Number of dispatched operations.
@@ -56,9 +56,10 @@ class HostSyncs(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self.paused or func.namespace == "prim":  # reads properties of a tensor, such as its device
+        if self.paused or func.namespace == "prim":  # prim operations read only properties, such as a tensor's device
             return func(*args, **kwargs)
-        # In inference mode, composite operations are not split: `aten.to`, for example, hides a copy to another device.
+        # Split composite operations, because inference mode does not: `aten.to`, for example, can hide a copy to
+        # another device.
         if func.namespace == "aten" and func._can_decompose():
             with self:
                 return func.decompose(*args, **kwargs)
@@ -95,12 +96,14 @@ class HostSyncs(TorchDispatchMode):
 
 
 class HostReads(TorchFunctionMode):
-    """Records reads by the host that dispatch no operation if the tensor is on the CPU.
+    """Records calls that read a tensor on the host, such as ``tolist``.
+
+    For tensors on the CPU, these calls dispatch no operation, so that :class:`HostSyncs` does not record them.
 
     Attributes:
         num_calls: Number of calls of torch's functions.
         found: Names of the functions that read a tensor.
-        paused: Whether calls are not recorded.
+        paused: Whether calls are executed without being recorded.
     """
 
     READING = (torch.Tensor.cpu, torch.Tensor.numpy, torch.Tensor.tolist)

@@ -1,4 +1,4 @@
-"""Check of the physics of a task: speeds, depths of contacts, and the same steps in MuJoCo's C code."""
+"""Check of the physics of a task: speeds, depths of contacts, and a comparison of steps with MuJoCo's C code."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from mjlab_dist.sim import Simulation
 from mjlab_dist.sim.quiet import quiet
 
 MAX_RAD_S = 10_000.0
-"""Maximum angular velocity of a stable simulation."""
+"""Maximum angular velocity of a stable simulation, in rad/s."""
 
 MAX_M_S = 1000.0
-"""Maximum velocity of a stable simulation."""
+"""Maximum linear velocity of a stable simulation, in m/s."""
 
 PLAUSIBLE = 0.1
 """Maximum plausible speed, as a share of the two limits above. Fast electric motors reach half this speed."""
@@ -37,13 +37,18 @@ NUM_COMPARED = 4
 """Number of envs that each comparison covers."""
 
 MAX_DIFFERENCE = 0.05
-"""Maximum median of the difference from MuJoCo's C code, as a share of the change of the velocities.
+"""Maximum difference from MuJoCo's C code in the velocities after a step, as a share of their change in the step.
 
-The median ignores the few steps that differ more because of float32 or different contact points.
+The limit holds for the median over steps. The median ignores the few steps that differ more because of float32 or
+different contact points.
 """
 
 NEGLIGIBLE = 0.1
-"""Change of the velocities in rad/s or m/s below which rounding in float32 matters: objects at rest jitter."""
+"""Change of the velocities, in rad/s or m/s, that counts as small.
+
+It is added to the actual change before dividing by it. Otherwise, the jitter of objects at rest, which comes from
+rounding in float32, would be a large share of their change.
+"""
 
 _BREAKS = (mujoco.mjtWarning.mjWARN_BADQPOS, mujoco.mjtWarning.mjWARN_BADQVEL, mujoco.mjtWarning.mjWARN_BADQACC)
 """Warnings of MuJoCo's C code after which it starts again from the reference positions."""
@@ -160,7 +165,7 @@ class PhysicsProbe:
         lasting = deep & (self._num_deep[envs] >= LASTING_STEPS)
         if self._deepest is None and lasting.any():
             worst = int(torch.where(lasting, depths, -1.0).argmax())
-            geoms = [geom for geom in wp.to_torch(contact.geom)[worst].tolist() if geom >= 0]  # not flexes
+            geoms = [geom for geom in wp.to_torch(contact.geom)[worst].tolist() if geom >= 0]  # a flex has no geom id
             self._deepest = float(depths[worst]), " and ".join(_geom_name(sim.model, geom) for geom in geoms)
 
     def _step_in_c(self, before: Mapping[str, torch.Tensor], env: int) -> mujoco.MjData:
@@ -200,7 +205,7 @@ class PhysicsProbe:
         if broken is not None:
             also = ", in MuJoCo's C code too" if broken.in_c else ""
             if not broken.is_finite:
-                what = f"numbers are not finite in step {broken.step}{also}; the fastest is {broken.joint}"
+                what = f"numbers are not finite in step {broken.step}{also}; before it, the fastest was {broken.joint}"
                 return failed("physics", f"{what}: {_FIX}, or use a smaller timestep")
             return failed("physics", f"{broken.joint} in step {broken.step}{also}; {_FIX}")
         if self._deepest is not None:

@@ -43,7 +43,7 @@ _SKIPPED = tuple(
     f"{name}."
     for name in ("mjlab_dist.check", "torch", "warp", "tensordict", "mujoco_warp", "rsl_rl", "contextlib", "functools")
 )
-"""Modules that messages do not name, with a dot after each."""
+"""Modules of libraries and of this check, with a dot after each. Messages name the line of code that called them."""
 
 
 class ReplayError(Exception):
@@ -171,7 +171,7 @@ class Recording:
             row: Index of the step in the rollout.
 
         Returns:
-            What the step returns, by name.
+            Tensors that the step returns, by name.
         """
         results: list[Sequence[Any]] = []
 
@@ -207,11 +207,11 @@ class Recorder:
         indices: bool = True,
         place: Callable[[], str] | None = None,
     ) -> None:
-        """Record nothing yet.
+        """Start without a recording.
 
         Args:
             sim: The physics, whose programs are captured.
-            rollout: Buffers that hold a rollout, by name, (steps, ...) each: a step writes to its own row.
+            rollout: Buffers that hold a rollout, by name, (steps, ...) each. Every step writes to its own row.
             indices: Whether to refuse all tensors used as indices, not only boolean ones.
             place: Returns the place in the code that issues an operation, for messages; file and line by default.
         """
@@ -222,12 +222,12 @@ class Recorder:
         self._modes: list[HostSyncs | HostReads] = []
         self._fresh: set[int] = set()
         self._first: Recording | None = None
-        # Keeps alive what the steps allocated, so that no address is used twice.
+        # Tensors of the steps, kept alive so that no later tensor gets the address of one of them
         self._kept: list[torch.Tensor] = []
 
     @property
     def recording(self) -> Recording:
-        """The operations of a step; all steps so far were the same."""
+        """The operations of a step. All steps recorded so far had the same operations."""
         assert self._first is not None
         return self._first
 
@@ -242,7 +242,7 @@ class Recorder:
             row: Index of the step in the rollout.
 
         Returns:
-            What the step returned.
+            The tensors that the step returned, by name.
 
         Raises:
             ReplayError: If the step breaks the contract.
@@ -268,7 +268,7 @@ class Recorder:
 
 
 class _Reads(HostReads):
-    """Records reads by the host, and where they are."""
+    """Records reads by the host, each with its place in the code."""
 
     def __init__(self, place: Callable[[], str]) -> None:
         super().__init__()
@@ -379,7 +379,7 @@ def _warp_recorded(mode: _StepMode, sim: Simulation) -> Iterator[None]:
     def refused(kernel: Any, *args: Any, **kwargs: Any) -> None:
         if not mode.paused:
             where = f"Warp's kernel {kernel.key}, {mode.place()}"
-            raise ReplayError(f"{where}: is launched by itself; use Simulation.record")
+            raise ReplayError(f"{where}: is launched outside of a program; launch it in one of Simulation.record")
         launch_kernel(kernel, *args, **kwargs)
 
     with patched(wp, "capture_launch", recorded), patched(wp, "launch", refused):

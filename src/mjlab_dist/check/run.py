@@ -49,12 +49,14 @@ TIMER_STEPS = 20
 EXTRA_STEPS = ITERATION_STEPS + 7
 """Steps that the second set of envs takes in the resume check before it loads the state of the first set.
 
-Because of these steps, counters that a term keeps in Python differ between the two sets, and the check finds them.
+Because of these steps, a counter that a term keeps in Python differs between the two sets, so that the check finds it.
 """
 
 
 def check(config: TrainConfig) -> Iterator[Check]:
-    """Check a task, and yield each result as soon as it is known. The global random generators keep their states.
+    """Check a task, and yield each result as soon as it is known.
+
+    Afterwards, the global random generators have the same states as before.
 
     Args:
         config: The task, and the number of envs.
@@ -83,7 +85,7 @@ def _with_envs(config: TrainConfig, checks: Callable[[TrainConfig, int], Iterato
     num_envs = config.num_envs if config.total_num_envs is None else config.total_num_envs
     if num_envs == "auto":
         raise UserError(f"--num-envs auto: give a number, such as {NUM_CHECKED}; this command does not measure memory")
-    # Record the physics: the physics can be part of a replay only if it is recorded.
+    # Capture the physics as a program, because the replay check refuses kernels outside of programs.
     sim = dataclasses.replace(config.env.sim, capture="physics")
     config = dataclasses.replace(config, env=dataclasses.replace(config.env, sim=sim))
     start_warp("cpu")
@@ -162,12 +164,12 @@ class _Subject:
         return self._env
 
     def build(self) -> Check:
-        """Build the envs, run a step, and age the episodes."""
+        """Build the envs, run a step, and set the timers of episodes, commands and events."""
         seed_generators(self._seed)
         drawn_from = torch.get_rng_state()
         try:
             env = self._env = WatchedEnv(self._config.env, self._num_envs)
-            # Actions have a generator of their own: they are the same for every seed.
+            # Actions have their own generator, so that they are the same for every seed.
             generator = torch.Generator().manual_seed(0)
             shape = (NUM_STEPS + NUM_RESUMED + 1, env.num_envs, env.num_actions)
             self.actions = self._config.agent.init_std * torch.randn(shape, generator=generator)
@@ -214,17 +216,17 @@ class _Subject:
             return text
         place = self._env.watch.place if self._env is not None else RETURNED
         if place == RETURNED and hasattr(error, "__notes__"):
-            # The notes name the term, also if the envs cannot be built
+            # If the envs cannot be built, only the notes of the error name the term
             return named(type(error).__name__, with_notes(error))
         where = f"{place}: " if place != RETURNED else ""
         return f"{where}{named(type(error).__name__, text)} ({_line_of(error)})"
 
 
 def _check_resume(subject: _Subject, other: _Subject) -> Check:
-    # The state, and how the rollout continues
+    # Save the state, then continue the rollout
     state, generators = subject.env.state(), random_state("cpu")
     indices = range(NUM_STEPS + 1, NUM_STEPS + NUM_RESUMED + 1)
-    # Other envs load this state
+    # Load the state into other envs, and run the same steps there
     error = subject.steps(indices) or other.steps(range(1, EXTRA_STEPS + 1))
     if error is None:
         other.env.load_state(state)

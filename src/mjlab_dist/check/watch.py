@@ -94,7 +94,7 @@ class Watch:
         Args:
             place: Name of the term.
             call: The term.
-            state: Returns the tensors that the term may change; for terms that return nothing.
+            state: Returns the tensors that the term may change. It is called only if the term returns nothing.
             is_capturable: Whether the term can be part of a CUDA graph.
         """
 
@@ -102,7 +102,7 @@ class Watch:
             before, self.place = self.place, place
             with nullcontext() if is_capturable else self._around_uncapturable():
                 result = call(*args)
-            # After an error, the place stays: it names the term at fault.
+            # If the call raises, the place is not restored, so that it names the term at fault.
             self.place = before
             self.note(place, {"result": result} if isinstance(result, torch.Tensor) else (result or state()))
             return result

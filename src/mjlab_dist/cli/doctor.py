@@ -40,7 +40,7 @@ class DoctorConfig:
     json: bool = False
     """Print one JSON object instead of the table."""
     hosts: tuple[str, ...] = ()
-    """Machines to check, as in train. Default: this machine."""
+    """Machines to check, written as for train --hosts. Default: this machine."""
     ssh_config: str | None = None
     """SSH config file for hosts. Default: ~/.ssh/config, then /etc/ssh/ssh_config."""
 

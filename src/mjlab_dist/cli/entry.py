@@ -49,7 +49,7 @@ def end_at_interrupt() -> None:
 
 
 def raise_at_interrupt() -> None:
-    """Raise KeyboardInterrupt at the first Ctrl-C, so that files are removed, and end at once at the second one."""
+    """Raise KeyboardInterrupt at the first Ctrl-C, so that temporary files are removed. End at once at the second."""
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         signal.signal(signal.SIGINT, _raise)
 

@@ -129,6 +129,6 @@ def _cells(estimate: Estimate) -> tuple[str, str]:
 
 
 def _with_margin(estimate: Estimate) -> str:
-    """Return a mean with half the width of its interval."""
+    """Return a mean with half the width of its confidence interval."""
     margin = "" if estimate.high is None else f" ± {estimate.high - estimate.mean:.3g}"
     return f"{estimate.mean:.4g}{margin}"

@@ -104,7 +104,7 @@ class Page:
 
     @property
     def all_own(self) -> tuple[Flag, ...]:
-        """Flags that are not fields of a run's config: this command's, --config and --trust."""
+        """Flags that are not fields of a run's config: --config, --trust, and the command's own flags."""
         return CONFIG_FLAG, TRUST_FLAG, *self.own
 
 
@@ -146,7 +146,7 @@ def take_help(argv: Sequence[str]) -> tuple[HelpRequest | None, list[str]]:
 
 
 def flags_of(config: Any) -> list[Flag]:
-    """Return all flags of a config, in its order.
+    """Return all flags of a config, in the order of its fields.
 
     Args:
         config: A config dataclass. Its values are the defaults, and the docstrings of its fields explain the flags.
@@ -341,7 +341,7 @@ def _table(flags: Sequence[Flag], left: int | None = None) -> str:
     left = left or _left_width(flags)
     lines: list[str] = []
     for flag in flags:
-        # The default stays on one line with its label.
+        # NUL stands for a space, so that a default is not wrapped in the middle.
         default = f"(default:\0{flag.default.replace(' ', chr(0))})" if flag.default else ""
         text = f"{flag.text} {default}".strip()
         right = textwrap.wrap(text, max(20, _width() - left), break_long_words=False, break_on_hyphens=False) or [""]

@@ -21,11 +21,11 @@ def narrowed(config: ConfigT, argv: Iterable[str], metadata: object) -> tuple[An
     Args:
         config: A config dataclass.
         argv: Flags with their values. Unknown flags are ignored.
-        metadata: An annotation for the fields.
+        metadata: Annotation that each field of the smaller dataclass gets.
 
     Returns:
         The dataclass; its instance with the values of the config; and a function that returns a copy of the config
-        with the values of another instance.
+        with the values of another instance of the dataclass.
     """
     flags = (arg.partition("=")[0] for arg in argv if arg.startswith("--"))
     return _part(config, type(config), [_plain(flag.removeprefix("--")).split(".") for flag in flags], metadata)
@@ -37,14 +37,14 @@ def _part(value: Any, hint: Any, paths: Sequence[Path], metadata: object) -> tup
         return hint, {name: value[name] for name in value if _below(name, paths)}, lambda new: {**value, **new}
     if not all(paths) or not dataclasses.is_dataclass(value) or isinstance(value, type):
         return hint, value, lambda new: new
-    # Fields that are named
+    # Fields that flags name
     hints = typing.get_type_hints(type(value), include_extras=True)
     parts = {
         field.name: _part(getattr(value, field.name), hints[field.name], below, metadata)
         for field in dataclasses.fields(value)
         if (below := _below(field.name, paths))
     }
-    # Their dataclass
+    # Dataclass of these fields
     fields = [(name, Annotated[part_type, metadata]) for name, (part_type, _, _) in parts.items()]
     narrow = dataclasses.make_dataclass(type(value).__name__, fields, namespace={"__doc__": ""})
 

@@ -29,7 +29,7 @@ class NewTaskConfig:
     robot: str = ""
     """Name of the robot, such as go2, instead of --mjcf. The package robot_descriptions downloads its files."""
     robots_dir: str | None = None
-    """Directory to search for the --robot instead of downloading it, such as a checkout of MuJoCo Menagerie."""
+    """Directory that contains the --robot, such as a checkout of MuJoCo Menagerie. Then nothing is downloaded."""
     floating: bool = False
     """Add a free joint to the root link of a URDF, for a robot that walks."""
     goal: Literal["walk", "reach", "balance", "swing-up", "hold", "none"] | None = None
@@ -56,7 +56,7 @@ def main(argv: Sequence[str], prog: str) -> None:
     if not config.mjcf and not config.robot:
         raise UserError(f"--mjcf: is missing; type {prog} {task} --mjcf robot.xml, or name a known --robot")
     if config.robots_dir is not None and not config.robot:
-        raise UserError(f"--robots-dir {config.robots_dir}: needs a --robot to search for")
+        raise UserError(f"--robots-dir {config.robots_dir}: needs a robot to search for; add --robot NAME")
 
     from mjlab_dist.new_task import create  # noqa: PLC0415 (--help does not need it)
     from mjlab_dist.new_task.lookup import find_robot  # noqa: PLC0415 (as above)
@@ -83,7 +83,7 @@ def _show(made: NewTask) -> None:
     for line in guessed(made.robot):
         print(f"  {line}")
     for file in made.apart:
-        print(f"{file} is referred to by an absolute path, and is not copied.")
+        print(f"{file} is not copied, because the MJCF refers to it by an absolute path.")
     # The files
     print("Files to read and change:")
     for name, what in (

@@ -162,5 +162,7 @@ def _verdict(env: Replayed) -> str:
     if env.reproduced:
         return "reproduced: the same state and action again led to NaN or infinity"
     if env.ended:
-        return "not reproduced: the step ended an episode; look at what starts the next one (env.events)"
+        return (
+            "not reproduced: the step ended an episode, so the start of the next one may be the cause; see env.events"
+        )
     return "not reproduced: NaN or infinity came from the policy, the value function or code that writes into the env"

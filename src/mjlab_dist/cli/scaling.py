@@ -35,9 +35,9 @@ HELP = Page(
     summary="Train with 1, 2, 4, ... ranks for a few iterations. Print the speeds, how the ranks spend their time, and "
     "what limits the speeds.",
     own=(
-        Flag(path="rounds", metavar="INT", default=str(ROUNDS), text="Runs for each number of ranks."),
+        Flag(path="rounds", metavar="INT", default=str(ROUNDS), text="Number of runs with each number of ranks."),
         Flag(path="until_return", metavar="FLOAT", text="Train until the mean return reaches this value."),
-        Flag(path="plot", metavar="FILE", text="PNG file to write, with speeds and shares of the time."),
+        Flag(path="plot", metavar="FILE", text="PNG file to draw the speeds and the shares of the time in."),
         Flag(path="json", metavar="", text="Print one JSON object instead of the tables."),
     ),
     groups={

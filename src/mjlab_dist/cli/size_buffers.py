@@ -89,7 +89,7 @@ def _of_run(run: str, argv: Sequence[str]) -> tuple[Path, list[str]]:
     """Return the newest checkpoint of a run, and flags that start from the run's config."""
     task, flags = split_task(argv)
     if task is None:
-        raise UserError(f"--run {run}: name the task first")
+        raise UserError(f"--run {run}: no task is named; type mjlab-dist size-buffers TASK --run {run}")
     registry.task_config(task)  # refuses an unknown task
     run_dir = find_run(take_flag(flags, "--log-root")[0] or TrainConfig.log_root, task, run)
     return find_checkpoint(run_dir), ["--config", str(run_dir), *flags]
@@ -121,5 +121,5 @@ def _show(attempts: Sequence[Attempt]) -> None:
         )
     else:
         console.print("No overflow.")
-    console.print(f"Set njmax={usage.njmax}, nconmax={usage.nconmax} in the task's SimConfig, or type")
+    console.print(f"Set njmax={usage.njmax}, nconmax={usage.nconmax} in the task's SimConfig, or use the flags")
     console.print(f"--env.sim.njmax {usage.njmax} --env.sim.nconmax {usage.nconmax}")

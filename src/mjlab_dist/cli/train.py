@@ -127,7 +127,7 @@ def read_config(argv: Sequence[str], prog: str, page: Page, **defaults: Any) -> 
     uses_ssh = not is_given(flags, "--ssh-config")
     if asked and task is None and asked.prefix in registry.task_names():
         task, asked = asked.prefix, HelpRequest()  # train --help TASK
-    # Config to start from: from a run, a file or the task
+    # Config that the flags change: the config of a run, a file or the task
     run_dir = None if run is None else _find_run(run, task, file, flags, prog)
     if run_dir is not None:
         default = read_config_file(run_dir, trust=trust, uses_ssh=uses_ssh)

@@ -33,7 +33,7 @@ class Batch:
     """Episodes that are simulated together."""
 
     point: int
-    """Index of the config among those of the job."""
+    """Index of the config in :attr:`Job.configs`."""
     sampled: bool
     """Whether actions are sampled."""
     index: int
@@ -51,7 +51,7 @@ class Job:
     configs: tuple[TrainConfig, ...]
     """The configs."""
     batches: tuple[Batch, ...]
-    """The batches, in order."""
+    """The batches. A batch is identified by its position in this tuple."""
     checkpoint: Path
     """Checkpoint file of the policy."""
     seed: int
@@ -77,7 +77,7 @@ class RankSums:
     """Results of a rank."""
 
     batches: list[BatchSums]
-    """Its batches, in order."""
+    """Sums of the batches that the rank played, in the order of :attr:`Job.batches`."""
 
 
 def split(num_episodes: int, num_envs: int) -> list[tuple[int, int]]:

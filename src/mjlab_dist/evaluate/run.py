@@ -70,7 +70,7 @@ def evaluate(train_config: TrainConfig, checkpoint: Path, config: EvaluateConfig
         fastest, followed by the value of the last ``--vary``.
 
     Raises:
-        UserError: If the policy cannot be evaluated here.
+        UserError: If the policy cannot be evaluated on this machine.
         RankError: If one of several ranks ended early. If there is only one rank, its error is raised unchanged.
     """
     # Batches

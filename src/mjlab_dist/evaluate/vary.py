@@ -98,7 +98,7 @@ def with_value(config: TrainConfig, name: str, value: float) -> TrainConfig:
     """Return a config with a different value of one entry.
 
     A randomization then always samples this value. A range of an event, such as the velocity of a push, becomes the
-    range from minus the value to the value. Other ranges contain only the value.
+    range from minus the value to the value. Any other range is replaced by one that contains only the value.
 
     Args:
         config: The run's config.

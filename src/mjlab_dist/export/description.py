@@ -20,7 +20,7 @@ from mjlab_dist.provenance import read_provenance, versions
 from mjlab_dist.run_files import checkpoint_name, run_of
 
 DC_STIFFNESS, DC_DAMPING, DC_SPEED = 4, 6, 7
-"""Columns of gainprm of MuJoCo's dcmotor: stiffness, damping, no-load speed (0: none)."""
+"""Columns of ``gainprm`` for MuJoCo's dcmotor actuators: stiffness, damping, and no-load speed (0 if it has none)."""
 
 
 def describe(

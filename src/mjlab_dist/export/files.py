@@ -43,7 +43,7 @@ def to_onnx(exported: ExportedPolicy, description: Mapping[str, Any]) -> bytes:
     """Return a policy as an ONNX file.
 
     The inputs are ``obs`` and ``state``, the outputs ``actions``, ``targets`` and ``next_state``. A policy without a
-    state has neither ``state`` nor ``next_state``. Any number of rows is allowed.
+    state has neither ``state`` nor ``next_state``. Each row is one env, and any number of rows is allowed.
 
     Args:
         exported: The policy.

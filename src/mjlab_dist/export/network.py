@@ -73,15 +73,15 @@ class Target(NamedTuple):
     block: str
     """Block of actions."""
     actuator: str | None
-    """Actuator whose input is the target; None if the block's class computes inputs from more than the target."""
+    """Actuator whose input is the target; None if the inputs of the block's actuators also depend on other values."""
 
 
 class ExportedPolicy(nn.Module):
     """Maps measured observations to actions and to inputs of the actuators, for one control step.
 
-    It contains clip, scale, history and normalization of the observations. One tensor, the state, holds the values that
-    the next step needs: last action, histories, and hidden states of recurrent layers. At the start of an episode, the
-    state must be 0.
+    It applies the clip, scale, history and normalization of the observations. One tensor, the state, holds the values
+    that the next step needs: last action, histories, and hidden states of recurrent layers. At the start of an episode,
+    the state must be 0.
 
     Attributes:
         num_inputs: Number of measured values.
@@ -217,7 +217,7 @@ class _Actions(nn.Module):
     def __init__(self, blocks: Sequence[Action], model: mujoco.MjModel) -> None:
         super().__init__()
         self._widths = [len(block.names) for block in blocks]
-        # Values
+        # Clip, scale and offset of each action
         configs = [block.block.config for block in blocks for _ in block.names]
         self._is_clipped = any(config.clip is not None for config in configs)
         clips = [config.clip or (-math.inf, math.inf) for config in configs]
