@@ -103,7 +103,8 @@ class Lease:
             if look.owner is not None and look.owner.token != self.token:
                 raise TakenOverError(
                     f"process {look.owner.pid} on {look.owner.host} has taken over {self.run_dir}, because this launch "
-                    f"did not renew {LEASE_FILE} for {EXPIRED_S:g} s (was it suspended?); this launch writes nothing more"
+                    f"did not renew {LEASE_FILE} for {EXPIRED_S:g} s (was it suspended?); this launch writes nothing "
+                    "more"
                 )
             now = time.monotonic()
             if now - self._renewed_at >= RENEWED_S:

@@ -8,8 +8,9 @@
     metrics.jsonl      one row per iteration
     policy.onnx        the exported policy
 
-A pack may come from someone who is not trusted. Only these names are accepted, each once. A file may not be larger than
-its maximum size in :data:`LIMITS` or, if it has none, than the pack. Imports the standard library only.
+A pack may come from someone who is not trusted, so only these names are accepted, each at most once. No file may be
+larger than its maximum size in :data:`LIMITS`; a file without a maximum size may not be larger than the whole pack.
+Imports the standard library only.
 """
 
 from __future__ import annotations
@@ -56,10 +57,10 @@ START = (1980, 1, 1, 0, 0, 0)
 """Modification time of all files. It is constant, so that the same contents give the same bytes."""
 
 ENCRYPTED = 0x1
-"""Flag of an encrypted file in a zip file."""
+"""Bit in the flags of a file in a zip file, set if the file is encrypted."""
 
 CHUNK = MB
-"""Bytes to decompress at a time: a file that is larger than its stated size is refused before it fills the memory."""
+"""Bytes to decompress at a time, so that a file larger than its stated size is refused before it fills the memory."""
 
 
 def is_pack(path: Path) -> bool:
@@ -107,7 +108,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: its {MANIFEST} has no field named format; get the file again")
     if manifest["format"] > FORMAT:
         raise UserError(
-            f"{path}: is a pack of format {manifest['format']}, and this version of mjlab_dist reads formats up to "
+            f"{path}: is a pack of format {manifest['format']}, but this version of mjlab_dist reads formats up to "
             f"{FORMAT}; install a newer version"
         )
     if not isinstance(manifest.get("task"), str) or not isinstance(manifest.get("checkpoint"), str):

@@ -15,8 +15,8 @@ R = TypeVar("R")
 def with_names(function: Callable[P, R], **values: object) -> Callable[P, R]:
     """Return a copy of a function in which names of its module have other values. The original does not change.
 
-    Unlike :func:`patched`, this function restores nothing later: a thread may still run the copy after a launch has
-    ended.
+    A copy is needed instead of :func:`patched` if a thread may still run the function after a launch has ended, because
+    ``patched`` would already have restored the original values.
 
     Args:
         function: Function written in Python.

@@ -10,7 +10,7 @@ from mjlab_dist.errors import UserError
 from mjlab_dist.run_dir import CONFIG_FILE, by_start, list_checkpoints
 
 AUTO = "auto"
-"""The value of ``--resume``."""
+"""Value of ``--resume`` that requests this search by name."""
 
 _NAME = re.compile(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d(?:-\d+)?_(.+)")
 """Matches the directory name of a run with ``--run-name``."""
@@ -31,14 +31,16 @@ def find_named_run(log_root: str, task: str, run_name: str) -> Path | None:
         UserError: If the name is empty, because an empty name identifies no run.
     """
     if not run_name:
-        raise UserError(f"--resume {AUTO}: finds the run by --run-name; add a name that no other run has")
+        raise UserError(
+            f"--resume {AUTO}: finds the run by --run-name; add --run-name with a name that no other run has"
+        )
     found = Path(log_root, task).glob(f"*/{CONFIG_FILE}")
     named = [path.parent for path in found if _has_name(path.parent, run_name) and list_checkpoints(path.parent)]
     return max(named, key=by_start, default=None)
 
 
 def check_same_run(config: TrainConfig, started: TrainConfig) -> None:
-    """Raise if a run with the right name has a different seed: it is then an independent run.
+    """Raise if the run that the name identifies has a different seed, because it is then another, independent run.
 
     Args:
         config: The config to train with.

@@ -31,7 +31,7 @@ MIN_PIXELS = 16
 """Minimum width and height of a picture, in pixels."""
 
 MAX_PIXELS = 4096
-"""Maximum width and height of a picture, in pixels: decoders of H.264 support this size."""
+"""Maximum width and height of a picture, in pixels. Decoders of H.264 support sizes up to this one."""
 
 
 def resolve(task: str, config: PlayConfig, warn: Callable[[str], None]) -> tuple[TrainConfig, Path]:
@@ -122,7 +122,7 @@ def _validate_pictures(config: PlayConfig) -> None:
     if config.video is not None and config.frames is not None:
         raise UserError(
             f"--frames {config.frames}: cannot be combined with --video {config.video}, which has another size; "
-            "play once for each"
+            "run play once for each"
         )
     # Envs
     missing = [env for env in config.env if not 0 <= env < config.num_played]

@@ -168,7 +168,9 @@ def find_camera(model: mujoco.MjModel, name: str | None) -> int:
         return 0 if names else -1
     if name not in names:
         known = ", ".join(filter(None, names))
-        raise UserError(f"--camera {name}: the model has {known or 'no cameras with a name; drop --camera'}")
+        raise UserError(
+            f"--camera {name}: there is no such camera; the model has {known or 'no cameras with a name; drop --camera'}"
+        )
     return names.index(name)
 
 

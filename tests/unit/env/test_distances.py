@@ -135,7 +135,10 @@ def test_the_observation_reads_the_distances() -> None:
     [
         ({"max_m": 0.0}, "--env.sim.distances.it.max-m 0.0: must be positive and finite"),
         ({"names": ("hand",)}, "--env.sim.distances.it.names hand: matches none of the model's names: floor, box"),
-        ({"other_entity": "dog"}, "--env.sim.distances.it.other-entity dog: the scene has drum"),
+        (
+            {"other_entity": "dog"},
+            "--env.sim.distances.it.other-entity dog: is not an entity of the scene, which has drum",
+        ),
     ],
 )
 def test_a_mistake_is_refused_in_one_line(changes: dict[str, Any], message: str) -> None:

@@ -117,7 +117,7 @@ def test_names_of_an_entity_have_no_prefix() -> None:
 @pytest.mark.parametrize(
     ("draw", "problem"),
     [
-        ({"field": "body_mass", "entity": "c"}, "entity c: the scene has a, b, box; "),
+        ({"field": "body_mass", "entity": "c"}, "entity c: is not an entity of the scene, which has a, b, box; "),
         ({"field": "body_mass", "entity": "a", "names": ("a/trunk",)}, "names a/trunk: matches none of the model's "),
         ({"field": "gravity", "entity": "a"}, "entity a: gravity belongs to the whole env; "),
         (

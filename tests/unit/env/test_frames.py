@@ -285,7 +285,7 @@ def test_elements_without_a_name_belong_to_the_entity_of_their_body(env: Env) ->
 
 @pytest.mark.parametrize("find", ["find_joints", "find_bodies", "find_sites", "find_geoms"])
 def test_an_unknown_entity_is_refused(env: Env, find: str) -> None:
-    with pytest.raises(UserError, match=r"^entity dog: the scene has a, b, box; "):
+    with pytest.raises(UserError, match=r"^entity dog: is not an entity of the scene, which has a, b, box; "):
         getattr(env, find)((".*",), entity="dog")
     with pytest.raises(UserError, match=r"matches none of the model's names"):
         getattr(env, find)(("a/.*",), entity="a")

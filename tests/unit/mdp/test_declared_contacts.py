@@ -271,9 +271,12 @@ def declared(**fields: Any) -> Callable[[], str]:
         ),
         (declared(names=("(",)), "--env.sim.contacts.feet.names (: is not a regular expression"),
         (declared(names=()), "--env.sim.contacts.feet.names: the list is empty"),
-        (declared(entity="dog"), "--env.sim.contacts.feet.entity dog: the scene has no entities"),
+        (declared(entity="dog"), "--env.sim.contacts.feet.entity dog: is not an entity of the scene, which has no"),
         (declared(other_names=("x",)), "--env.sim.contacts.feet.other-names x: matches none"),
-        (declared(other_names=("x",), other_entity="y"), "--env.sim.contacts.feet.other-entity y: the scene has"),
+        (
+            declared(other_names=("x",), other_entity="y"),
+            "--env.sim.contacts.feet.other-entity y: is not an entity of the scene",
+        ),
         (declared(other_entity=""), "--env.sim.contacts.feet.other-entity : also needs other-names"),
         (
             lambda: refused(sim=dataclasses.replace(SIM, contacts={"a:b": ContactConfig(names=(".*",))})),
