@@ -94,7 +94,7 @@ class LostRankError(RuntimeError):
     The message is one line that names the other rank.
 
     Attributes:
-        sum_bytes: Size of the tensor that this rank was summing; None if it was not summing.
+        sum_bytes: Size in bytes of the tensor that this rank was summing; None if it was not summing.
     """
 
     sum_bytes: int | None = None

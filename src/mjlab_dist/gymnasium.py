@@ -57,7 +57,7 @@ class TaskVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
 
         Args:
             task: Name of the task.
-            num_envs: Number of envs on all ranks.
+            num_envs: Total number of envs, over all ranks.
             render_mode: ``rgb_array``, or None if :meth:`render` is not used.
             group: Observation group to return; None returns all groups in a dict.
             quiet: Print no warnings, and no progress of kernel compilation.

@@ -49,8 +49,8 @@ class _Owner:
     started: int | None
     """Start time of the process, in clock ticks since the machine was booted; None if the system has no /proc."""
     system: str | None
-    """Identifies the boot of the machine, and the container. Two running processes with the same value have different
-    process IDs. None if the system has no /proc."""
+    """Identifies the boot of the machine, and the container. Process IDs are unique among the running processes with
+    the same value. None if the system has no /proc."""
 
     @property
     def is_alive(self) -> bool | None:
@@ -65,7 +65,7 @@ class _Owner:
             return False
         except PermissionError:
             pass
-        return None  # the system hides the processes of other users
+        return None  # not known: the system hides the processes of other users
 
 
 class _Look(NamedTuple):
@@ -158,7 +158,7 @@ def acquire(
     """Acquire the lease of a run.
 
     An owner that was killed is replaced: at once, or after :data:`EXPIRED_S` if this process cannot check whether the
-    owner runs.
+    owner is still running.
 
     Args:
         run_dir: The run directory.

@@ -22,8 +22,8 @@ class Logger:
 
     Rank 0 creates one instance after all ranks have built their envs, and calls it between iterations, in the thread
     that trains. Training waits for each call: a slow logger makes iterations longer, and a call that takes longer than
-    ``--hang-timeout`` ends the run. A logger must not call collectives of ``torch.distributed`` (which need all ranks):
-    the other ranks have no logger.
+    ``--hang-timeout`` ends the run. A logger must not call collectives of ``torch.distributed``, because they need all
+    ranks, and the other ranks have no logger.
 
     If a call raises an error, training continues without this logger, after one warning. It is not called again.
     """

@@ -23,7 +23,7 @@ def log_dir(config: TrainConfig, run_dir: Path, environ: Mapping[str, str]) -> P
 
 
 def chosen_log_dir(config: TrainConfig, environ: Mapping[str, str]) -> str | None:
-    """Return the value of TORCHRUNX_LOG_DIR or of --torchrunx-log-dir; empty for no files, None if neither is set.
+    """Return the value of TORCHRUNX_LOG_DIR or of --torchrunx-log-dir. Empty means no files; None: neither is set.
 
     Args:
         config: The run's config.

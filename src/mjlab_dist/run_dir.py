@@ -239,7 +239,9 @@ def find_run_to_resume(log_root: str, task: str | None, run: str, warn: Callable
     is_run_dir = Path(run, CONFIG_FILE).is_file()
     if task is None:
         if not is_run_dir:
-            raise UserError(f"--resume {run}: is not a run directory; name the task first, or a run directory")
+            raise UserError(
+                f"--resume {run}: is not a run directory; name the task before the flags, or give a run directory"
+            )
         task = read_config_file(Path(run), trust=True).task
     if not is_run_dir and re.fullmatch(r"[^/]+/[^/]+/[^/]+", run) and not Path(run).exists():
         run_dirs = sorted(Path(log_root, task).glob("*"), key=by_start, reverse=True)
@@ -278,8 +280,8 @@ def find_best(run_dir: Path) -> Path:
     link = run_dir / CHECKPOINTS_DIR / BEST_LINK
     if not link.is_file():
         raise UserError(
-            f"--checkpoint best: {run_dir} has none yet (a run writes one after episodes have ended, and if "
-            "--checkpoint.keep-best is above 0); use --checkpoint latest"
+            f"--checkpoint best: {run_dir} has no best checkpoint yet (a run writes one after episodes have ended, and "
+            "if --checkpoint.keep-best is above 0); use --checkpoint latest"
         )
     return follow_link(link)
 

@@ -20,9 +20,9 @@ STANDARD = (0, 1, 2)
 def keep_streams_usable() -> None:
     """Make ``sys.stdout`` and ``sys.stderr`` of this process usable until it ends.
 
-    A closed stream is opened as the null device; otherwise, the next file or socket would get its descriptor. Writing
-    fails if a terminal was closed, if the reader of a pipe has ended, or if a disk is full. After the first failure,
-    all output is lost.
+    A closed stream is opened as the null device; otherwise, the next file or socket would get its descriptor. A write
+    cannot succeed if a terminal was closed, if the reader of a pipe has ended, or if a disk is full. After the first
+    such write, all output is discarded without an error.
     """
     for descriptor in STANDARD:
         try:

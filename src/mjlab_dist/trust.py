@@ -117,7 +117,7 @@ def is_installed(file: str) -> bool:
 def _is_within(file: str, folders: tuple[str, ...]) -> bool:
     """Return whether a file is in one of the directories, before or after resolving links.
 
-    Installers may link files, and users may link directories.
+    Both are checked, because installers may link files, and users may link directories.
     """
     return any(place.is_relative_to(root) for place in _places(file) for folder in folders for root in _places(folder))
 

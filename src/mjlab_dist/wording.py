@@ -10,7 +10,7 @@ MIN_SIMILARITY = 0.62
 """Minimum similarity, from 0 to 1, between a mistyped name and a name that is suggested instead."""
 
 MIN_END = 3
-"""Minimum length of a typed text. If the text is shorter, names that end with it do not count as closest."""
+"""Minimum length of a typed text for which names that end with the text count as closest."""
 
 MAX_GAP = 0.1
 """Maximum difference in similarity between the first suggestion and further suggestions."""

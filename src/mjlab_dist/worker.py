@@ -219,7 +219,8 @@ def run_or_die(entry: Entry[Any], config: TrainConfig, plans: Sequence[RankPlan]
     import_learner()
     own = rank_from_environment(os.environ)
     rank, plan = own.rank, plans[own.rank]
-    # SIGTERM stops the run gracefully. The launcher blocks it while agents start, and ranks inherit the block.
+    # SIGTERM stops the run gracefully. Unblock it, because ranks inherit the block that the launcher uses while agents
+    # start.
     control = Control()
     signal.signal(signal.SIGTERM, lambda *_: control.request_stop())
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
@@ -250,8 +251,8 @@ def set_interfaces(rank: Rank, environ: MutableMapping[str, str]) -> None:
 
     If all ranks are on one machine, this is the loopback interface. Otherwise, it is the interface of this machine's
     route to rank 0; the interface's name may differ between machines. Without this setting, gloo announces the address
-    that the machine's host name resolves to, which is a loopback address on many machines, and NCCL may choose a
-    network that does not connect the machines, such as a network of containers.
+    that the machine's host name resolves to. On many machines, this is a loopback address, which other machines cannot
+    reach. NCCL may choose a network that does not connect the machines, such as a network of containers.
 
     Args:
         rank: Rank of this process.
@@ -392,7 +393,7 @@ def _die(error: BaseException, stack: str, rank: int, control: Control, run_dir:
         "message": with_notes(error),
         "traceback": stack,
     }
-    _logger.error("%s", stack)  # not printed: the thread that forwards printed text may end too early
+    _logger.error("%s", stack)  # not printed, because the thread that forwards printed text may end too early
     emit("failed", report=report)
     try:
         (run_dir / ERRORS_DIR).mkdir(exist_ok=True)
@@ -416,6 +417,6 @@ def _follows_another(error: BaseException) -> bool:
     if isinstance(error, LostRankError):
         return True
     if type(error).__module__.startswith("torch.distributed"):
-        return True  # errors of the store, which is implemented in C++, have no Python frame
+        return True  # checked by module, because errors of the store, which is written in C++, have no Python frame
     frames = traceback.extract_tb(error.__traceback__)
     return bool(frames) and Path("torch", "distributed").as_posix() in Path(frames[-1].filename).as_posix()

@@ -102,7 +102,7 @@ def test_a_camera_is_chosen_by_name(command: Command, trained: Path) -> None:
     assert np.abs(frames["above"] - frames["side"]).mean() > 10
     wrong = command("play", TASK, "--num-envs", "1", "--camera", "top", "--video", "top.mp4")
     assert wrong.code == 2
-    assert wrong.err.splitlines()[-1] == "play: --camera top: the model has side, above"
+    assert wrong.err.splitlines()[-1] == "play: --camera top: there is no such camera; the model has side, above"
     assert not (trained / "top.mp4").exists()
 
 

@@ -189,7 +189,7 @@ class WatchedEnv(Env):
         return [self._one(self._place_of(call), call) for call in calls]
 
     def _place_of(self, method: Callable[..., Any]) -> str:
-        """Return the path of the term to which a method belongs. The method may have a wrapper for recorded steps."""
+        """Return the path of a method's term, even if the method has a wrapper for recorded steps."""
         inner = getattr(method, "_term", method)
         owner = getattr(inner, "__self__", inner)
         return next(where for where, term in self._memories.items() if term is owner)

@@ -1,7 +1,8 @@
 """completion: scripts for bash, zsh and fish, and their suggestions. Imports neither torch nor tyro.
 
 The scripts call this command with the words of the command line at every press of Tab. The command prints one
-suggestion per line, with its meaning after a tab. If the shell should complete file names instead, the command fails.
+suggestion per line, with its meaning after a tab. If the shell should complete file names instead, the command exits
+with 1.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ EVERYDAY = {
     "Synchronizing": ("sync.period", "sync.compression", "sync.check_interval", "fsdp_devices"),
     "Logging": ("logger", "wandb_project", "video_interval"),
 }
-"""Flags of the short page, as paths into the config, by the title of their group."""
+"""Groups of flags on the short page: the title of each group, and its flags as paths into the config."""
 
 MAX_WIDTH = 120
 """Maximum width of a page, in characters."""
@@ -61,12 +61,12 @@ class Flag:
 
     @property
     def name(self) -> str:
-        """The flag without its dashes, as it is typed."""
+        """The flag as it is typed, without the two leading dashes."""
         return self.path.replace("_", "-")
 
     @property
     def spellings(self) -> tuple[str, ...]:
-        """The flag as it is typed, with dashes. A switch that is on by default also has a form that turns it off."""
+        """The flag as it is typed. A switch that is on by default also has a second form, which turns it off."""
         if self.metavar or not self.default:
             return (f"--{self.name}",)
         group, dot, name = self.name.rpartition(".")
@@ -119,7 +119,7 @@ HELP_FLAGS = (
 )
 """Flags that every command takes."""
 
-CONFIG_FLAG = Flag(path="config", metavar="FILE", text="Config file of an earlier run; other flags change it.")
+CONFIG_FLAG = Flag(path="config", metavar="FILE", text="Config file of an earlier run; other flags replace its values.")
 
 TRUST_FLAG = Flag(
     path="trust",
@@ -307,7 +307,7 @@ def _docs_of_module(name: str) -> dict[str, dict[str, str]]:
 def shortened(flag: Flag) -> Flag:
     """Keep the text up to its first full stop or semicolon. Omit ``|None`` from the form of a flag without a default.
 
-    A flag that takes special names or any other text, such as --logger, is shown as ``NAME ...``.
+    A flag that takes predefined names or any other text, such as --logger, is shown as ``NAME ...``.
     """
     text = re.split(r"[.;](?:\s|$)", flag.text, maxsplit=1)[0] + "."
     metavar = flag.metavar if flag.default else flag.metavar.removesuffix("|None")

@@ -149,7 +149,7 @@ def _read(flag: str, values: Sequence[str], annotation: str, is_tuple: bool) -> 
 
 
 def _scalar(value: Any) -> Any:
-    """Convert what YAML reads as a string: None, and numbers such as 1e-3."""
+    """Convert None, and numbers such as 1e-3, because YAML reads them as strings."""
     if value == "None":
         return None
     if isinstance(value, str):

@@ -158,7 +158,7 @@ def read_config(argv: Sequence[str], prog: str, page: Page, **defaults: Any) -> 
     # Other flags
     config = parse_config(default, ["--help-all"] if asked else flags, command, page.all_own)
     if config.task != default.task:
-        raise UserError(f"--task {config.task}: the task is named first, without a flag: {prog} {config.task}")
+        raise UserError(f"--task {config.task}: the task is named first, without a flag; type {prog} {config.task}")
     if run == AUTO and run_dir is not None:
         check_same_run(config, default)
     given = [name for name in ALTERNATIVES if is_given(flags, f"--{name.replace('_', '-')}")]
@@ -183,7 +183,7 @@ def _find_run(run: str, task: str | None, file: str | None, flags: Sequence[str]
         prog: The command.
 
     Raises:
-        UserError: If there is no such run, or another flag contradicts it.
+        UserError: If there is no such run, or another flag contradicts ``--resume``.
     """
     log_root = take_flag(flags, "--log-root")[0] or TrainConfig.log_root
     if run == AUTO:

@@ -15,7 +15,7 @@ from mjlab_dist.run_dir import CONFIG_FILE, METRICS_FILE, PROVENANCE_FILE
 
 FILES = {
     CONFIG_FILE: "all fields of the run's config, except directories and addresses of the machine that trained",
-    CHECKPOINT: "policy and value function with their normalizers; torch.load reads it",
+    CHECKPOINT: "policy and value function with their normalizers; torch.load reads this file",
     METRICS_FILE: "one row per iteration of training",
     ONNX: "the policy with its normalizers; its metadata describes all inputs and outputs",
     PROVENANCE_FILE: "versions, commit, command line and devices of training",

@@ -169,7 +169,8 @@ def find_camera(model: mujoco.MjModel, name: str | None) -> int:
     if name not in names:
         known = ", ".join(filter(None, names))
         raise UserError(
-            f"--camera {name}: there is no such camera; the model has {known or 'no cameras with a name; drop --camera'}"
+            f"--camera {name}: there is no such camera; "
+            f"{f'the model has {known}' if known else 'no camera of the model has a name, so drop --camera'}"
         )
     return names.index(name)
 
@@ -258,7 +259,7 @@ def _egl_by_default() -> Iterator[None]:
     """Make MuJoCo's renderers use EGL, unless the user chose a backend.
 
     GLFW, MuJoCo's default, needs a screen; without a screen, the second renderer would abort the process. Setting the
-    variable MUJOCO_GL may be too late: MuJoCo reads it when a program imports MuJoCo.
+    variable MUJOCO_GL may be too late, because MuJoCo reads it only when it is imported.
     """
     if "MUJOCO_GL" in os.environ:
         yield

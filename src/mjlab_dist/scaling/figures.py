@@ -19,7 +19,7 @@ SKIPPED = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Shares:
-    """Parts of the time of an iteration, means over ranks; they add up to 1."""
+    """Shares of the time of an iteration, means over ranks. They add up to 1."""
 
     physics: float
     """Physics."""
@@ -56,11 +56,12 @@ class Round:
     steps_per_s: float
     """Control steps of all ranks, per second of the whole training loop; median over iterations."""
     shares: Shares
-    """Parts of the time."""
+    """Shares of the time."""
     computing_s: list[float]
     """Seconds per iteration in which each rank computes, without collectives; medians over iterations."""
     memory_share: float
-    """Fraction of memory in use: on the fullest GPU, or (CPU) by all ranks on the fullest machine."""
+    """Fraction of memory in use, on the GPU where it is highest. On CPUs: fraction of a machine's memory that all its
+    ranks use, on the machine where it is highest."""
     reached: Reached | None
     """When the run reached the return; None if it did not, or if no return was given."""
 
@@ -72,11 +73,11 @@ class Row:
     num_ranks: int
     """Number of ranks."""
     rounds: list[Round]
-    """The runs, in order."""
+    """The run of each round, in the order of the rounds."""
     speed_up: float
-    """Speed, relative to the smallest number of ranks; median over the rounds."""
+    """Speed divided by the speed with the smallest number of ranks; median over the rounds."""
     efficiency: float
-    """Speed-up per rank, relative to the smallest number of ranks."""
+    """Speed-up divided by the ideal one, which is the number of ranks divided by the smallest number of ranks."""
 
     @property
     def num_envs(self) -> int:
@@ -90,7 +91,7 @@ class Row:
 
     @property
     def shares(self) -> Shares:
-        """Parts of the time: medians over the rounds, divided by their sum."""
+        """Shares of the time: medians over the rounds, divided by their sum so that they add up to 1."""
         each = [dataclasses.asdict(one.shares) for one in self.rounds]
         middle = {name: statistics.median(shares[name] for shares in each) for name in each[0]}
         return Shares(**{name: share / sum(middle.values()) for name, share in middle.items()})
@@ -141,7 +142,7 @@ def rows(runs: Sequence[tuple[int, Sequence[Round]]]) -> list[Row]:
 
 
 def _shares(iterations: Sequence[Sequence[IterationTimes]]) -> Shares:
-    """Return the parts of the time of all ranks in all iterations."""
+    """Return the shares of the time, over all ranks and iterations."""
     num_ranks = len(iterations[0])
     parts: dict[str, float] = dict.fromkeys(("physics", "env", "policy", "update", "communication", "waiting"), 0.0)
     for of_ranks in iterations:

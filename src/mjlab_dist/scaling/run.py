@@ -29,7 +29,7 @@ NEVER = 10**12
 """Interval in iterations that no run reaches, for work that should not be measured."""
 
 MIN_ITERATIONS = SKIPPED + 2
-"""Minimum number of iterations: at least one is counted, and the end of the last one is not measured."""
+"""Minimum number of iterations: the skipped ones, one that is counted, and the last one, whose end is not measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ class Scaling:
     modes: dict[Mode, list[Row]]
     """A row per number of ranks, by kind of scaling."""
     limits: dict[Mode, list[str]]
-    """What limits the run with the most ranks, each with a flag that helps, by kind of scaling."""
+    """Limits of the run with the most ranks, by kind of scaling. Each text names a flag that helps, if there is one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ def measure(config: TrainConfig, rounds: int, until_return: float | None, listen
         UserError: If the config is invalid or does not fit the machines.
         RankError: If a rank ended early.
     """
-    # Runs: those with one rank are the same for both kinds of scaling
+    # Runs. The run with one rank is the same for both kinds of scaling, so it is launched only once per round.
     _check(config)
     gpus = find_gpus()
     hosts = _hosts(config, gpus, listen)
@@ -149,7 +149,7 @@ def _case(config: TrainConfig, mode: Mode, hosts: tuple[Host, ...], gpus: list[G
     """Return the run with a given number of ranks.
 
     Raises:
-        UserError: If the envs do not divide over the ranks or do not fit into memory, or the run is too short.
+        UserError: If the envs cannot be split evenly over the ranks or do not fit into memory, or the run is too short.
     """
     assert config.num_envs != "auto"
     devices = _devices_of(hosts)
@@ -157,7 +157,7 @@ def _case(config: TrainConfig, mode: Mode, hosts: tuple[Host, ...], gpus: list[G
     num_envs = total if mode == "weak" else total // len(devices)
     if mode == "strong" and total % len(devices):
         raise UserError(
-            f"--num-envs {total}: does not divide over {len(devices)} ranks; use a multiple of {len(devices)}"
+            f"--num-envs {total}: cannot be split evenly over {len(devices)} ranks; use a multiple of {len(devices)}"
         )
     config = dataclasses.replace(
         config,

@@ -141,7 +141,7 @@ class Timing(Hook):
     def _times(self, steps: StepTimes | None) -> Iterator[IterationTimes]:
         walls = [end - start for start, end in zip(self._starts_s, self._starts_s[1:], strict=False)]
         for wall_s, own, after in zip(walls, self._own, self._own[1:], strict=False):
-            # The first collective sums the metrics of the previous iteration.
+            # The first collective sums the metrics of the previous iteration, and counts as part of it.
             waits = own.waits_s[1:]
             physics_s = own.physics_s if steps is None else self._num_steps * steps.physics_s
             env_step_s = own.env_step_s if steps is None else self._num_steps * steps.env_step_s

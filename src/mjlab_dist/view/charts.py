@@ -19,8 +19,8 @@ PLOT_HEIGHT = 170
 """Height of a plot, in pixels."""
 
 PADDING = (8, 24, 0, 0)
-"""Space above, to the right of, below and to the left of a plot, in pixels. Half of the last label of an axis may be
-beyond the end of the axis."""
+"""Space above, to the right of, below and to the left of a plot, in pixels. There is space on the right because half of
+the last label of the x axis may be beyond the end of the axis."""
 
 AXES: tuple[uplot.Axis, ...] = ({"ticks": {"show": False}, "size": 30}, {"ticks": {"show": False}, "size": 72})
 """Style of the x axis and of the y axis: no ticks, and room for a label such as 1,000,000."""
@@ -29,7 +29,7 @@ AXES: tuple[uplot.Axis, ...] = ({"ticks": {"show": False}, "size": 30}, {"ticks"
 class RewardBars:
     """A bar for each reward term. It shows the term's weighted value in the latest step of an env.
 
-    The longest bar of the latest steps has full width.
+    Bars are scaled so that the longest bar of the latest steps has the full width.
     """
 
     def __init__(self, server: viser.ViserServer, names: Sequence[str]) -> None:
@@ -64,7 +64,7 @@ class RewardBars:
 
 
 class Plot:
-    """Lines over the latest seconds."""
+    """Plot of values over the latest seconds, with one line per value."""
 
     def __init__(self, server: viser.ViserServer, title: str, names: Sequence[str]) -> None:
         """Add the plot to the current folder of the page.
@@ -132,5 +132,7 @@ def add_plot(
 
 def _line_color(i: int) -> str:
     """Return the CSS color of a line."""
-    red, green, blue = colorsys.hls_to_rgb(i * 0.381966 % 1.0, 0.42, 0.75)  # golden ratio: hues of neighbors differ
+    red, green, blue = colorsys.hls_to_rgb(
+        i * 0.381966 % 1.0, 0.42, 0.75
+    )  # golden ratio, so that hues of neighbors differ
     return f"rgb({255 * red:.0f},{255 * green:.0f},{255 * blue:.0f})"

@@ -135,7 +135,7 @@ class Player:
         self._wake.set()
 
     def watch(self, is_watched: bool) -> None:
-        """Pause the simulation if no page is open, or continue it.
+        """Pause the simulation while no page is open, and continue it when a page is opened.
 
         Args:
             is_watched: Whether a page is open.

@@ -1,4 +1,7 @@
-"""Read files of metrics while another process writes them. Only new rows are read. Few rows of a long file are kept."""
+"""Read files of metrics while another process writes them.
+
+Each read returns only the rows that are new. Of a long file, at most :data:`MAX_POINTS` rows are kept for the curves.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +83,7 @@ def parse_row(line: bytes) -> Row | None:
 
 
 class History:
-    """Up to :data:`MAX_POINTS` rows of a file, at equal distances, and the newest rows.
+    """At most :data:`MAX_POINTS` rows of a file at equal intervals, and its newest rows.
 
     Attributes:
         newest: The newest row; None if there is none.

@@ -62,7 +62,7 @@ def view_dump(
     show: Callable[[str], None],
     warn: Callable[[str], None],
 ) -> None:
-    """Show the states that led to numbers that are not finite, on a page, until Ctrl-C.
+    """Show a page with the states that led to numbers that are not finite, until Ctrl-C.
 
     The viewer's threads are still running when this function returns, so the caller must end the process.
 
@@ -93,7 +93,7 @@ def watch(
     show: Callable[[str], None],
     warn: Callable[[str], None],
 ) -> None:
-    """Watch a run that another process trains, on a page, until Ctrl-C.
+    """Show a page that follows a run while another process trains it, until Ctrl-C.
 
     The viewer's threads are still running when this function returns, so the caller must end the process.
 

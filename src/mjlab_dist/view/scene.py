@@ -75,8 +75,8 @@ class Scene:
         self._positions = np.tile(self._data.xpos, (num_envs, 1, 1))
         self._rotations = np.tile(self._data.xmat.reshape(-1, 3, 3), (num_envs, 1, 1, 1))
         self._shown_origin: tuple[float, float] | None = None
-        # A copy, because mjviser changes its model. The terrain is hidden in the copy: this class shows
-        # only a part of the terrain.
+        # A copy, because mjviser changes its model. The terrain is hidden in the copy, because this class itself shows
+        # the part of the terrain around the chosen env.
         shown = copy.copy(model)
         self._floor = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_GEOM, FLOOR)
         self._has_terrain = self._floor >= 0 and model.geom_type[self._floor] == mujoco.mjtGeom.mjGEOM_HFIELD

@@ -33,7 +33,7 @@ NUM_PORTS = 100
 """Number of ports that are tried; if all are taken, any free port is used."""
 
 LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "::1"})
-"""Names of this machine in URLs. Other names of 127.0.0.1 are refused: an attacker may have registered them."""
+"""Names of this machine in URLs. Other names of 127.0.0.1 are refused, because an attacker may have registered them."""
 
 
 class Server(viser.ViserServer):
@@ -96,10 +96,10 @@ def open_server(host: str, port: int | None) -> Server:
 class Gate:
     """Decides which requests a server answers.
 
-    On a loopback address, programs of this machine may connect, but other websites in a browser may not:
-    a browser sends the website as the origin and the name in the URL as the host, and the two must be equal. On other
-    addresses, a token is also required. The first request contains the token in its URL, and its response sets a
-    cookie.
+    On a loopback address, programs of this machine may connect, but other websites that are open in a browser may not:
+    a browser sends the address of the website in the header Origin and the address in the URL in the header Host, and
+    the two must be equal. On other addresses, a token is also required. The first request contains the token in its
+    URL, and its response sets a cookie with the token for later requests.
 
     Attributes:
         token: The token; None on a loopback address.
