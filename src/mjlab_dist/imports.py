@@ -17,7 +17,7 @@ UNUSED = ("wandb", "neptune")
 
 
 def start_up() -> contextlib.AbstractContextManager[None]:
-    """Pause the garbage collector while many modules are imported: it would take a third of the import time.
+    """Pause the garbage collector while many modules are imported, because it would take a third of the import time.
 
     Afterwards the modules' objects count as old, so that the frequent collections of young objects do not visit them.
     """

@@ -37,8 +37,8 @@ def unfailing(descriptor: int, like: TextIO | None, *, by_line: bool) -> TextIO:
     """Return a text stream whose writes never fail.
 
     Args:
-        descriptor: Descriptor to write to; not closed with the stream. When a write fails, the descriptor becomes the
-            null device.
+        descriptor: Descriptor to write to; it stays open when the stream is closed. When a write fails, the descriptor
+            becomes the null device.
         like: Stream whose encoding and error handling are used; None for UTF-8.
         by_line: Whether each line is written at once.
     """
@@ -55,7 +55,8 @@ def unfailing(descriptor: int, like: TextIO | None, *, by_line: bool) -> TextIO:
 def child_errors() -> Iterator[IO[str]]:
     """Redirect the standard error of child processes to a file; this process still prints to the console or notebook.
 
-    For example, torchrunx runs ``kill`` for agents that may have ended already, and ``kill`` then prints an error.
+    Such errors can be meaningless. For example, torchrunx runs ``kill`` for agents that may have ended already, and
+    ``kill`` then prints an error.
     """
     console = os.dup(2)
     try:

@@ -18,7 +18,7 @@ from mjlab_dist.errors import UserError
 from mjlab_dist.registry import GROUP
 
 OURS = ("mjlab_dist.mdp", "mjlab_dist.distributed.synchronizer")
-"""Modules of this package whose functions are meant for configs; functions of other modules may run programs."""
+"""Modules of this package whose functions are meant for configs. Functions of its other modules may run programs."""
 
 INSTALLED = {"site-packages", "dist-packages"}
 """Names of directories of installed packages."""

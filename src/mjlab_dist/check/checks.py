@@ -217,7 +217,7 @@ def check_resume(going_on: Sequence[Entry], resumed: Sequence[Entry]) -> Check:
             f"{difference} after load_state(); let the term's state() return every tensor that the term keeps, and "
             "change these tensors in place",
         )
-    return passed("resume", f"after load_state(), {num_steps} steps equal those of the saved envs bit for bit")
+    return passed("resume", f"after load_state(), {num_steps} steps are equal bit for bit to those of the saved envs")
 
 
 class Buffers:
@@ -256,7 +256,7 @@ def _sizes(sim: SimConfig) -> str:
 
 def _used(usage: Usage) -> str:
     per_env = max(usage.contacts_of_all, usage.pairs_of_all) / usage.num_envs
-    return f"random actions use up to {usage.rows} rows and {per_env:.1f} contacts per env"
+    return f"random actions need njmax {usage.rows} and nconmax {per_env:.1f}"
 
 
 def measure_speed(env: WatchedEnv, actions: torch.Tensor) -> Check:

@@ -379,7 +379,7 @@ def _warp_recorded(mode: _StepMode, sim: Simulation) -> Iterator[None]:
     def refused(kernel: Any, *args: Any, **kwargs: Any) -> None:
         if not mode.paused:
             where = f"Warp's kernel {kernel.key}, {mode.place()}"
-            raise ReplayError(f"{where}: is launched outside of a program; launch it in one of Simulation.record")
+            raise ReplayError(f"{where}: is launched outside of a recorded program; record it with Simulation.record")
         launch_kernel(kernel, *args, **kwargs)
 
     with patched(wp, "capture_launch", recorded), patched(wp, "launch", refused):

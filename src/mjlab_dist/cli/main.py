@@ -1,4 +1,4 @@
-"""The installed commands: train, play, list-tasks, and mjlab-dist, whose subcommands are these three and all others."""
+"""The installed commands: train, play, list-tasks, and mjlab-dist, which has all commands as subcommands."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 MAX_AXES = 2
-"""Maximum number of varied values that a picture can show."""
+"""Maximum number of varied parameters that a picture can show."""
 
 MAX_LABELLED = 150
 """A heat map with at most this many cells shows the number of each cell."""
@@ -24,7 +24,7 @@ def check_plot(file: str, num_axes: int) -> None:
 
     Args:
         file: The file.
-        num_axes: Number of varied values.
+        num_axes: Number of varied parameters.
 
     Raises:
         UserError: One line that names the flag, its value and the fix.
@@ -35,10 +35,10 @@ def check_plot(file: str, num_axes: int) -> None:
 
 
 def plot(results: Sequence[Evaluated], title: str, file: str) -> None:
-    """Draw mean returns: a line with its 95% interval over one varied value, or a heat map over two.
+    """Draw mean returns: a line with its 95% interval for one varied parameter, or a heat map for two.
 
     Args:
-        results: The results, with one or two varied values.
+        results: The results, with one or two varied parameters.
         title: Title of the picture.
         file: PNG file to write.
     """
@@ -76,7 +76,7 @@ def _draw_line(axes: Axes, results: Sequence[Evaluated], label: str) -> None:
 
 
 def _draw_map(axes: Axes, results: Sequence[Evaluated]) -> None:
-    # Columns of the heat map: first varied value. Rows: second varied value, which varies fastest in the results
+    # Columns of the heat map: first parameter. Rows: second parameter, which varies fastest in the results
     first, second = results[0].varied
     columns, rows = (list(dict.fromkeys(result.varied[name] for result in results)) for name in (first, second))
     means = [result.columns["return"].mean for result in results]

@@ -97,8 +97,8 @@ def make_points(config: TrainConfig, texts: Sequence[str]) -> list[Point]:
 def with_value(config: TrainConfig, name: str, value: float) -> TrainConfig:
     """Return a config with a different value of one entry.
 
-    A randomization then always samples this value. A range of an event, such as the velocity of a push, becomes the
-    range from minus the value to the value. Any other range is replaced by one that contains only the value.
+    If the entry is a randomization, it always samples this value. If it is a range of an event, such as the velocity of
+    a push, it becomes the range from minus the value to the value. Any other range then contains only the value.
 
     Args:
         config: The run's config.

@@ -132,7 +132,7 @@ def run_torchscript(contents: bytes) -> Runner:
 
 
 def to_mjb(model: mujoco.MjModel) -> bytes:
-    """Return a model as the contents of a file for the same version of MuJoCo, with all meshes.
+    """Return a model as the contents of an MJB file, with all meshes. Only the same version of MuJoCo can read it.
 
     Args:
         model: The model.

@@ -26,7 +26,8 @@ MAX_ENVS = 16
 """Maximum number of envs that provide the checked observations."""
 
 TOLERANCE = 1e-5
-"""Maximum difference between two numbers, relative to their magnitude, or absolute if the magnitude is below 1."""
+"""Maximum difference between a number that a file computes and the policy's number, relative to their magnitude, or
+absolute if the magnitude is below 1."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -82,8 +82,8 @@ def load_env(train_config: TrainConfig, num_envs: int, seed: int) -> Env:
 def choose_opengl(environ: MutableMapping[str, str]) -> None:
     """Choose EGL for MuJoCo's rendering, because it works without a screen. A choice of the user is kept.
 
-    Without EGL's library, disable OpenGL, because otherwise importing MuJoCo would fail; MuJoCo Warp's ray tracer then
-    renders. If MuJoCo is already imported, the variable MUJOCO_GL has no effect, and :mod:`mjlab_dist.play.video`
+    If EGL's library is missing, disable OpenGL, because otherwise importing MuJoCo would fail. MuJoCo Warp's ray tracer
+    then renders. If MuJoCo is already imported, the variable MUJOCO_GL has no effect, and :mod:`mjlab_dist.play.video`
     chooses EGL.
 
     Args:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def plot(modes: Mapping[Mode, Sequence[Row]], title: str, file: str) -> None:
-    """Draw the speeds next to the ideal speeds, and the parts of the time, for each kind of scaling.
+    """Draw the speeds next to the ideal speeds, and the shares of the time, for each kind of scaling.
 
     Args:
         modes: Rows by kind of scaling.

@@ -80,8 +80,8 @@ class Curves:
 def _joined(lines: Sequence[tuple[History, str]]) -> tuple[np.ndarray, ...]:
     """Return iterations, and the values of each line, starting at the first iteration at which all lines have values.
 
-    If a value is missing, for example because no episode of a rank has ended, the previous value is repeated: uPlot
-    draws nothing if there is a NaN.
+    If a value is missing, for example because no episode of a rank has ended, the previous value is repeated, because
+    uPlot draws nothing if there is a NaN.
     """
     values: list[Mapping[float, float]] = []
     for history, column in lines:

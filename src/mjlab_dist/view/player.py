@@ -79,7 +79,7 @@ class Player:
     """Envs with a policy, stepped by one thread at the speed of real time or a multiple of it.
 
     Methods may be called from any thread. Requests that change the envs return futures: the thread that steps the envs
-    handles them between two steps. Without :meth:`start`, :meth:`step` handles them.
+    handles them between two steps. If :meth:`start` is not called, :meth:`step` handles them.
 
     Attributes:
         env: The envs. Only the thread that steps the envs may access their tensors.

@@ -121,7 +121,7 @@ def watch(
 
 
 def serve(config: PlayConfig | WatchConfig, warn: Callable[[str], None]) -> Server:
-    """Start the server of a page. Call this before slow steps, because the port may be taken.
+    """Start the server of a page. Call this before slow steps, so that the user learns at once if the port is taken.
 
     Args:
         config: Address and port.

@@ -19,8 +19,8 @@ from mjlab_dist.run_dir import CONFIG_FILE, METRICS_FILE, RANK_METRICS_FILE, lis
 from mjlab_dist.view.rows import History, Row, RowReader, parse_row
 
 State = Literal["running", "finished", "stopped", "lost", "unknown"]
-"""State of a run. lost: the processes that train the run were killed, or no longer renew its lease, the file that shows
-that they are alive. unknown: not known yet."""
+"""State of a run. lost: the processes that train the run were killed, or no longer renew its lease (the file that shows
+that they are alive). unknown: not known yet."""
 
 STATES: dict[State, str] = {
     "running": "running",
