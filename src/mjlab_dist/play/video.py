@@ -167,11 +167,8 @@ def find_camera(model: mujoco.MjModel, name: str | None) -> int:
     if name is None:
         return 0 if names else -1
     if name not in names:
-        known = ", ".join(filter(None, names))
-        raise UserError(
-            f"--camera {name}: there is no such camera; "
-            f"{f'the model has {known}' if known else 'no camera of the model has a name, so drop --camera'}"
-        )
+        known = ", ".join(filter(None, names)) or "no cameras with a name; drop --camera"
+        raise UserError(f"--camera {name}: there is no such camera; the model has {known}")
     return names.index(name)
 
 
