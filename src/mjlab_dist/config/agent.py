@@ -51,15 +51,15 @@ class AgentConfig:
     critic_hidden_dims: tuple[int, ...] = (64, 64)
     """Widths of the value function's hidden layers."""
     activation: Activation = "elu"
-    """Activation of the hidden layers, by rsl_rl's name."""
+    """Activation function of the hidden layers, as rsl_rl names it."""
     obs_normalization: bool = False
     """Normalize observations by their running mean and standard deviation over all ranks."""
     obs_clip: float | None = None
     """Clip normalized observations to plus and minus this number of standard deviations; None for no clipping.
     Published results on Gymnasium's tasks use 10 (CleanRL's ppo_continuous_action.py)."""
     reward_normalization: bool = False
-    """Divide the rewards for PPO by the running standard deviation of their discounted sum, over all ranks. Reported
-    returns are not normalized."""
+    """Divide the rewards that PPO learns from by the running standard deviation of their discounted sum. The
+    standard deviation is computed over all ranks. Reported returns are not normalized."""
     init_std: float = 1.0
     """Initial standard deviation of the actions."""
     min_std: float = 1e-3
@@ -73,8 +73,8 @@ class AgentConfig:
     the policy's last layer, 1 in the value function's last layer, and sqrt(2) in all other layers (Andrychowicz
     et al. 2021, arXiv:2006.05990, section 3.2). With 0.01, initial actions hardly depend on the observation."""
     rnn: Literal["none", "lstm", "gru"] = "none"
-    """Recurrent layers before the policy's and the value function's hidden layers. With them, a mini-batch
-    contains all samples of some envs."""
+    """Recurrent layers before the policy's and the value function's hidden layers. With recurrent layers, a mini-batch
+    consists of all samples of some of the envs."""
     rnn_hidden_dim: int = 256
     """Width of the recurrent layers."""
     rnn_num_layers: int = 1

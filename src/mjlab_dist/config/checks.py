@@ -23,7 +23,7 @@ _MAX_POINTS = 4e7
 
 
 _BOUND = re.compile(r"(clip|low|high)|(min|max)_\w+")
-"""Names of bounds, where infinity means that there is no bound."""
+"""Matches the names of fields that are bounds. Infinity in such a field means that there is no bound."""
 
 _NOT_IN_PATHS = re.compile(r"[\0\ud800-\udc7f\udd00-\udfff]")
 """Matches characters that no path can have: NUL, and surrogates that do not stand for a byte."""
@@ -32,7 +32,8 @@ MAX_VIDEO_S = 60.0
 """Maximum length of a video that is made during training, in s."""
 
 _SEED_LIMIT = 2**63
-"""Seeds of runs must be less than this: torch's seeds are below 2**64, and ranks have higher seeds than the run."""
+"""The seed of a run must be less than this. torch allows seeds below 2**64; the difference is left for the ranks,
+because rank r uses the seed of the run plus r."""
 
 
 def validate(config: TrainConfig) -> None:
@@ -58,7 +59,8 @@ def validate(config: TrainConfig) -> None:
         first, last = config.port_range
         if first < 1024 or last < first + 2 or last > 65535:
             raise UserError(
-                f"--port-range {first} {last}: give the first and the last of at least three ports from 1024 to 65535"
+                f"--port-range {first} {last}: must be the first and the last port of a range of at least three ports, "
+                "between 1024 and 65535"
             )
     # Run directory, loggers and checkpoints
     parse_interval(config.checkpoint.interval)
@@ -118,7 +120,7 @@ def episode_steps(env: EnvConfig, step_dt_s: float) -> int:
 
 
 def validate_seed(seed: int) -> None:
-    """Raise if random generators cannot be seeded with a seed.
+    """Raise if a seed is negative, or too large for the random generators.
 
     Raises:
         UserError: One line that names the flag, its value and the fix.
@@ -137,12 +139,13 @@ def parse_interval(interval: int | str) -> tuple[int | None, float | None]:
         Iterations and seconds; one of the two is None.
 
     Raises:
-        UserError: If the interval is neither.
+        UserError: If the interval has neither form, or is 0.
     """
     match = re.fullmatch(r"(\d{1,15})|(\d{1,15}(?:\.\d+)?)s", str(interval))
     if not match or float(match[1] or match[2]) <= 0:
         raise UserError(
-            f"--checkpoint.interval {interval}: must be a number of iterations (50) or of seconds (600s), above 0"
+            f"--checkpoint.interval {interval}: must be a number of iterations, such as 50, or a number of seconds, "
+            "such as 600s; 0 is not allowed"
         )
     return (int(match[1]), None) if match[1] else (None, float(match[2]))
 
@@ -156,19 +159,19 @@ def _validate_sync(config: TrainConfig) -> None:
     sync = config.sync
     if sync.compression not in COMPRESSIONS:
         raise UserError(
-            f"--sync.compression {sync.compression}: use {listed(COMPRESSIONS, 'or')}; an "
-            "all-reduce adds numbers, and bytes from a general compressor cannot be added"
+            f"--sync.compression {sync.compression}: use {listed(COMPRESSIONS, 'or')}; general compressors, such as "
+            "gzip, are not supported, because an all-reduce adds gradients and cannot add compressed bytes"
         )
     own, period = f"--sync.synchronizer {sync.synchronizer}", f"--sync.period {sync.period}"
     compression, sharding = f"--sync.compression {sync.compression}", f"--fsdp-devices {config.fsdp_devices}"
     is_compressed, is_sharded = sync.compression != "none", config.fsdp_devices > 1
-    averages_rarely = "ranks then average parameters, in fp32, and exchange no gradients"
+    averages_rarely = "compression is for gradients, and with this period, ranks exchange only parameters, in fp32"
     for excluded, flag, other, reason in (
         (sync.synchronizer and sync.period > 1, own, period, "your own synchronizer decides when ranks exchange data"),
         (sync.synchronizer and is_compressed, own, compression, "your own synchronizer decides what ranks exchange"),
-        (sync.synchronizer and is_sharded, sharding, own, "sharded gradients are averaged by FSDP2"),
+        (sync.synchronizer and is_sharded, sharding, own, "FSDP2 itself averages sharded gradients"),
         (sync.period > 1 and is_compressed, compression, period, averages_rarely),
-        (sync.period > 1 and is_sharded, sharding, period, "ranks that share parameters cannot differ"),
+        (sync.period > 1 and is_sharded, sharding, period, "ranks that share parameters cannot train separately"),
     ):
         if excluded:
             raise UserError(f"{flag}: cannot be combined with {other}, because {reason}; drop one of the two")
@@ -234,7 +237,7 @@ def _validate_numbers(config: TrainConfig) -> None:
 
 
 def _validate_values(config: TrainConfig) -> None:
-    """Raise if a number is NaN, if a number other than a bound is infinite, or if a text cannot be part of a path."""
+    """Raise if a number is NaN, if a number is infinite but not a bound, or if a text cannot be part of any path."""
     for name, value in paths(to_plain(config)):
         if isinstance(value, str) and _NOT_IN_PATHS.search(value):
             raise UserError(f"--{name.replace('_', '-')} {value!r}: contains a character that no path can have")
@@ -253,7 +256,7 @@ def _floats(value: Any) -> Iterator[float]:
 
 
 def _is_bound(config: TrainConfig, path: list[str]) -> bool:
-    """Return whether infinity in an entry means "no bound": the entry is named like one, or infinite by default."""
+    """Return whether an entry may be infinite: its name is the name of a bound, or its default is infinite."""
     *parent, name = path
     if _BOUND.fullmatch(name):
         return True
@@ -292,7 +295,7 @@ def _validate_obs_clip(agent: AgentConfig) -> None:
         raise UserError(f"--agent.obs-clip {agent.obs_clip}: must be positive and finite, or None")
     if not agent.obs_normalization:
         raise UserError(
-            f"--agent.obs-clip {agent.obs_clip}: clips normalized observations; add --agent.obs-normalization"
+            f"--agent.obs-clip {agent.obs_clip}: needs normalized observations; add --agent.obs-normalization"
         )
 
 
@@ -336,7 +339,10 @@ def _validate_jitter(flag: str, delay: tuple[int, int], jitter: float) -> None:
     if not 0 <= jitter <= 1:
         raise UserError(f"{flag}-jitter {jitter}: is a probability; must be 0 to 1")
     if jitter and delay[0] == delay[1]:
-        raise UserError(f"{flag}-jitter {jitter}: needs a range of delays; {flag} is {delay[0]} {delay[1]}")
+        raise UserError(
+            f"{flag}-jitter {jitter}: needs a range of delays, but {flag} is {delay[0]} {delay[1]}; use two different "
+            "numbers there"
+        )
 
 
 def _validate_range(flag: str, bounds: tuple[float, float] | None, least: float = -math.inf) -> None:
@@ -363,8 +369,8 @@ def validate_terrain(terrain: TerrainConfig) -> None:
         if name not in columns:
             raise UserError(
                 f"--env.sim.terrain.num-columns {terrain.num_columns}: leaves no column for "
-                f"--env.sim.terrain.parts.{name}.share {part.share:g} (all shares: "
-                f"{sum(each.share for each in terrain.parts.values()):g}); use more columns or a larger share"
+                f"--env.sim.terrain.parts.{name}.share {part.share:g} (the sum of all "
+                f"shares is {sum(each.share for each in terrain.parts.values()):g}); use more columns or a larger share"
             )
 
 
@@ -399,7 +405,8 @@ def _validate_grid(terrain: TerrainConfig) -> None:
     if num_points > _MAX_POINTS:
         raise UserError(
             f"{flag}.resolution-m {terrain.resolution_m}: gives {num_points:.2g} points on {sides[0]:g} m by "
-            f"{sides[1]:g} m, and more than {_MAX_POINTS:.2g} take gigabytes; use a coarser resolution, or fewer tiles"
+            f"{sides[1]:g} m, but the maximum is {_MAX_POINTS:.2g}, because more need gigabytes of memory; use a "
+            "coarser resolution, or fewer tiles"
         )
 
 

@@ -1,4 +1,4 @@
-"""Entries of configs by name: fields of dataclasses, and entries of mappings such as terms and their parameters."""
+"""Read and replace entries of configs: fields of dataclasses, and entries of mappings such as terms and parameters."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def entries(value: Any) -> Mapping[str, Any]:
-    """Return the entries of a part of a config by name; a plain value has none.
+    """Return the entries of a part of a config, with their names as keys. A plain value has no entries.
 
     Args:
         value: A dataclass, a mapping or a plain value.

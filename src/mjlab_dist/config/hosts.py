@@ -50,7 +50,7 @@ def _is_ipv6(text: str) -> bool:
 
 
 def validate_hosts(entries: tuple[str, ...], min_hosts: int | None, max_restarts: int, *, copies: bool) -> None:
-    """Raise if ``--hosts``, ``--min-hosts`` or ``--sync-code`` is wrong. Devices are not checked.
+    """Raise if ``--hosts``, ``--min-hosts`` or ``--sync-code`` is wrong. The hosts' devices are checked elsewhere.
 
     Args:
         entries: The value of ``--hosts``.
@@ -66,8 +66,9 @@ def validate_hosts(entries: tuple[str, ...], min_hosts: int | None, max_restarts
     for entry in entries:
         if _read(entry) is None:
             raise UserError(
-                f"--hosts {shown}: {entry!r} is not a name or an address, with or without a number of ranks (node7, "
-                "node7:4, [fd00::7]:4); separate hosts by spaces, and set users and ports in SSH's config file"
+                f"--hosts {shown}: {entry!r} is not a host; give a name or an address, and optionally a number of "
+                "ranks (node7, node7:4, [fd00::7]:4); separate hosts by spaces, and set users and ports in SSH's "
+                "config file"
             )
         if parse_host(entry).num_ranks == 0:
             raise UserError(f"--hosts {shown}: {entry} has no ranks; drop the host, or give it 1 or more")
@@ -86,4 +87,6 @@ def validate_hosts(entries: tuple[str, ...], min_hosts: int | None, max_restarts
     if not entries:
         raise UserError(f"--min-hosts {min_hosts}: has no effect on one machine; add --hosts")
     if max_restarts == 0:
-        raise UserError(f"--min-hosts {min_hosts}: is for restarts; add --max-restarts, such as --max-restarts 10")
+        raise UserError(
+            f"--min-hosts {min_hosts}: has no effect without restarts; add --max-restarts, such as --max-restarts 10"
+        )

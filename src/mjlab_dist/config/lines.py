@@ -1,4 +1,4 @@
-"""Read config files as YAML, and find the lines of errors in them, for messages."""
+"""Read config files as YAML, and find the line numbers that messages about errors in them show."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 
 
 MAX_VALUES = 1_000_000
-"""Maximum number of values in a config file. With aliases, a few lines can expand to more than fits into memory."""
+"""Maximum number of values in a config file, with aliases expanded. Without this limit, a few lines with aliases could
+expand to more values than fit into memory."""
 
 
 def load_yaml(text: str) -> Any:
@@ -40,7 +41,7 @@ def load_yaml(text: str) -> Any:
 
 
 def _num_values(node: yaml.Node, known: dict[int, float]) -> float:
-    """Return the number of values in a node, counted again for every alias; infinite if the node contains itself."""
+    """Return the number of values in a node, with aliases expanded; infinite if the node contains itself."""
     if id(node) not in known:
         known[id(node)] = math.inf
         parts = node.value if isinstance(node.value, list) else []
@@ -86,7 +87,7 @@ def line_of_field(text: str, path: str, value: Any) -> int | None:
 def _fields(
     node: yaml.Node | None, names: tuple[str, ...]
 ) -> Iterator[tuple[tuple[str, ...], yaml.ScalarNode, yaml.Node]]:
-    """Yield the names of the parents, the key and the value of every field."""
+    """Yield one tuple per field: the names of its parents, its key and its value."""
     import yaml  # noqa: PLC0415
 
     if isinstance(node, yaml.MappingNode):

@@ -31,10 +31,10 @@ def validate_loggers(names: Sequence[str], *, checkpoints: bool) -> None:
     """
     for name in names:
         if name not in BUILT_IN and ":" not in name:
-            use = f"use {listed(BUILT_IN)}, or package.module:Class, separated by spaces"
+            use = f"use {listed(BUILT_IN, 'or')}, or package.module:Class; separate several loggers by spaces"
             fix = use if "," in name else did_you_mean(name, BUILT_IN, use)
             raise UserError(f"--logger {name}: is not a logger; {fix}")
         if names.count(name) > 1:
             raise UserError(f"--logger {' '.join(names)}: {name} is repeated; name each logger once")
     if checkpoints and "wandb" not in names:
-        raise UserError("--checkpoint.wandb: no logger uploads checkpoints; add --logger wandb")
+        raise UserError("--checkpoint.wandb: needs the logger wandb, which uploads the checkpoints; add --logger wandb")

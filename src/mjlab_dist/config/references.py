@@ -38,7 +38,7 @@ class LazyModule:
 
 
 def lazy_modules(package: str, *names: str) -> Callable[[str], LazyModule]:
-    """Make ``from package import module`` return a stand-in for some modules of a package, until they are imported.
+    """Make ``from package import module`` return a stand-in for the module, unless the module is already imported.
 
     Commands can then list and print configs without importing torch, while editors and type checkers still find the
     real functions. In the package's ``__init__.py``::
@@ -47,7 +47,7 @@ def lazy_modules(package: str, *names: str) -> Callable[[str], LazyModule]:
 
     Args:
         package: The package's ``__name__``.
-        names: Names of the modules.
+        names: Names of the modules for which this holds.
 
     Returns:
         The package's ``__getattr__``.
@@ -84,8 +84,8 @@ def name_of(term: Callable[..., Any] | str) -> str:
         term: The function or class itself, or a reference to it.
 
     Raises:
-        UserError: If the function or class cannot be imported by its name: a lambda, a nested function, or a function
-            of a script.
+        UserError: If the function or class cannot be imported by its name. This is the case for lambdas, nested
+            functions, and functions that the started script itself defines.
     """
     if isinstance(term, str):
         return str(term)

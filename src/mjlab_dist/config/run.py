@@ -21,8 +21,8 @@ class SyncConfig:
     """Synchronization of the ranks' policies. docs/distributed.md has the formula and the cost of each flag."""
 
     period: int = 1
-    """Iterations between averages of the ranks' parameters and Adam moments. 1 averages the gradients of every
-    mini-batch instead, so that ranks never differ."""
+    """Number of iterations after which the ranks average their parameters and Adam moments. With 1, the ranks instead
+    average the gradients of every mini-batch, so they never differ."""
     compression: str = "none"
     """Number format in which ranks exchange gradients: none (fp32), bf16 or fp16. Gradients are divided by the world
     size before the exchange, and converted back to fp32 after it. Rounding errors are added to the next gradients."""
@@ -101,9 +101,9 @@ class TrainConfig:
     log_root: str = "logs"
     """Directory of all runs. A run's own directory is <log-root>/<task>/<time>_<run-name>."""
     resume: str | None = None
-    """Resume an earlier run in its directory: a run directory, latest for the task's newest run, or the path of a W&B
-    run. The run's own config is used, and further flags change it. max-iterations includes the iterations already
-    done. auto: resume the run that has this run-name, or start it if there is none."""
+    """Earlier run to resume: a run directory, latest for the task's newest run, or the path of a W&B run. The run
+    continues in its directory with its own config, and further flags change the config. max-iterations includes the
+    iterations already done. auto: resume the run that has this run-name, or start it if there is none."""
     init_from: str | None = None
     """Checkpoint file or pack from which a new run takes its policy, value function and normalizers."""
     max_restarts: int = 0
@@ -115,7 +115,7 @@ class TrainConfig:
     hang_timeout: float = 300.0
     """Seconds without an iteration after which a rank is considered hung. The run then ends or restarts."""
     logger: LOGGERS = ("tensorboard",)
-    """Loggers: tensorboard, wandb, trackio, own. Separate several by spaces, and name your own class as
+    """Loggers: tensorboard, wandb, trackio, or your own. Separate several by spaces, and name your own class as
     package.module:Class. metrics.jsonl is always written. wandb works offline with WANDB_MODE=offline, and trackio
     needs the package trackio. See docs/loggers.md."""
     wandb_project: str = "mjlab_dist"
@@ -124,9 +124,9 @@ class TrainConfig:
     """Also log the speed, waiting time, return and memory of every rank: as rows of rank_metrics.jsonl, one per rank
     and iteration, and as curves."""
     evaluate_interval: int | None = None
-    """Iterations between evaluations of the policy, over whole episodes without exploration and in separate envs. The
-    means over the episodes are the columns evaluation/... of the metrics. The last iteration is also followed by an
-    evaluation. Default: no evaluations."""
+    """Iterations between evaluations of the policy. An evaluation plays whole episodes without exploration, in separate
+    envs. The means over the episodes are the columns evaluation/... of the metrics. The last iteration is also followed
+    by an evaluation. Default: no evaluations."""
     evaluate_episodes: int = 64
     """Number of episodes of an evaluation. The ranks share the episodes in batches of 16."""
     video_interval: int | None = None
@@ -147,7 +147,7 @@ class TrainConfig:
     """Checkpoints."""
 
     def __post_init__(self) -> None:
-        """Accept a single logger that is not in a tuple, as in older versions."""
+        """Accept a string with a single logger, as written for older versions."""
         if isinstance(self.logger, str):
             object.__setattr__(self, "logger", (self.logger,))
 
@@ -156,7 +156,7 @@ class TrainConfig:
 class PlayConfig:
     """Play a trained policy: print its returns over whole episodes, and record a video or a strip of frames.
 
-    All --env flags of train also work, and change the env: --env.commands.velocity.params.forward-m-s 1 1.
+    All --env flags of train also work, and change the env. Example: --env.commands.velocity.params.forward-m-s 1 1.
     """
 
     run: str = "latest"
@@ -202,7 +202,7 @@ class PlayConfig:
     log_root: str = "logs"
     """Directory of all runs."""
     trust: bool = False
-    """Allow the run's config to name functions of any module, and so to run any code."""
+    """Allow the run's config to name functions of any module, which lets it run any code."""
 
     @property
     def num_played(self) -> int:
@@ -214,7 +214,7 @@ class PlayConfig:
 class WatchConfig:
     """Show a run in the browser, during training or afterwards: the robot with the newest policy, and learning curves.
 
-    The run's files are only read. They may be on a shared disk, or copies.
+    The run's files are only read. They may be on a shared disk, or be copies.
     """
 
     port: int | None = None
@@ -227,7 +227,7 @@ class WatchConfig:
     log_root: str = "logs"
     """Directory of all runs. The page can switch to any of them."""
     trust: bool = False
-    """Allow the run's config to name functions of any module, and so to run any code."""
+    """Allow the run's config to name functions of any module, which lets it run any code."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -271,7 +271,7 @@ class EvaluateConfig:
     log_root: str = "logs"
     """Directory of all runs."""
     trust: bool = False
-    """Allow the run's config to name functions of any module, and so to run any code."""
+    """Allow the run's config to name functions of any module, which lets it run any code."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -296,7 +296,7 @@ class ExportConfig:
     log_root: str = "logs"
     """Directory of all runs."""
     trust: bool = False
-    """Allow the run's config to name functions of any module, and so to run any code."""
+    """Allow the run's config to name functions of any module, which lets it run any code."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -317,7 +317,7 @@ class PackConfig:
     log_root: str = "logs"
     """Directory of all runs, in which latest is found."""
     trust: bool = False
-    """Allow the run's config to name functions of any module, and so to run any code."""
+    """Allow the run's config to name functions of any module, which lets it run any code."""
 
 
 @dataclass(frozen=True, kw_only=True)

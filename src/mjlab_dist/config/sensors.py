@@ -14,9 +14,9 @@ descendants."""
 class ContactConfig:
     """Contact sensors for elements of the scene, one row per element. The sensor term Contact reads them.
 
-    An entity is given by its name, and the names of its elements are then written without the prefix. An empty text
-    as the entity means the MJCF of sim.model. If the entity is None, names are full names, with prefixes, in the whole
-    scene.
+    If entity is the name of an entity, the elements belong to this entity, and their names are written without its
+    prefix. If entity is an empty text, the elements belong to the MJCF of sim.model. If entity is None, elements can
+    belong to any part of the scene, and their names are written with prefixes. other_entity works in the same way.
     """
 
     names: tuple[str, ...]
@@ -39,9 +39,10 @@ class ContactConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DistanceConfig:
-    """Distances between the surfaces of geoms, and their closest points, for all pairs of element and other element.
+    """Distances between the surfaces of geoms, and the closest points of these surfaces.
 
-    Names and entities are as in ContactConfig.
+    Each pair of an element (names) and an other element (other_names) is measured. Names and entities are written as in
+    ContactConfig.
     """
 
     names: tuple[str, ...]

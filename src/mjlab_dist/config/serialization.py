@@ -150,7 +150,7 @@ def from_plain(plain: dict[str, Any]) -> TrainConfig:
         path = error.field_path or ""
         raise FieldError(f"{path} {given}: takes {in_words(error.field_type)}", path, error.value) from error
     except dacite.UnexpectedDataError as error:
-        unknown = sorted(map(str, error.keys))  # YAML has other keys too, such as numbers
+        unknown = sorted(map(str, error.keys))  # YAML keys can also be numbers, for example
         raise FieldError(f"{', '.join(unknown)}: unknown field", unknown[0]) from error
     except dacite.DaciteFieldError as error:
         raise FieldError(str(error), error.field_path or "") from error
@@ -159,8 +159,8 @@ def from_plain(plain: dict[str, Any]) -> TrainConfig:
 def _upgraded(plain: dict[str, Any]) -> dict[str, Any]:
     """Convert configs of older versions.
 
-    ``env.sim.capture`` was a bool, ``logger`` a single name, ``sync.fsdp_min_size_mb`` was not in ``sync``, and modules
-    and parameters had different names.
+    In older versions, ``env.sim.capture`` was a bool, ``logger`` was a single name, ``fsdp_min_size_mb`` was not in
+    ``sync``, and some modules and parameters had other names.
     """
     plain = _renamed(plain)
     if isinstance(plain.get("logger"), str):
@@ -176,9 +176,9 @@ def _upgraded(plain: dict[str, Any]) -> dict[str, Any]:
 
 
 def _renamed(value: Any) -> Any:
-    """Update references ``package.module:name`` to modules that have moved, and names of parameters, in plain data.
+    """Replace the former names of modules and parameters in plain data by their names now.
 
-    Lists among the parameters of terms become tuples.
+    Modules are named in references ``package.module:name``. In the parameters of terms, lists also become tuples.
     """
     if isinstance(value, dict):
         renamed = {key: _renamed(part) for key, part in value.items()}

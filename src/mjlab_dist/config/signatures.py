@@ -1,4 +1,7 @@
-"""Parameters of terms, read from source: help and completion must not import the modules of terms, which need torch."""
+"""Read the parameters of terms from source code.
+
+Help and completion show these parameters, but must not import the modules of terms, because that would import torch.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from mjlab_dist.errors import UserError
 from mjlab_dist.wording import did_you_mean, listed
 
 REQUIRED = inspect.Parameter.empty
-"""Stands for the default of a parameter without a default."""
+"""Value of :attr:`Parameter.default` if a parameter has no default."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,18 +37,18 @@ class Parameter:
 
     @property
     def can_be_none(self) -> bool:
-        """Whether None is one of its values."""
+        """Whether the parameter may be None."""
         return self.default is None or bool(re.search(r"\bNone\b|\bOptional\b", self.annotation))
 
 
 _PASSED = ("self", "env", "mask", "block")
 
 PARAMETERS = {"params": "func", "model_params": "model"}
-"""Fields of configs that contain parameters, and the field of the same config that names the function."""
+"""For each field of a config that contains parameters: the field of the same config that names their function."""
 
 
 def parameters_of(config: Any, field: str) -> dict[str, Parameter]:
-    """Return the parameters that a field of a config may contain, by name.
+    """Return the parameters that a field of a config may contain, with their names as keys.
 
     Args:
         config: The config of a term, the simulation or an entity.
@@ -103,7 +106,7 @@ def _flag(flag: str, name: str) -> str:
 
 
 def parameters(reference: str, passed: Collection[str] = _PASSED) -> dict[str, Parameter]:
-    """Return the parameters of a function or class by name.
+    """Return the parameters of a function or class, with their names as keys.
 
     Args:
         reference: Function or class, as package.module:name. For a module without readable source, or a name that
@@ -153,7 +156,7 @@ def _value(reference: str, name: str, default: ast.expr) -> Any:
 
 
 def definition(module: str, name: str) -> tuple[str, ast.FunctionDef | ast.ClassDef] | None:
-    """Return the module that defines a function or class, and its source. Nothing is imported.
+    """Return the module that defines a function or class, and the syntax tree of the definition. Import nothing.
 
     Args:
         module: The module's name; it may import the function or class from another module.
@@ -202,7 +205,7 @@ def _absolute(module: str, node: ast.ImportFrom) -> str:
     try:
         return importlib.util.resolve_name(f"{'.' * node.level}{node.module}", spec.parent)
     except ImportError:
-        return ""  # beyond the top-level package
+        return ""  # the relative import goes beyond the top-level package
 
 
 def _constructor(module: str, node: ast.ClassDef) -> tuple[str, ast.FunctionDef] | None:

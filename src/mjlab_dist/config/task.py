@@ -60,8 +60,8 @@ class MetricConfig(TermConfig):
 class ActionConfig:
     """A block of actions and the actuators that it drives.
 
-    Every block computes value = offset + scale * clip(action), delayed by latency. Its class turns values into actuator
-    inputs; by default, the values are the inputs.
+    Every block computes value = offset + scale * clip(action), delayed by latency. The class of the block turns values
+    into actuator inputs; by default, the values are the inputs.
     """
 
     func: str = "mjlab_dist.mdp.actions:ActuatorInput"
@@ -175,7 +175,7 @@ class EventConfig:
     """An event: a change of the state of some envs, such as a new start state or a push."""
 
     func: str
-    """Function or class, as package.module:name; it changes the envs of a mask."""
+    """Function or class, as package.module:name; it changes the envs that a mask selects."""
     params: dict[str, ParamValue] = field(default_factory=dict)
     """Keyword arguments of the function."""
     when: Literal["startup", "reset", "interval"] = "reset"
@@ -385,7 +385,8 @@ class SimConfig:
     njmax: int
     """Constraint rows allocated per env. More rows than necessary cost time."""
     nconmax: int
-    """Contacts allocated per env; all envs of a rank share them. More contacts than necessary cost time."""
+    """Contacts allocated per env. All envs of a rank share one buffer of nconmax * num_envs contacts. More contacts
+    than necessary cost time."""
     on_overflow: Literal["warn", "grow", "stop"] = "warn"
     """What to do during training if contacts or constraint rows do not fit into their buffers, so that some are
     dropped. warn: print one warning, and count affected envs. grow: restart from the newest checkpoint with larger
@@ -395,8 +396,8 @@ class SimConfig:
     this."""
     capture: CaptureMode = "physics"
     """Part of a control step that is recorded once and then replayed. physics: the physics (CUDA graphs on a GPU).
-    step: on a GPU also all other operations: policy, terms and storage; curricula must then change tensors, not Python
-    numbers. off: nothing, which is slower and easier to debug."""
+    step: on a GPU, also all other operations (policy, terms and storage). Curricula must then change tensors, not
+    Python numbers. off: nothing, which is slower and easier to debug."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -421,7 +422,7 @@ class EnvConfig:
     """Terms that end an episode, by name. The time limit is not one of these terms. At the time limit, PPO bootstraps
     the value, as for terms with time_out."""
     metrics: dict[str, MetricConfig] = field(default_factory=dict)
-    """Quantities to log, by name, such as success; columns metric/<name> of metrics.jsonl."""
+    """Quantities to log, by name, such as success. They are the columns metric/<name> of metrics.jsonl."""
     events: dict[str, EventConfig] = field(default_factory=dict)
     """Events at startup, at the start of an episode or at intervals, by name, in the order in which they happen."""
     randomizations: dict[str, RandomizationConfig] = field(default_factory=dict)

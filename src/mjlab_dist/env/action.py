@@ -166,8 +166,8 @@ class Action(Term):
         for name, joint in zip(self.block.actuators, ids, strict=True):
             if joint is None:
                 raise UserError(
-                    f"{self.block.flag}.actuators {name}: drives no hinge or slide joint, which "
-                    f"{type(self).__name__} needs; use another actuator or class"
+                    f"{self.block.flag}.actuators {name}: drives no hinge or slide joint, but "
+                    f"{type(self).__name__} needs one; use another actuator or class"
                 )
         model, found = env.sim.model, [joint for joint in ids if joint is not None]
         return JointColumns(

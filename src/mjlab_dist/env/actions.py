@@ -28,7 +28,8 @@ class Actions:
 
     Attributes:
         terms: The blocks, in the order of their actions.
-        names: Name of each action: that of its actuator, or ``<block>.<name>``.
+        names: Name of each action: the name of its actuator, or ``<block>.<name>`` if the action is not named after
+            an actuator.
         actions: The policy's latest output, (num_envs, num_actions).
         previous: The output before that, (num_envs, num_actions).
         sent: Clipped outputs of the latest steps, newest first, (num_envs, steps, num_actions).
@@ -152,7 +153,9 @@ def _find(blocks: Mapping[str, ActionConfig], model: mujoco.MjModel) -> Iterator
         for pattern in config.actuators:
             matches = [known.index(pattern)] if pattern in known else _matches(pattern, known)
             if not matches:
-                raise UserError(f"--env.actions.{name}.actuators {pattern}: the model has {', '.join(known)}")
+                raise UserError(
+                    f"--env.actions.{name}.actuators {pattern}: matches no actuator; the model has {', '.join(known)}"
+                )
             ids += matches
         yield ActionBlock(name, config, tuple(known[i] for i in ids), tuple(ids))
 
@@ -165,9 +168,10 @@ def _matches(pattern: str, names: list[str]) -> list[int]:
 
 
 def _targets(terms: Sequence[Action], ctrl: torch.Tensor) -> list[tuple[int, int, int]]:
-    """Return, for each value that the kernel writes: index of the action, address in the first env, bytes between envs.
+    """Return a tuple for each value that the kernel writes: index of the action, address of the value, and stride.
 
-    For inputs of actuators that no block drives, the index is -1.
+    The address is the address in the first env, and the stride is the number of bytes from one env to the next. For
+    inputs of actuators that no block drives, the index is -1.
     """
     starts = itertools.accumulate((len(term.names) for term in terms), initial=0)
     driven = {actuator for term in terms for actuator in term.block.ids}

@@ -53,7 +53,8 @@ class Binder:
     """Builder of the terms of one batch of envs.
 
     Attributes:
-        memories: Terms that are classes, by their path in the config, such as ``rewards.forward``.
+        memories: All terms that are instances of classes. Keys are their paths in the config, such as
+            ``rewards.forward``.
         uncapturable: Paths of the terms that cannot be part of a CUDA graph.
     """
 
@@ -224,7 +225,7 @@ def look_up(kind: str, name: str, known: Mapping[str, T]) -> T:
         UserError: If there is no part with this name.
     """
     if name not in known:
-        raise UserError(f"{kind} {name}: the task has {', '.join(known) or 'none'}")
+        raise UserError(f"{kind} {name}: does not exist; the task has {', '.join(known) or 'none'}")
     return known[name]
 
 
@@ -355,7 +356,7 @@ def _note(where: str, func: str, error: Exception) -> str:
 
 
 def _check_lengths(flag: str, func: Callable[..., Any], params: Mapping[str, ParamValue]) -> None:
-    """Raise if a tuple has the wrong length. The command line cannot check this: it does not import the term."""
+    """Raise if a tuple has the wrong length. The command line cannot check this, as it does not import the term."""
     try:
         hints = typing.get_type_hints(func.__init__ if isinstance(func, type) else func, localns={"Env": object})
     except NameError:

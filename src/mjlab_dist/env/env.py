@@ -52,7 +52,7 @@ class Env(Finder, VecEnv):
         sim: The physics; terms read its state tensors.
         actions: The policy's latest output, (num_envs, num_actions).
         previous_actions: The output before that, (num_envs, num_actions).
-        action_names: Name of each action: that of the actuator that it drives, or ``<block>.<name>``.
+        action_names: Name of each action: the name of its actuator, or ``<block>.<name>``.
         action_terms: The blocks of actions.
         terminated: Envs whose episode was terminated in this step, (num_envs,) of bool.
         timed_out: Envs whose episode is cut off in this step, by the time limit or a term, (num_envs,) of bool.
@@ -65,7 +65,7 @@ class Env(Finder, VecEnv):
         reward_scale: Factor that converts weights of the config to weights per control step.
         reward_names: Names of the reward terms, in the order of ``EpisodeTotals.terms``.
         termination_names: ``time_limit``, then names of the termination terms, as in ``EpisodeTotals.terminations``.
-        metric_names: Names of the metrics in rows, such as ``metric/success``, in the order of
+        metric_names: Column names of the metrics, such as ``metric/success``, in the order of
             ``EpisodeTotals.metrics``.
         parameters: Parameters of terms that curricula change.
         uncapturable_terms: Terms that cannot be part of a CUDA graph, as ``rewards.<name>``.
@@ -270,8 +270,8 @@ class Env(Finder, VecEnv):
             actions: The policy's output, (num_envs, num_actions).
 
         Returns:
-            Observations (after resets), rewards (num_envs,), dones (num_envs,) of bool, and extras: ``time_outs``
-            (num_envs,) of bool marks episodes that the time limit or a term has cut off, without a termination.
+            Observations (after resets), rewards (num_envs,), dones (num_envs,) of bool, and extras. ``time_outs`` in
+            extras, (num_envs,) of bool, is True for episodes that were only cut off, and False if they also terminated.
         """
         # Actions, physics and clocks
         self._actions.apply(actions)
@@ -326,7 +326,7 @@ class Env(Finder, VecEnv):
         }
 
     def num_bytes(self) -> int:
-        """Return the device memory of the physics and of the env's tensors in bytes, without temporaries of a step."""
+        """Return the device memory of the physics and the env in bytes, without temporary tensors of a step."""
         known = [value for value in (*vars(self).values(), *self.reference) if isinstance(value, torch.Tensor)]
         known += [self._events.left_s, *self._remembered().values()]
         held = {tensor.data_ptr(): tensor.nbytes for tensor in known}
@@ -359,7 +359,8 @@ class Env(Finder, VecEnv):
         """Return a copy of the complete state of these envs, except random states.
 
         Returns:
-            Tensors by name, on the env's device: (num_envs, ...), except ``totals`` and ``nan_resets``, sums over envs.
+            Tensors by name, on the env's device. ``totals`` and ``nan_resets`` are sums over envs; all others have the
+            shape (num_envs, ...).
         """
         return {name: tensor.clone() for name, tensor in self._held().items()}
 
@@ -375,7 +376,7 @@ class Env(Finder, VecEnv):
         copy_state(state, self._held())
 
     def resume_curricula(self, states: Sequence[Mapping[str, torch.Tensor]]) -> None:
-        """Restore curricula from a run with a different number of ranks or envs; new ones start fresh.
+        """Restore curricula from a run with a different number of ranks or envs. New curricula start fresh.
 
         Args:
             states: :meth:`state` of each rank, on any device.

@@ -1,4 +1,4 @@
-"""Ends of episodes, and sums over them: rewards and metrics of running episodes, totals of ended episodes."""
+"""Determine which episodes end, and sum rewards and metrics: per running episode, and in total over ended episodes."""
 
 from __future__ import annotations
 
@@ -32,14 +32,15 @@ class EpisodeTotals(NamedTuple):
     steps: torch.Tensor
     """Number of control steps of these episodes, a scalar."""
     terms: torch.Tensor
-    """Weighted rewards of these episodes by term, (num_terms,); the sum over terms is their return."""
+    """For each reward term, the sum of its weighted rewards in all steps of these episodes, (num_terms,). The sum over
+    the terms is the sum of the episodes' returns."""
     unweighted: torch.Tensor
-    """The same rewards without weights, (num_terms,)."""
+    """The same sums, of rewards without weights, (num_terms,)."""
     terminations: torch.Tensor
     """Number of episodes ended by each reason, (1 + num_terminations,): the time limit, then each termination term.
     Several reasons may end the same episode."""
     metrics: torch.Tensor
-    """Sum of each metric of these episodes, (num_metrics,)."""
+    """For each metric, the sum of its values over these episodes, (num_metrics,)."""
 
 
 class Episodes:
@@ -49,7 +50,7 @@ class Episodes:
 
     Attributes:
         done: Envs whose episode ends in this step, (num_envs,) of bool.
-        time_outs: Envs whose episode is cut off and not terminated, (num_envs,) of bool.
+        time_outs: Envs whose episode is cut off in this step and does not terminate, (num_envs,) of bool.
         broken: Envs with a non-finite number, (num_envs,) of bool; the next :meth:`end_step` ends their episodes.
         earned: Rewards of this step by term, without weights, (num_terms, num_envs).
         reward: Weighted sum of ``earned`` over the terms, (num_envs,).

@@ -23,8 +23,8 @@ class Events:
     """The events of a task.
 
     Attributes:
-        left_s: Time in s until each event or randomization at intervals, (num_envs, num_intervals), decreased by the
-            env's ``begin_step`` kernel.
+        left_s: Time in s until each interval event and each interval randomization happens next, (num_envs,
+            num_intervals). The env's ``begin_step`` kernel decreases it.
     """
 
     def __init__(
@@ -74,7 +74,8 @@ class Events:
             mask: Envs in which an episode starts, (num_envs,) of bool.
 
         Raises:
-            UserError: Until the first step, if an event writes to a field of the model that it does not declare.
+            UserError: If an event writes to a field of the model that it does not declare. This is no longer checked
+                after the first step.
         """
         for event in self._reset:
             event(env, mask)
@@ -95,7 +96,8 @@ class Events:
             env: The envs.
 
         Raises:
-            UserError: In the first step, if an event writes to a field of the model that it does not declare.
+            UserError: If an event writes to a field of the model that it does not declare. This is checked only in the
+                first step.
         """
         for column, (_, change) in enumerate(self._intervals):
             due = self.left_s[:, column] < 0.5 * env.step_dt_s  # round to the nearest step

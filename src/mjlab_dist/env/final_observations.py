@@ -8,11 +8,11 @@ from mjlab_dist.env.env import Env
 
 
 class FinalObservations:
-    """Computes observations in every step, before envs are reset. The results of the steps do not change.
+    """Computes observations in every step, before envs are reset. This does not change the results of the steps.
 
     Attributes:
-        observed: Observation groups by name, (num_envs, width), of the state before the latest step's resets, in all
-            envs.
+        observed: Observations of all envs in the latest step, before its resets. Keys are the names of the groups, and
+            each value has the shape (num_envs, width).
     """
 
     def __init__(self, env: Env) -> None:

@@ -31,7 +31,7 @@ class Joints(dict[str, Joint]):
     """Joints by name; an unknown name raises :class:`UserError`."""
 
     def __missing__(self, name: str) -> Joint:
-        raise UserError(f"joint {name}: the model has {', '.join(self)}")
+        raise UserError(f"joint {name}: does not exist; the model has {', '.join(self)}")
 
 
 class JointSelection(NamedTuple):

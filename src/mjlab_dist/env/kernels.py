@@ -72,7 +72,7 @@ def send_actions(
         offset: Offsets, added to the scaled actions.
         action_ids: Index of the action of each target; -1 for an actuator without an action, whose input is set to 0.
         targets: Address of each output in the first env: an actuator input, or a value that a class of actions reads.
-        strides: Distance between the values of two envs in bytes, per target.
+        strides: For each target, the number of bytes from the value of one env to the value of the next.
         lag: Delay of each action in steps, (num_envs, num_actions).
         actions: The policy's latest output, (num_envs, num_actions).
         previous: The output before that, (num_envs, num_actions).
@@ -248,7 +248,7 @@ def add_value(reduction: int, steps: float, before: float, value: float):
 
 @wp.func
 def weighted_sum(weights: wp.array[float], terms: wp.array2d[float], env: int):
-    """Return an env's weighted sum of reward terms. In torch.mv, rounding would depend on the number of envs.
+    """Return an env's weighted sum of reward terms. torch.mv would round differently for other numbers of envs.
 
     Args:
         weights: Weight of each term, (num_terms,).

@@ -1,4 +1,4 @@
-"""With ``nan_policy`` reset: the search for numbers that are not finite, and their replacement in observations."""
+"""If ``nan_policy`` is reset: find numbers that are not finite, and replace them in observations."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class NotFinite:
 
         Args:
             sim: The physics.
-            episodes: The episodes; their ``broken`` marks the envs with such numbers.
+            episodes: The episodes. Their attribute ``broken`` marks the envs with such numbers.
         """
         self.num_resets = torch.zeros((), dtype=torch.long, device=sim.device)
         self._state = (sim.qpos, sim.qvel, sim.view("act"))

@@ -41,8 +41,8 @@ class ObservationGroup:
             terms: The terms, in the same order; each returns (num_envs, width).
             num_envs: Number of envs in the batch.
             device: Device of the tensors.
-            changing: Noise and scales that a curriculum changes, by ``<term>.<field>``: (1,), or (width,)
-                for a number per column.
+            changing: Noise and scales that a curriculum changes. Keys are ``<term>.<field>``; a value is (1,), or
+                (width,) if each column has its own number.
 
         Raises:
             UserError: If a term returns the wrong shape or type, or its noise has the wrong number of columns.
@@ -80,7 +80,7 @@ class ObservationGroup:
         self.columns = {name: slice(*pair) for name, pair in zip(configs, itertools.pairwise(ends), strict=True)}
 
     def observe(self) -> torch.Tensor:
-        """Return the observation after a step, (num_envs, width). Call it once per step: it advances the history."""
+        """Return the observation after a step, (num_envs, width). Call it once per step, as it advances the history."""
         # Noise, clip and scale
         for columns, number in self._changing:
             columns.copy_(number)
@@ -113,7 +113,7 @@ class ObservationGroup:
             memory.reset(mask)
 
     def state(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield name and tensor, (num_envs, ...), of each part of the state of delays and histories."""
+        """Yield the state of delays and histories: names and tensors, (num_envs, ...)."""
         for name, memory in zip(self.columns, self._memories, strict=True):
             if memory is not None:
                 yield f"{name}.values", memory.values

@@ -59,7 +59,7 @@ class Parameters:
         """Return the numbers of a parameter, (k,) of float32, to be changed in place; k is 1 for one number.
 
         Args:
-            path: Path of a parameter or, with a number at the end, of an element of a tuple.
+            path: Path of a parameter, or path of an element of a tuple: the tuple's path, a dot and an index.
 
         Raises:
             UserError: If the curriculum does not return the path from :meth:`Curriculum.changes`.
@@ -74,7 +74,7 @@ class Parameters:
         return self._found[whole].numbers[int(index) :][:1]
 
     def within(self, where: str) -> dict[str, Any]:
-        """Return the values of the parameters of a term, by their paths relative to the term.
+        """Return the values of a term's parameters that curricula change, by their paths relative to the term.
 
         Args:
             where: Path of the term or group, with a dot at the end.
@@ -85,7 +85,7 @@ class Parameters:
         return {path.removeprefix(where): one.value for path, one in self._found.items() if path.startswith(where)}
 
     def numbers(self, where: str) -> dict[str, torch.Tensor]:
-        """Return the numbers of the parameters of a term, (k,) each, by their paths relative to the term.
+        """Return the numbers of a term's parameters that curricula change, (k,) each, by path relative to the term.
 
         Args:
             where: As in :meth:`within`.
@@ -111,8 +111,9 @@ class Parameters:
         if not numbers:
             raise UserError(f"parameter {path}: is {value!r}, not a number or a tuple of numbers; name another one")
         if index and (not isinstance(value, tuple) or int(index) >= len(numbers)):
-            has = f"{len(numbers)} numbers, counted from 0" if isinstance(value, tuple) else f"one number; name {whole}"
-            raise UserError(f"parameter {path}: has {has}")
+            last = len(numbers) - 1
+            has = f"numbers 0 to {last}" if isinstance(value, tuple) else f"one number, without an index; name {whole}"
+            raise UserError(f"parameter {path}: there is no number {index}; {whole} has {has}")
         self._check_readable(path, where, whole)
         # Make the tensor
         if whole not in self._found:
@@ -128,7 +129,7 @@ class Parameters:
         return did_you_mean(rest.partition(".params")[0], known, f"the task has {listed(known) or f'no {kind}'}")
 
     def _values(self, where: str) -> dict[str, Any]:
-        """Return the values that a term receives from the config or from the defaults of its function, by path."""
+        """Return the values that a term receives, by path, from the config or from the defaults of its function."""
         term = self._terms[where]
         fields = {f"{where}.{name}": getattr(term, name) for name in _FIELDS.get(type(term), ())}
         if isinstance(term, RandomizationConfig):
@@ -141,7 +142,7 @@ class Parameters:
         """Raise if the term does not read the parameter again after a curriculum has changed it."""
         term = self._terms[where]
         if getattr(term, "when", "") == "startup":
-            raise UserError(f"parameter {path}: is read once, at startup; set --env.{where}.when reset or interval")
+            raise UserError(f"parameter {path}: is read once, at startup; set --env.{where}.when to reset or interval")
         name = whole.removeprefix(f"{where}.params.")
         if name == whole:
             return  # a field of the config, which the env itself reads in every step
@@ -149,7 +150,8 @@ class Parameters:
         can_change: tuple[str, ...] = getattr(found, "schedulable", ())
         if isinstance(found, type) and name not in can_change:
             others = f", or name {listed(can_change, 'or')}" if can_change else ""
-            ranges = f"; the range of the command's first number is {where}.0" if where.startswith("commands.") else ""
+            is_command = where.startswith("commands.")
+            ranges = f"; {where}.0 names the range of the command's first number" if is_command else ""
             raise UserError(
                 f"parameter {path}: the class {term.func} does not list it in schedulable; list it if the class reads "
                 f"it in every call{others}{ranges}"

@@ -124,7 +124,10 @@ class Randomizations:
         return lambda _, mask: draw.apply(mask, self._before[draw.name])
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Return the values at the end of startup, (num_envs, ...) by field name, of all fields that change later."""
+        """Return, by field name, the values that fields had at the end of startup, (num_envs, ...) each.
+
+        Only fields that change after startup are included.
+        """
         return self._before
 
 
@@ -145,7 +148,7 @@ class _Draw:
         self._config = config
         self._chosen = _chosen(flag, config, sim.model, self.field, entities)
         numbers = {name: getattr(config, name) for name in ("low", "high", "mean", "std")}
-        if changing:  # torch operations on two bounds need two numbers or two tensors
+        if changing:  # torch accepts two numbers or two tensors as bounds, but not one of each
             given = {name: number for name, number in numbers.items() if number is not None}
             numbers = {name: torch.tensor(number, device=sim.device) for name, number in given.items()} | dict(changing)
         self._numbers: dict[str, Any] = numbers
@@ -155,7 +158,8 @@ class _Draw:
 
         Args:
             mask: Envs to draw for, (num_envs,) of bool.
-            before: Values that the drawn numbers scale, or are added to, with the shape of the field.
+            before: Values with which the drawn numbers are multiplied, or to which they are added, with the shape of
+                the field.
         """
         shape = [len(self.field), *[1] * (self.field.dim() - 1)] if self._config.shared else self.field.shape
         drawn = self._draw(torch.empty(shape, device=self.field.device))

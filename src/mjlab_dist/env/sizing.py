@@ -24,8 +24,8 @@ GPU_SHARE = 0.8
 CPU_SHARE = 0.5
 """Share of the free memory of a machine for all its ranks.
 
-It is lower than the share on a GPU, because temporaries of a step (20 to 40% of the memory of an env) are not measured
-on the CPU.
+It is lower than the share on a GPU, because temporary arrays of a step (20 to 40% of the memory of an env) are not
+measured on the CPU.
 """
 
 PROBE_SIZES = (64, 256)
@@ -71,8 +71,8 @@ def choose_num_envs(rooms: Sequence[Room]) -> tuple[int, str]:
             "--agent.num-steps-per-env, --env.sim.njmax or --env.sim.nconmax"
         )
     num_envs = min(MAX_NUM_ENVS, 1 << (capacity.bit_length() - 1))
-    limit = ", the maximum for auto: larger batches hardly speed up training" if num_envs == MAX_NUM_ENVS else ""
-    where = f"rank {rank} has the least memory, {usable}" if len(rooms) > 1 else f"{usable} can be used"
+    limit = ", the maximum for auto, as larger batches hardly speed up training" if num_envs == MAX_NUM_ENVS else ""
+    where = f"rank {rank} can use the least memory, {usable}" if len(rooms) > 1 else f"{usable} can be used"
     return num_envs, f"--num-envs auto: {num_envs} envs per rank{limit}. An env needs {needed}; {where}."
 
 
@@ -90,7 +90,8 @@ def measure_room(config: TrainConfig, device: str, num_ranks_here: int) -> Room:
     gpus = [] if device == "cpu" else [device]
     with torch.random.fork_rng(devices=gpus):
         env_bytes = _env_bytes(config, device)
-    gc.collect()  # frees the envs, which contain reference cycles; workers disable the collector during start-up
+    # Free the envs, which contain reference cycles. Workers disable the garbage collector, so this call is needed.
+    gc.collect()
     if gpus:
         torch.cuda.empty_cache()
     share = CPU_SHARE / num_ranks_here if device == "cpu" else GPU_SHARE
@@ -127,7 +128,7 @@ def _env_bytes(config: TrainConfig, device: str) -> int:
 
 
 def _measure_on_gpu(config: TrainConfig, device: str, held: int) -> int:
-    """Return the bytes per env that the driver reports, including temporaries of a step and memory of graphs.
+    """Return the bytes per env that the driver reports, including temporary arrays of a step and memory of graphs.
 
     The bytes of the arrays alone would be too few. Kernels and libraries must already be loaded: they need memory only
     once, which must not count as memory of an env.

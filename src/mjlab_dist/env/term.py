@@ -34,7 +34,7 @@ class Term:
             term waits for the device or depends on Python values that change. The term is then called between two
             graphs. For functions, use :func:`not_capturable`.
         schedulable: Names of the parameters that curricula may change. Such a parameter is a 0-dim float32 tensor, or a
-            tuple of such tensors. It changes in place, so the term must read it in every call.
+            tuple of such tensors. Its value changes in place, so the term must read it in every call.
     """
 
     capturable = True
@@ -262,7 +262,8 @@ class Command(Term):
         """Draw new values.
 
         Args:
-            env: The envs. Those in which an episode starts are in the start state, before reset events.
+            env: The envs. If an episode of an env begins in this step, the env is in its start state, and reset events
+                have not run yet.
             mask: Envs to draw for, (num_envs,) of bool.
         """
         raise NotImplementedError
@@ -304,7 +305,7 @@ class Command(Term):
         return {"value": self.value, "left_s": self.left_s}
 
     def uniform(self) -> torch.Tensor:
-        """Draw every number uniformly from its range in every env, (num_envs, d), or return those of :meth:`hold`."""
+        """Draw every number uniformly from its range, (num_envs, d), or return the numbers given to :meth:`hold`."""
         if self._held is not None:
             return self._held.repeat(len(self.left_s), 1)
         low, high = self.ranges.unbind(dim=1)
@@ -323,8 +324,8 @@ class Curriculum(Term):
     def changes(cls, params: Mapping[str, ParamValue]) -> Sequence[str]:  # noqa: ARG003 (for subclasses)
         """Return the paths of the parameters of terms that the curriculum changes.
 
-        The env replaces these parameters by tensors before it makes the terms. ``env.find_parameter(path)`` returns a
-        tensor. Weights of rewards and ranges of commands are always tensors and need no path.
+        The env replaces these parameters by tensors before it makes the terms. ``env.find_parameter(path)`` returns
+        such a tensor. Weights of rewards and ranges of commands are always tensors and need no path.
 
         Args:
             params: Parameters of the curriculum in the config.

@@ -23,12 +23,13 @@ def find_key(model: mujoco.MjModel, name: str | None) -> int | None:
     """
     keys = [model.key(i).name for i in range(model.nkey)]
     if name is not None and name not in keys:
-        raise UserError(f"--env.sim.keyframe {name}: the model has {', '.join(filter(None, keys)) or 'none'}")
+        known = ", ".join(filter(None, keys)) or "none"
+        raise UserError(f"--env.sim.keyframe {name}: does not exist; the model has {known}")
     return None if name is None else keys.index(name)
 
 
 def put_data(model: mujoco.MjModel, key: int | None, num_envs: int, config: SimConfig) -> mjw.Data:
-    """Put the start state of every env on the current device. Buffers have room for at least its contacts and rows.
+    """Put the start state of every env on the current device, with buffers for at least its contacts and constraints.
 
     Args:
         model: The MuJoCo model.

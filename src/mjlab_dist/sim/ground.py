@@ -108,7 +108,7 @@ def closest_on_triangle(p: wp.vec3, a: wp.vec3, b: wp.vec3, c: wp.vec3) -> wp.ve
 
 @wp.func
 def closest_on_segments(a: wp.vec3, b: wp.vec3, c: wp.vec3, d: wp.vec3) -> wp.vec2:
-    """Return where segments ab and cd are nearest to each other, from 0 to 1 along each; no length may be 0."""
+    """Return where segments ab and cd are nearest to each other, from 0 to 1 along each. They must not be points."""
     u = b - a
     v = d - c
     w = a - c

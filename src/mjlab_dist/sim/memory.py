@@ -9,7 +9,7 @@ import warp as wp
 
 
 def array_bytes(*holders: Any) -> dict[int, int]:
-    """Return the bytes of Warp arrays in dataclasses, tuples and lists, by address: arrays may share memory."""
+    """Return the bytes of Warp arrays in dataclasses, tuples and lists, by address, as arrays may share memory."""
     found: dict[int, int] = {}
     for holder in holders:
         if isinstance(holder, wp.array):

@@ -175,8 +175,8 @@ def refuse_moved_inertia(model: mujoco.MjModel, name: str, field: torch.Tensor) 
     moved = (field.cpu() != torch.from_numpy(getattr(model, name)).float()).any(dim=2).any(dim=0).numpy()
     for body in np.flatnonzero(moved & (model.body_simple != 0)):
         raise UserError(
-            f"field {name}: MuJoCo assumes that the inertia of body {model.body(body).name} is at the body's origin, "
-            'along its axes; add simple="false" to that body in the MJCF'
+            f"field {name}: was changed for body {model.body(body).name}, but MuJoCo assumes that the inertia of this "
+            'body is at its origin, along its axes; add simple="false" to the body in the MJCF'
         )
 
 
@@ -201,7 +201,7 @@ def refuse_writes(flag: str, views: Mapping[str, torch.Tensor], per_env: Iterabl
 
 
 class Sliders:
-    """Bodies that only slide and have no children. MuJoCo Warp's ``set_const`` does not set their inverse weights."""
+    """Sets the inverse weights of bodies that only slide and have no children. MuJoCo Warp's ``set_const`` does not."""
 
     def __init__(self, model: mujoco.MjModel, put: mjw.Model, device: str) -> None:
         """Look up the bodies.

@@ -13,15 +13,16 @@ import mjlab_dist
 from mjlab_dist.messages import emit
 
 _PACKAGE = Path(mjlab_dist.__file__).parent
-"""Folder of this package. The package issues no Python warnings: those that name its files are from MuJoCo."""
+"""Folder of this package. The package issues no Python warnings, so warnings that name its files are from MuJoCo."""
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Turn warnings of MuJoCo into events of the kind ``debug`` until the context ends. ``--verbose`` prints them.
 
-    MuJoCo's C code would print the warnings, and append them to the file MUJOCO_LOG.TXT in the current directory.
-    MuJoCo's bindings and MuJoCo Warp would issue Python warnings. Python warnings of other code are issued as usual.
+    Otherwise, MuJoCo's C code would print the warnings and append them to the file MUJOCO_LOG.TXT in the current
+    directory, and MuJoCo's bindings and MuJoCo Warp would issue Python warnings. Python warnings of other code are
+    issued as usual.
     """
     texts: dict[str, None] = {}
 
@@ -47,7 +48,7 @@ def quiet() -> Iterator[None]:
 
 
 def _is_of_mujoco(warning: warnings.WarningMessage, texts: Collection[str]) -> bool:
-    """Return whether a Python warning is from MuJoCo Warp, or from MuJoCo's bindings, which name the caller's line."""
+    """Return whether a Python warning is from MuJoCo Warp or MuJoCo's bindings. The bindings name the caller's file."""
     text, file = str(warning.message), Path(warning.filename)
     is_repeated = bool(texts) and text.startswith(tuple(texts))
     is_of_call = file.is_relative_to(_PACKAGE) or "is deprecated" in text

@@ -33,7 +33,7 @@ def why_not_capturable(device: str) -> str:
     assert driver, "Warp lists a CUDA device"
     if driver < CAPTURABLE_DRIVER:
         needed, supported = (".".join(map(str, version)) for version in (CAPTURABLE_DRIVER, driver))
-        return f"conditional graph nodes need CUDA {needed}, and the NVIDIA driver supports CUDA {supported} only"
+        return f"conditional graph nodes need CUDA {needed}, but the NVIDIA driver supports only CUDA {supported}"
     if not wp.is_mempool_enabled(found):
         return "CUDA memory pools are off on this device"
     return ""

@@ -197,7 +197,8 @@ def add_motors(spec: mujoco.MjSpec, configs: Mapping[str, ActuatorConfig]) -> di
         for joint in joints:
             if joint.name in added:
                 raise UserError(
-                    f"{flag}.joints {' '.join(config.joints)}: {joint.name} already has a motor of another group"
+                    f"{flag}.joints {' '.join(config.joints)}: {joint.name} already has a motor of another group; "
+                    "name each joint in one group only"
                 )
             # The motor replaces the actuators of the MJCF on this joint.
             for actuator in list(spec.actuators):

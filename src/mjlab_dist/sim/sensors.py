@@ -24,7 +24,7 @@ _FOUND_AND_FORCE = 1 << int(mujoco.mjtConDataField.mjCONDATA_FOUND) | 1 << int(m
 """Data fields that a contact sensor must have: found (1 number) and force (3 numbers), which come first in its data."""
 
 _REDUCTIONS = {"maxforce": 2, "netforce": 3}
-"""Codes of MuJoCo's contact sensor."""
+"""Codes of MuJoCo's contact sensor for the values of ``ContactConfig.reduce``."""
 
 
 _POINTS = mujoco.mjtSensor.mjSENS_GEOMFROMTO
@@ -38,7 +38,7 @@ class ContactRow(NamedTuple):
     name: str
     """Name of the element, or of the sensor if it is defined in the MJCF."""
     addresses: tuple[int, ...]
-    """Column of ``found`` of each sensor in ``sensordata``; the next three columns are the force."""
+    """For each sensor, the column of ``found`` in ``sensordata``; the next three columns are the force."""
 
 
 def add_contacts(spec: mujoco.MjSpec, configs: Mapping[str, ContactConfig], entities: Collection[str]) -> None:
@@ -60,7 +60,7 @@ def add_contacts(spec: mujoco.MjSpec, configs: Mapping[str, ContactConfig], enti
         if config.other_names:
             others = _find(spec, flag, "other-", (config.other_names, config.other_kind, config.other_entity), entities)
         elif config.other_entity is not None:
-            raise UserError(f"{flag}.other-entity {config.other_entity}: also needs other-names")
+            raise UserError(f"{flag}.other-entity {config.other_entity}: needs other-names; set both, or drop it")
         for element in elements:
             for other in others:
                 spec.add_sensor(

@@ -156,7 +156,7 @@ class Simulation:
 
     @property
     def version(self) -> tuple[int, ...] | None:
-        """Version of the state; None if ``qpos`` or ``qvel`` is an inference tensor: torch counts no writes to these.
+        """Version of the state; None if ``qpos`` or ``qvel`` is an inference tensor, whose writes torch does not count.
 
         The version changes if a program that may change the state runs, or if torch writes to ``qpos`` or ``qvel``.
         """
@@ -165,7 +165,7 @@ class Simulation:
         return (self._num_changes, self.qpos._version, self.qvel._version)
 
     def mark_changed(self) -> None:
-        """Change :attr:`version`. Call this after code other than programs and torch has written to the state."""
+        """Change :attr:`version`. Call this after writes to the state that neither a program nor torch made."""
         self._num_changes += 1
 
     def view(self, name: str) -> torch.Tensor:
@@ -222,7 +222,7 @@ class Simulation:
         """
         names = [self.model.sensor(i).name for i in range(self.model.nsensor)]
         if name not in names:
-            raise UserError(f"sensor {name}: the model has {', '.join(filter(None, names)) or 'none'}")
+            raise UserError(f"sensor {name}: does not exist; the model has {', '.join(filter(None, names)) or 'none'}")
         sensor = self.model.sensor(name)
         return self.view("sensordata")[:, int(sensor.adr[0]) : int(sensor.adr[0] + sensor.dim[0])]
 
@@ -291,7 +291,7 @@ class Simulation:
         return model_fields.derived(self.model, name)
 
     def num_bytes(self) -> int:
-        """Return the device memory of MuJoCo Warp's model and data in bytes, without temporaries of a step."""
+        """Return the device memory of MuJoCo Warp's model and data in bytes, without a step's temporary arrays."""
         return sum(array_bytes(self._warp_model, self._data).values())
 
     def step(self) -> None:
@@ -357,7 +357,7 @@ class Simulation:
         return bool(self.model.opt.enableflags & mujoco.mjtEnableBit.mjENBL_SLEEP)
 
     def _everything(self) -> dict[str, torch.Tensor]:
-        """Return all data per env. If bodies may sleep, this is the state: a step does not recompute all poses."""
+        """Return all data per env: the state if bodies may sleep, because a step does not recompute all poses then."""
         return {name: view for name in per_env_names() if (view := self.view(name)).numel()}
 
     # The programs of the physics
@@ -430,7 +430,7 @@ def _launch_now(launch: Callable[[], None]) -> None:
 
 
 def copy_state(source: Mapping[str, torch.Tensor], target: Mapping[str, torch.Tensor]) -> None:
-    """Copy tensors to those with the same names, in place: recorded graphs contain the addresses of the targets.
+    """Copy tensors to those with the same names, in place, because recorded graphs contain the targets' addresses.
 
     Args:
         source: The saved tensors.

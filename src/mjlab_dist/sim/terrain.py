@@ -20,10 +20,10 @@ BOX_COVERAGE = 0.3
 """Total area of the boxes of a tile divided by the area of the tile; boxes may overlap."""
 
 LAND_M = 1.0
-"""Width of the ground between two gaps."""
+"""Width of the ground between two gaps, in m."""
 
 BASE_M = 1.0
-"""Thickness of the ground below its lowest point: geoms that penetrate it are pushed out upwards."""
+"""Thickness of the ground below its lowest point, in m. Geoms that penetrate the ground are pushed out upwards."""
 
 NEAREST_M = 0.1
 """Maximum distance of the near clipping plane of cameras, in m."""
@@ -141,7 +141,7 @@ def add_terrain(spec: mujoco.MjSpec, config: TerrainConfig) -> None:
 
 
 def crop_terrain(model: mujoco.MjModel, center_m: tuple[float, float], half_m: float) -> mujoco.MjModel:
-    """Return a copy of the model with only a square of its terrain: rendering the whole terrain takes many seconds.
+    """Return a copy of the model with only a square of its terrain, because rendering all of it takes many seconds.
 
     Args:
         model: A model; without a terrain it is returned unchanged.

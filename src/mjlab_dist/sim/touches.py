@@ -14,7 +14,7 @@ _FAR = wp.constant(1.0e6)
 """A distance in m that stands for no contact."""
 
 _OTHER_WAY = wp.constant(0.9)
-"""Maximum cosine of the angle between the normals of two contacts that count as different contacts."""
+"""Two contacts count as different contacts if the cosine of the angle between their normals is below this number."""
 
 _MAX_TOUCHES = wp.constant(8)
 """Maximum number of contacts of one geom with the ground."""
@@ -97,7 +97,7 @@ def _is_another(point: wp.vec3, normal: wp.vec3, known: Touch, radius: float) ->
 def _touch_between(ground: Ground, start: wp.vec3, end: wp.vec3, radius: float, margin: float) -> Touch:
     """Return the contact of a capsule's middle part with an edge of the surface.
 
-    There is one only if it is deeper than a linear interpolation between the depths of the two ends.
+    Such a contact exists only if it is deeper than a linear interpolation between the depths of the two ends.
     """
     none = Touch()
     none.dist = _FAR
@@ -135,7 +135,7 @@ def _touch_between(ground: Ground, start: wp.vec3, end: wp.vec3, radius: float, 
 
 @wp.func
 def _touch_inside_box(ground: Ground, center: wp.vec3, rotation: wp.mat33, size: wp.vec3, known: Touch) -> Touch:
-    """Return a contact at a grid point in a box: the deepest or, with a known contact, the furthest from it."""
+    """Return a contact at a grid point in a box: the deepest, or the furthest from a known contact if one is given."""
     # Grid points in the bounding box of the box
     touch = Touch()
     touch.dist = _FAR
@@ -153,7 +153,7 @@ def _touch_inside_box(ground: Ground, center: wp.vec3, rotation: wp.mat33, size:
             if point[2] < center[2] - extent[2]:
                 continue
             local = wp.transpose(rotation) @ (point - center)
-            # The normal is that of the nearest face; faces that would push the box into the ground are excluded.
+            # Use the normal of the nearest face. Faces that would push the box into the ground are excluded.
             inside = bool(True)
             depth = float(_FAR)
             outward = wp.vec3()
@@ -214,7 +214,7 @@ def with_sphere(touches: Touches, ground: Ground, center: wp.vec3, radius: float
 def with_capsule(
     touches: Touches, ground: Ground, center: wp.vec3, along: wp.vec3, radius: float, margin: float
 ) -> Touches:
-    """Add the contacts of a capsule: those of its ends, and one between them.
+    """Add the contacts of a capsule: up to three at each end, and up to one between the ends.
 
     Args:
         touches: Contacts found so far.
@@ -262,7 +262,7 @@ def with_box(
 ) -> Touches:
     """Add the contacts of a box: its corners that touch the ground.
 
-    If there are fewer than three, add one edge and up to two points of the ground that are inside the box.
+    If fewer than three corners touch it, add one edge and up to two points of the ground that are inside the box.
     """
     none = Touch()
     none.dist = _FAR

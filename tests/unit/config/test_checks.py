@@ -340,9 +340,9 @@ def test_a_value_of_a_term_at_its_limit_is_accepted(path: str, value: Any):
 @pytest.mark.parametrize(
     ("names", "start", "fix"),
     [
-        (("paper",), "--logger paper: ", "tensorboard, wandb and trackio, or package.module:Class"),
+        (("paper",), "--logger paper: ", "tensorboard, wandb or trackio, or package.module:Class"),
         (("wandb", "tensorbord"), "--logger tensorbord: ", "did you mean tensorboard?"),
-        (("tensorboard,wandb",), "--logger tensorboard,wandb: ", "separated by spaces"),
+        (("tensorboard,wandb",), "--logger tensorboard,wandb: ", "separate several loggers by spaces"),
         (("",), "--logger : ", "package.module:Class"),
         (("wandb", "a:B", "wandb"), "--logger wandb a:B wandb: ", "wandb is repeated; name each logger once"),
         (("a:B", "a:B"), "--logger a:B a:B: ", "a:B is repeated; name each logger once"),

@@ -149,5 +149,5 @@ def test_a_mistake_is_refused_in_one_line(changes: dict[str, Any], message: str)
 
 @pytest.mark.slow
 def test_unknown_distances_are_refused(env: Env) -> None:
-    with pytest.raises(UserError, match=r"^sim\.distances hand: the task has geoms, drum$"):
+    with pytest.raises(UserError, match=r"^sim\.distances hand: does not exist; the task has geoms, drum$"):
         env.find_distances("hand")

@@ -349,13 +349,16 @@ def test_play_without_disturbances_drops_the_schedules_of_what_it_removes() -> N
         ("rewards.alive.params.x", r"there is no such parameter; rewards\.alive has none"),
         ("observations.actor.joints.noise", r".* did you mean uniform_noise\?"),
         ("rewards.linear.params.command", r"is 'velocity', not a number or a tuple of numbers"),
-        ("events.root.params.z_m.2", r"has 2 numbers, counted from 0"),
-        ("rewards.height.params.target_m.0", r"has one number; name rewards\.height\.params\.target_m"),
-        ("randomizations.mass.low", r"is read once, at startup; set --env\.randomizations\.mass\.when reset or "),
+        ("events.root.params.z_m.2", r"there is no number 2; events\.root\.params\.z_m has numbers 0 to 1"),
+        (
+            "rewards.height.params.target_m.0",
+            r".* has one number, without an index; name rewards\.height\.params\.target_m",
+        ),
+        ("randomizations.mass.low", r"is read once, at startup; set --env\.randomizations\.mass\.when to reset or "),
         ("rewards.limits.params.share", r"the class mjlab_dist\.mdp\.rewards:JointLimits does not list it in "),
         (
             "commands.velocity.params.forward_m_s",
-            r".* or name standing_share, .*; the range of the command's first number is commands\.velocity\.0$",
+            r".* or name standing_share, .*; commands\.velocity\.0 names the range of the command's first number$",
         ),
     ],
 )

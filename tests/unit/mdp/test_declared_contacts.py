@@ -277,12 +277,15 @@ def declared(**fields: Any) -> Callable[[], str]:
             declared(other_names=("x",), other_entity="y"),
             "--env.sim.contacts.feet.other-entity y: is not an entity of the scene",
         ),
-        (declared(other_entity=""), "--env.sim.contacts.feet.other-entity : also needs other-names"),
+        (declared(other_entity=""), "--env.sim.contacts.feet.other-entity : needs other-names; set both, or drop it"),
         (
             lambda: refused(sim=dataclasses.replace(SIM, contacts={"a:b": ContactConfig(names=(".*",))})),
             "--env.sim.contacts.a:b: a name consists of",
         ),
-        (lambda: refused(sensors={"feet": BOTH["declared"]}), "env.sensors.feet: sim.contacts feet: the task has none"),
+        (
+            lambda: refused(sensors={"feet": BOTH["declared"]}),
+            "env.sensors.feet: sim.contacts feet: does not exist; the task has none",
+        ),
         (
             lambda: refused(sensors={"f": TermConfig(func="mjlab_dist.mdp.sensors:Contact")}),
             "env.sensors.f: contact sensors: the list is empty",
