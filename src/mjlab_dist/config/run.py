@@ -115,7 +115,7 @@ class TrainConfig:
     hang_timeout: float = 300.0
     """Seconds without an iteration after which a rank is considered hung. The run then ends or restarts."""
     logger: LOGGERS = ("tensorboard",)
-    """Loggers: tensorboard, wandb, trackio, or your own. Separate several by spaces, and name your own class as
+    """tensorboard, wandb, trackio, or your own. Separate several by spaces, and name your own class as
     package.module:Class. metrics.jsonl is always written. wandb works offline with WANDB_MODE=offline, and trackio
     needs the package trackio. See docs/loggers.md."""
     wandb_project: str = "mjlab_dist"
