@@ -114,7 +114,7 @@ def episode_steps(env: EnvConfig, step_dt_s: float) -> int:
     num_steps = round(env.episode_length_s / step_dt_s)
     if num_steps < 1:
         raise UserError(
-            f"--env.episode-length-s {env.episode_length_s}: is less than one control step of {step_dt_s} s"
+            f"--env.episode-length-s {env.episode_length_s}: is less than one control step; use at least {step_dt_s}"
         )
     return num_steps
 

@@ -208,13 +208,13 @@ def per_name(flag: str, value: float | Mapping[str, float], names: Sequence[str]
         except re.error as error:
             raise UserError(f"{flag} {pattern}: is not a regular expression: {error}") from error
         if not is_used and isinstance(value, Mapping):
-            raise UserError(f"{flag} {pattern}: matches none of the actions {', '.join(names)}")
+            raise UserError(f"{flag} {pattern}: matches none of {', '.join(names)}")
     chosen = [
         next((number for pattern, number in numbers.items() if re.fullmatch(pattern, name)), None) for name in names
     ]
     missing = [name for name, number in zip(names, chosen, strict=True) if number is None]
     if missing:
-        raise UserError(f"{flag} {' '.join(numbers)}: does not match all actions; add a number for {listed(missing)}")
+        raise UserError(f"{flag} {' '.join(numbers)}: has no number for {listed(missing)}; add one")
     return [number for number in chosen if number is not None]
 
 

@@ -186,7 +186,8 @@ def _validate(flag: str, config: RandomizationConfig) -> None:
         raise UserError(f"{flag}.low {config.low}: must be positive for log-uniform")
     if config.distribution == "normal":
         if config.mean is None or config.std is None or config.std < 0:
-            raise UserError(f"{flag}.std {config.std}: normal needs a mean, and a std that is 0 or more; give both")
+            name, given = ("mean", config.mean) if config.mean is None else ("std", config.std)
+            raise UserError(f"{flag}.{name} {given}: normal needs a mean, and a std that is 0 or more; give both")
         return
     for name, given in (("mean", config.mean), ("std", config.std)):
         if given is not None:

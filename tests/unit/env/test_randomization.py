@@ -511,6 +511,7 @@ def test_without_randomizations_all_envs_share_one_model() -> None:
         (RandomizationConfig(field="body_mass", low=0), "--env.randomizations.it: ", "high"),
         (draw("body_mass", 0, 1, mean=0.5), "--env.randomizations.it.mean 0.5: ", "normal"),
         (draw("body_mass", 0, 1, distribution="normal", mean=1), "--env.randomizations.it.std None: ", "mean"),
+        (draw("body_mass", 0, 1, distribution="normal", std=1), "--env.randomizations.it.mean None: ", "mean"),
         (draw("body_mass", 0, 1, distribution="log-uniform"), "--env.randomizations.it.low 0: ", "log-uniform"),
     ],
 )  # fmt: skip

@@ -152,10 +152,10 @@ def test_scales_and_offsets_by_regular_expression() -> None:
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
-        ({"scale": {"a1": 1.0, "b.": 2.0, ".*": 1.0}}, "--env.actions.some.scale b.: matches none of the actions a1"),
+        ({"scale": {"a1": 1.0, "b.": 2.0, ".*": 1.0}}, "--env.actions.some.scale b.: matches none of a1"),
         (
             {"scale": {"a[1-5]": 1.0}},
-            "--env.actions.some.scale a[1-5]: does not match all actions; add a number for a6",
+            "--env.actions.some.scale a[1-5]: has no number for a6; add one",
         ),
         ({"offset": {"(": 1.0}}, "--env.actions.some.offset (: is not a regular expression"),
         ({"scale": float("nan")}, "--env.actions.some.scale nan: is not a number"),
@@ -207,7 +207,7 @@ def test_one_binary_action_opens_and_closes_both_fingers() -> None:
     opened, closed = [0.04, 0.04], [0.0, 0.01]
     np.testing.assert_allclose(ctrl_of(env, "left", "right"), [opened, closed, opened, closed], rtol=1e-6)
     unnamed = action(actions.Binary, ("left", "right"), opened={"left": 1.0}, closed=0.0)
-    assert refused(unnamed).startswith("--env.actions.some.params.opened left: does not match all actions")
+    assert refused(unnamed).startswith("--env.actions.some.params.opened left: has no number for")
 
 
 @pytest.mark.slow
