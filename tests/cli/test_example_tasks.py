@@ -44,6 +44,7 @@ def test_an_example_passes_all_checks(installed: Command, task: str) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
     ("task", "metric", "low", "high"),
     [
