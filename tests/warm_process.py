@@ -143,7 +143,7 @@ def serve(connection: socket.socket) -> Start:
                 return command(start, descriptors, write)
             os._exit(0)
         os.waitpid(between, 0)
-        # Forward the ID that the new process sends when it has become the command, or 0 if it failed before that
+        # The new process sends its process ID as soon as it can run the command. Forward this ID, or 0 if it failed
         os.close(write)
         connection.sendall(os.read(read, SIZE.size) or SIZE.pack(0))
         for each in (read, *descriptors):

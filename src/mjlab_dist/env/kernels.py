@@ -36,7 +36,7 @@ def measure_base(
     axis = wp.vec3(x, y, z)
     twice = 2.0 * wp.cross(axis, moves)
     turned = moves - w * twice + wp.cross(axis, twice)
-    # Heading, and velocity in its frame
+    # Heading (yaw), and velocity in the frame that is rotated only by the heading
     yaw = wp.atan2(2.0 * (w * z + x * y), 1.0 - 2.0 * (y * y + z * z))
     heading[env] = yaw
     cos, sin = wp.cos(yaw), wp.sin(yaw)

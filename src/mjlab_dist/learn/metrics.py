@@ -150,7 +150,9 @@ class Metrics:
         }
 
     def outcome(self, iteration: int, sample: Sample) -> Outcome:
-        """Compute the metrics and decisions of all ranks, with one collective and one transfer to the host.
+        """Combine the measurements of all ranks into metrics, and into decisions such as whether to save or to stop.
+
+        This takes one collective and one transfer to the host.
 
         Args:
             iteration: Iterations done, including this one.

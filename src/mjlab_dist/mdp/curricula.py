@@ -141,8 +141,8 @@ class CommandRange(Curriculum):
         ranges = env.find_command(command).ranges
         if not 0 <= number < len(ranges):
             raise UserError(
-                f"command range: number {number}: the command {command} has no number {number}; use an index from 0 "
-                f"to {len(ranges) - 1}"
+                f"command range: number {number}: the command {command} has only {len(ranges)} ranges; use a number "
+                f"from 0 to {len(ranges) - 1}"
             )
         self.range = ranges[number]
         low, high = self.range.tolist()

@@ -225,7 +225,7 @@ def _plan(model: mujoco.MjModel, root: Sequence[int], joints: Sequence[int], wis
     unnamed = {b: f"body_{b}" for b in {b for pair in pairs for b in pair} if not model.body(b).name}
     names = {b: unnamed.get(b, model.body(b).name) for pair in pairs for b in pair}
     lacks = replace(lacks, body_names=unnamed, touching=tuple((names[a], names[b]) for a, b in pairs))
-    # Names of bodies, the site of the end effector, and the body that shows its target
+    # What else the model lacks: a name for the body, a site at the end effector, a body that shows its target
     body = pendulum.body if pendulum is not None else end.body if end is not None else None
     if body is not None and not model.body(body).name and body not in unnamed:
         lacks = replace(lacks, body_names=unnamed | {body: "hand" if pendulum is None else "pole"})

@@ -46,7 +46,7 @@ def fixed_source(robot: Robot) -> list[str]:
         start = '"joints": event(events.DrawJoints, joints=_JOINTS, position=(-0.5, 0.5)),'
     else:
         rewards = ["# Your own rewards, such as terms.your_function."]
-    # Lines of the env
+    # Source lines of the env's config
     where = "at any angle" if robot.goal == "swing-up" else "near the start state, within their limits"
     what = "The hinges" if robot.goal == "swing-up" else "Joints"
     return [
