@@ -38,7 +38,7 @@ def session(envs: Envs) -> Iterator[Any]:
     yield state
     yield envs.rollout(policy, 5)
     yield envs.set_state(state)
-    with pytest.raises(UserError, match=r"give \(35, 1\)"):
+    with pytest.raises(UserError, match=r"here \(35, 1\)"):
         envs.step(actions(0)[:5])
     with pytest.raises(UserError, match="policy"):
         envs.rollout(lambda _: torch.zeros(1, 1), 3)
