@@ -43,7 +43,7 @@ class AgentConfig:
     value_loss_coef: float = 1.0
     """Weight of the value loss."""
     use_clipped_value_loss: bool = True
-    """Clip the change of the value to clip-param, in the same way as the probability ratio."""
+    """In the value loss, clip the change of the value since the rollout to plus and minus clip-param."""
     max_grad_norm: float = 1.0
     """Maximum norm of the gradients; the actor's and the critic's are clipped separately."""
     actor_hidden_dims: tuple[int, ...] = (64, 64)
@@ -58,7 +58,7 @@ class AgentConfig:
     """Clip normalized observations to plus and minus this number of standard deviations; None for no clipping.
     Published results on Gymnasium's tasks use 10 (CleanRL's ppo_continuous_action.py)."""
     reward_normalization: bool = False
-    """Divide the rewards that PPO learns from by the running standard deviation of their discounted sum. The
+    """Before PPO learns from rewards, divide them by the running standard deviation of their discounted sum. The
     standard deviation is computed over all ranks. Reported returns are not normalized."""
     init_std: float = 1.0
     """Initial standard deviation of the actions."""
@@ -67,11 +67,12 @@ class AgentConfig:
     can raise the standard deviation again."""
     std_type: Literal["scalar", "log"] = "scalar"
     """Parameter that is learned for the standard deviation. scalar: the standard deviation itself. log: its logarithm,
-    so that updates are proportional to the standard deviation."""
+    so that each gradient step multiplies the standard deviation by a factor."""
     orthogonal_init: bool = False
     """Initialize the networks with orthogonal weights and zero biases, instead of torch's default. The gain is 0.01 in
     the policy's last layer, 1 in the value function's last layer, and sqrt(2) in all other layers (Andrychowicz
-    et al. 2021, arXiv:2006.05990, section 3.2). With 0.01, initial actions hardly depend on the observation."""
+    et al. 2021, arXiv:2006.05990, section 3.2). With 0.01, initial actions hardly depend on the observation.
+    Recurrent layers keep torch's default."""
     rnn: Literal["none", "lstm", "gru"] = "none"
     """Recurrent layers before the policy's and the value function's hidden layers. With recurrent layers, a mini-batch
     consists of all samples of some of the envs."""
@@ -86,5 +87,5 @@ class AgentConfig:
     """Precision of the networks in the update. bf16 uses torch.autocast: parameters, gradients and Adam stay in
     fp32."""
     capture: bool = True
-    """On a GPU, record the update of a mini-batch once and replay it as CUDA graphs. Without capture, the update is
-    slower and easier to debug."""
+    """On a GPU, record the gradient step of one mini-batch as CUDA graphs, and replay them for every mini-batch.
+    Without capture, the update is slower and easier to debug. Recurrent policies are never captured."""

@@ -1,4 +1,4 @@
-"""Fields that exclude each other: envs per rank or in total, and iterations or control steps."""
+"""Pairs of fields that exclude each other: envs per rank or in total; length in iterations or in control steps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ALTERNATIVES = ("num_envs", "total_num_envs", "max_iterations", "total_timesteps
 
 
 def drop_replaced(config: TrainConfig, given: Collection[str]) -> TrainConfig:
-    """Drop a value of the task or the config file if the user gave a value for the alternative field.
+    """If the user gave one field of a pair, drop the value that the task or the config file sets for the other field.
 
     Args:
         config: The config, with the values that the user gave.

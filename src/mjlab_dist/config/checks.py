@@ -26,14 +26,15 @@ _BOUND = re.compile(r"(clip|low|high)|(min|max)_\w+")
 """Matches the names of fields that are bounds. Infinity in such a field means that there is no bound."""
 
 _NOT_IN_PATHS = re.compile(r"[\0\ud800-\udc7f\udd00-\udfff]")
-"""Matches characters that no path can have: NUL, and surrogates that do not stand for a byte."""
+"""Matches characters that no path can have: NUL, and surrogates other than U+DC80 to U+DCFF, with which Python
+represents bytes of a path that are not valid UTF-8."""
 
 MAX_VIDEO_S = 60.0
 """Maximum length of a video that is made during training, in s."""
 
 _SEED_LIMIT = 2**63
-"""The seed of a run must be less than this. torch allows seeds below 2**64; the difference is left for the ranks,
-because rank r uses the seed of the run plus r."""
+"""The seed of a run must be less than this. torch allows seeds below 2**64. The limit of the run is lower, because
+rank r adds r to the seed of the run."""
 
 
 def validate(config: TrainConfig) -> None:
@@ -44,7 +45,7 @@ def validate(config: TrainConfig) -> None:
     """
     _validate_numbers(config)
     validate_seed(config.seed)
-    # Envs
+    # Number of envs
     if config.num_envs == "auto" and config.total_num_envs is not None:
         raise UserError(
             f"--num-envs auto: cannot be combined with --total-num-envs {config.total_num_envs}, which sets "
@@ -88,7 +89,7 @@ def validate_rollout(agent: AgentConfig, num_envs: int) -> None:
         if num_envs % agent.num_mini_batches:
             raise UserError(
                 f"--agent.num-mini-batches {agent.num_mini_batches}: does not divide --num-envs {num_envs}; "
-                f"with --agent.rnn {agent.rnn}, a mini-batch consists of whole envs; "
+                f"with --agent.rnn {agent.rnn}, the envs are divided among the mini-batches; "
                 f"use {_nearest_divisor(num_envs, agent.num_mini_batches)}"
             )
         return
@@ -109,7 +110,7 @@ def episode_steps(env: EnvConfig, step_dt_s: float) -> int:
         step_dt_s: Simulated seconds per control step.
 
     Raises:
-        UserError: If an episode is shorter than a control step.
+        UserError: If the length of an episode rounds to zero control steps.
     """
     num_steps = round(env.episode_length_s / step_dt_s)
     if num_steps < 1:
@@ -165,7 +166,7 @@ def _validate_sync(config: TrainConfig) -> None:
     own, period = f"--sync.synchronizer {sync.synchronizer}", f"--sync.period {sync.period}"
     compression, sharding = f"--sync.compression {sync.compression}", f"--fsdp-devices {config.fsdp_devices}"
     is_compressed, is_sharded = sync.compression != "none", config.fsdp_devices > 1
-    averages_rarely = "compression is for gradients, and with this period, ranks exchange only parameters, in fp32"
+    averages_rarely = "with this period, ranks exchange parameters instead of gradients, without compression"
     for excluded, flag, other, reason in (
         (sync.synchronizer and sync.period > 1, own, period, "your own synchronizer decides when ranks exchange data"),
         (sync.synchronizer and is_compressed, own, compression, "your own synchronizer decides what ranks exchange"),
@@ -237,7 +238,7 @@ def _validate_numbers(config: TrainConfig) -> None:
 
 
 def _validate_values(config: TrainConfig) -> None:
-    """Raise if a number is NaN, if a number is infinite but not a bound, or if a text cannot be part of any path."""
+    """Raise for NaN, for infinity in an entry that is not a bound, and for a text that no path can contain."""
     for name, value in paths(to_plain(config)):
         if isinstance(value, str) and _NOT_IN_PATHS.search(value):
             raise UserError(f"--{name.replace('_', '-')} {value!r}: contains a character that no path can have")
@@ -256,7 +257,7 @@ def _floats(value: Any) -> Iterator[float]:
 
 
 def _is_bound(config: TrainConfig, path: list[str]) -> bool:
-    """Return whether an entry may be infinite: its name is the name of a bound, or its default is infinite."""
+    """Return whether an entry is allowed to be infinite, because its name or its default shows that it is a bound."""
     *parent, name = path
     if _BOUND.fullmatch(name):
         return True
@@ -301,7 +302,7 @@ def _validate_obs_clip(agent: AgentConfig) -> None:
 
 def _validate_env(env: EnvConfig) -> None:
     if not env.observations.get("actor"):
-        raise UserError("env.observations: has no group actor; the task must define the policy's observations")
+        raise UserError("env.observations: has no group named actor; define this group, with the policy's observations")
     if not env.actions:
         raise UserError("env.actions: is empty; the task must name the actuators that the policy drives")
     if not env.rewards:
@@ -340,8 +341,8 @@ def _validate_jitter(flag: str, delay: tuple[int, int], jitter: float) -> None:
         raise UserError(f"{flag}-jitter {jitter}: is a probability; must be 0 to 1")
     if jitter and delay[0] == delay[1]:
         raise UserError(
-            f"{flag}-jitter {jitter}: needs a range of delays, but {flag} is {delay[0]} {delay[1]}; use two different "
-            "numbers there"
+            f"{flag}-jitter {jitter}: needs a range of delays, but {flag} is {delay[0]} {delay[1]}; give {flag} two "
+            "different numbers"
         )
 
 
@@ -405,8 +406,8 @@ def _validate_grid(terrain: TerrainConfig) -> None:
     if num_points > _MAX_POINTS:
         raise UserError(
             f"{flag}.resolution-m {terrain.resolution_m}: gives {num_points:.2g} points on {sides[0]:g} m by "
-            f"{sides[1]:g} m, but the maximum is {_MAX_POINTS:.2g}, because more need gigabytes of memory; use a "
-            "coarser resolution, or fewer tiles"
+            f"{sides[1]:g} m, but the maximum is {_MAX_POINTS:.2g}, because more points need gigabytes of memory; "
+            "use a larger resolution-m, or fewer tiles"
         )
 
 

@@ -62,7 +62,7 @@ def validate_hosts(entries: tuple[str, ...], min_hosts: int | None, max_restarts
         UserError: One line that names the flag, its value and the fix.
     """
     shown = " ".join(entries)
-    # Entries
+    # Each entry by itself
     for entry in entries:
         if _read(entry) is None:
             raise UserError(

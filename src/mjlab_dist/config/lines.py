@@ -1,4 +1,4 @@
-"""Read config files as YAML, and find the line numbers that messages about errors in them show."""
+"""Read config files as YAML, and find the line numbers of errors in them."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def line_of_field(text: str, path: str, value: Any) -> int | None:
 
     Args:
         text: The file, which is YAML.
-        path: Dotted name of the field. The names of entries, such as terms, may be left out.
+        path: Dotted name of the field. Names of parents, such as the name of a term, may be missing in it.
         value: The field's value, which selects one of several fields with the same name.
     """
     import yaml  # noqa: PLC0415 (not needed to print help)

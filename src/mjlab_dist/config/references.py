@@ -47,7 +47,7 @@ def lazy_modules(package: str, *names: str) -> Callable[[str], LazyModule]:
 
     Args:
         package: The package's ``__name__``.
-        names: Names of the modules for which this holds.
+        names: Names of the modules that get a stand-in.
 
     Returns:
         The package's ``__getattr__``.
@@ -85,7 +85,7 @@ def name_of(term: Callable[..., Any] | str) -> str:
 
     Raises:
         UserError: If the function or class cannot be imported by its name. This is the case for lambdas, nested
-            functions, and functions that the started script itself defines.
+            functions, and functions in the script with which Python was started (``__main__``).
     """
     if isinstance(term, str):
         return str(term)

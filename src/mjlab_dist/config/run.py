@@ -22,10 +22,11 @@ class SyncConfig:
 
     period: int = 1
     """Number of iterations after which the ranks average their parameters and Adam moments. With 1, the ranks instead
-    average the gradients of every mini-batch, so they never differ."""
+    average the gradients of every mini-batch, so their parameters never differ."""
     compression: str = "none"
     """Number format in which ranks exchange gradients: none (fp32), bf16 or fp16. Gradients are divided by the world
-    size before the exchange, and converted back to fp32 after it. Rounding errors are added to the next gradients."""
+    size before the exchange, and converted back to fp32 after it. Each rank adds the rounding errors of one exchange
+    to its gradients in the next exchange."""
     check_interval: int = 100
     """Iterations between comparisons of the parameters, optimizer states and normalizers of all ranks. A difference
     ends the run. Ranks are also compared before every checkpoint."""
@@ -46,7 +47,7 @@ class CheckpointConfig:
     keep_last: int = 5
     """Number of newest checkpoints to keep; 0 keeps all."""
     keep_best: int = 1
-    """Number of checkpoints to keep in addition: those with the highest mean return; 0 keeps none."""
+    """Number of checkpoints with the highest mean return to keep in addition to the newest ones; 0 keeps none."""
     wandb: bool = False
     """Upload every checkpoint to Weights & Biases, as a version of an artifact of the run."""
 
@@ -116,13 +117,13 @@ class TrainConfig:
     """Seconds without an iteration after which a rank is considered hung. The run then ends or restarts."""
     logger: LOGGERS = ("tensorboard",)
     """tensorboard, wandb, trackio, or your own. Separate several by spaces, and name your own class as
-    package.module:Class. metrics.jsonl is always written. wandb works offline with WANDB_MODE=offline, and trackio
+    package.module:Class. metrics.jsonl is always written. wandb works offline with WANDB_MODE=offline. trackio
     needs the package trackio. See docs/loggers.md."""
     wandb_project: str = "mjlab_dist"
     """Project in Weights & Biases and trackio."""
     log_ranks: bool = False
-    """Also log the speed, waiting time, return and memory of every rank: as rows of rank_metrics.jsonl, one per rank
-    and iteration, and as curves."""
+    """Also log the speed, waiting time, return and memory of every rank. The loggers show them as curves, and
+    rank_metrics.jsonl contains a row per rank and iteration."""
     evaluate_interval: int | None = None
     """Iterations between evaluations of the policy. An evaluation plays whole episodes without exploration, in separate
     envs. The means over the episodes are the columns evaluation/... of the metrics. The last iteration is also followed
@@ -147,7 +148,7 @@ class TrainConfig:
     """Checkpoints."""
 
     def __post_init__(self) -> None:
-        """Accept a string with a single logger, as written for older versions."""
+        """Accept a single logger as a string, because configs of older versions contain one."""
         if isinstance(self.logger, str):
             object.__setattr__(self, "logger", (self.logger,))
 
