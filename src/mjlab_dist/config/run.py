@@ -173,7 +173,7 @@ class PlayConfig:
     no video."""
     frames: str | None = None
     """PNG file to write, such as walking.png: a strip of frames of one env, at equal intervals. Frames are nearly
-    square, so the size of the strip sets their number. Default: no strip."""
+    square, so the width and height of the strip determine the number of frames. Default: no strip."""
     seconds: float | None = None
     """Simulated time to play, in s. All episodes that end within this time are counted. Default: until every env has
     played one episode. With frames, the default is 3 s, or one episode if it is shorter."""
@@ -183,10 +183,10 @@ class PlayConfig:
     """Where to watch the policy, until Ctrl-C: web (a page for a browser), native (MuJoCo's window, which needs a
     display), or auto (native if there is a display, else web)."""
     port: int | None = None
-    """Port of the page. Default: a free port, from 8080."""
+    """Port of the page. Default: the first free port from 8080 upwards."""
     host: str = "127.0.0.1"
-    """Address on which the page can be opened. Other machines need the token that is printed for addresses other than
-    127.0.0.1."""
+    """Address on which the page can be opened. With an address other than 127.0.0.1, the command prints a token that
+    other machines need to open the page."""
     env: tuple[int, ...] = (0,)
     """Envs that the video shows: one, such as 3, or several side by side, such as 0 1 2 3. A strip shows one env."""
     camera: str | None = None
@@ -219,10 +219,10 @@ class WatchConfig:
     """
 
     port: int | None = None
-    """Port of the page. Default: a free port, from 8080."""
+    """Port of the page. Default: the first free port from 8080 upwards."""
     host: str = "127.0.0.1"
-    """Address on which the page can be opened. Other machines need the token that is printed for addresses other than
-    127.0.0.1."""
+    """Address on which the page can be opened. With an address other than 127.0.0.1, the command prints a token that
+    other machines need to open the page."""
     num_envs: int = 1
     """Number of robots to show."""
     log_root: str = "logs"
@@ -246,14 +246,14 @@ class EvaluateConfig:
     num_episodes: int = 256
     """Number of episodes to play."""
     num_envs: int = 64
-    """Number of envs that a rank simulates at a time, one episode in each; on a GPU, more are faster. Random numbers
-    and results depend on this number, but not on the number of ranks."""
+    """Number of envs that a rank simulates at a time, one episode in each; on a GPU, more envs are faster. Random
+    numbers and results depend on this number, but not on the number of ranks."""
     actions: Literal["mean", "sampled", "both"] = "mean"
     """Actions of the policy: mean (deterministic), sampled (with the exploration noise of training), or both."""
     vary: tuple[str, ...] = ()
-    """Evaluate at several values of a randomization (friction), an event (push), or a number or range of the config
-    (env.commands.velocity.params.forward_m_s): NAME=START:STOP:COUNT or NAME=VALUE,VALUE,... If given several times,
-    every combination is evaluated."""
+    """Evaluate at several values: NAME=START:STOP:COUNT or NAME=VALUE,VALUE,... NAME is a randomization, such as
+    friction, an event, such as push, or a number or range of the config, such as
+    env.commands.velocity.params.forward_m_s. If vary is given several times, every combination is evaluated."""
     disturbances: bool = True
     """Keep the noise, delays, interval events (such as pushes) and randomizations of training."""
     seed: int = 1
@@ -288,8 +288,8 @@ class ExportConfig:
     """Checkpoint to export: latest, best (the highest mean return), or a checkpoint file. Default: latest. If
     this is a file, the flag run is not needed."""
     output: str | None = None
-    """Directory for policy.onnx, policy.pt and model.mjb (the MuJoCo model). Default: exported in the run directory,
-    or <name>_exported beside a pack. Files of an earlier export are replaced."""
+    """Directory for policy.onnx, policy.pt and model.mjb (the MuJoCo model). Default: <run directory>/exported, or
+    for a pack, <name>_exported beside it. Files of an earlier export are replaced."""
     num_checked: int = 1000
     """Number of observations used to compare the actions of the files with those of the policy."""
     seed: int = 1

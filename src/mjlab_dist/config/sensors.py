@@ -12,7 +12,7 @@ descendants."""
 
 @dataclass(frozen=True, kw_only=True)
 class ContactConfig:
-    """Contact sensors for elements of the scene, one row per element. The sensor term Contact reads them.
+    """Contact sensors for elements of the scene. The sensor term Contact reads them and returns a row per element.
 
     If entity is the name of an entity, the elements belong to this entity, and their names are written without its
     prefix. If entity is an empty text, the elements belong to the MJCF of sim.model. If entity is None, elements can
@@ -26,10 +26,11 @@ class ContactConfig:
     entity: str | None = None
     """Entity of the elements. Default: the whole scene."""
     other_names: tuple[str, ...] = ()
-    """Regular expressions that match the names of the other elements: only contacts with them count. The body world
-    stands for everything static. Default: all contacts count."""
+    """Regular expressions that match the names of the other elements: only contacts with them count. The body
+    named world stands for everything static. Default: all contacts count."""
     other_kind: ElementKind = "body"
-    """Kind of the other elements. They must not contain each other: contacts of the inner element would count twice."""
+    """Kind of the other elements. No other element may contain another one, because contacts of the inner one would
+    count twice."""
     other_entity: str | None = None
     """Entity of the other elements. Default: the whole scene."""
     reduce: Literal["netforce", "maxforce"] = "netforce"
@@ -41,14 +42,14 @@ class ContactConfig:
 class DistanceConfig:
     """Distances between the surfaces of geoms, and the closest points of these surfaces.
 
-    Each pair of an element (names) and an other element (other_names) is measured. Names and entities are written as in
-    ContactConfig.
+    The distance from each element (names) to each other element (other_names) is measured. Names and entities are
+    written as in ContactConfig.
     """
 
     names: tuple[str, ...]
     """Regular expressions that match the names of the elements."""
     kind: Literal["geom", "body"] = "geom"
-    """Kind of the elements. body: the nearest geom of the body, without its children."""
+    """Kind of the elements. For a body, the distance of its nearest geom counts. Geoms of its children are ignored."""
     entity: str | None = None
     """Entity of the elements. Default: the whole scene."""
     other_names: tuple[str, ...]

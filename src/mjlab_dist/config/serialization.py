@@ -46,7 +46,7 @@ class FieldError(UserError):
     """A field of a config is missing, unknown or of the wrong type.
 
     Attributes:
-        path: Dotted name of the field. The names of entries, such as terms, may be left out.
+        path: Dotted name of the field. Names of parents, such as the name of a term, may be missing in it.
         value: Its value; None if it is missing or unknown.
     """
 
@@ -157,7 +157,7 @@ def from_plain(plain: dict[str, Any]) -> TrainConfig:
 
 
 def _upgraded(plain: dict[str, Any]) -> dict[str, Any]:
-    """Convert configs of older versions.
+    """Convert configs of older versions to the current format.
 
     In older versions, ``env.sim.capture`` was a bool, ``logger`` was a single name, ``fsdp_min_size_mb`` was not in
     ``sync``, and some modules and parameters had other names.
@@ -176,7 +176,7 @@ def _upgraded(plain: dict[str, Any]) -> dict[str, Any]:
 
 
 def _renamed(value: Any) -> Any:
-    """Replace the former names of modules and parameters in plain data by their names now.
+    """Replace former names of modules and parameters in plain data with their current names.
 
     Modules are named in references ``package.module:name``. In the parameters of terms, lists also become tuples.
     """

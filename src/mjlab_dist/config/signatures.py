@@ -44,7 +44,8 @@ class Parameter:
 _PASSED = ("self", "env", "mask", "block")
 
 PARAMETERS = {"params": "func", "model_params": "model"}
-"""For each field of a config that contains parameters: the field of the same config that names their function."""
+"""Keys: the fields of configs that contain parameters. Values: the field of the same config that names the function or
+class that takes these parameters."""
 
 
 def parameters_of(config: Any, field: str) -> dict[str, Parameter]:
@@ -52,7 +53,7 @@ def parameters_of(config: Any, field: str) -> dict[str, Parameter]:
 
     Args:
         config: The config of a term, the simulation or an entity.
-        field: One of :data:`PARAMETERS`.
+        field: A key of :data:`PARAMETERS`.
     """
     reference = getattr(config, PARAMETERS[field], "")
     if field == "params":
@@ -71,7 +72,7 @@ def is_function(model: str) -> bool:
 
 
 def check_model_params(flag: str, model: str, params: Mapping[str, Any]) -> None:
-    """Raise if a model does not accept its parameters, as far as its source shows.
+    """Raise if the source code of a model's function shows that it does not accept the given parameters.
 
     Args:
         flag: Flag of the simulation or entity, for messages.
@@ -176,7 +177,7 @@ def definition(module: str, name: str) -> tuple[str, ast.FunctionDef | ast.Class
 
 
 def makes(module: str, name: str) -> bool:
-    """Return whether a module creates a function by a call, such as ``near = functools.partial(distance)``.
+    """Return whether a module creates a function with a lambda or a call, such as ``near = functools.partial(distance)``.
 
     Args:
         module: The module's name. It is not imported.
@@ -209,7 +210,8 @@ def _absolute(module: str, node: ast.ImportFrom) -> str:
 
 
 def _constructor(module: str, node: ast.ClassDef) -> tuple[str, ast.FunctionDef] | None:
-    """Return the module and the constructor of a class, or of its first base class if it has no constructor."""
+    """Return the constructor of a class, and its module. A class without a constructor inherits that of its first base
+    class."""
     for part in node.body:
         if isinstance(part, ast.FunctionDef) and part.name == "__init__":
             return module, part

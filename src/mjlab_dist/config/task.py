@@ -75,8 +75,8 @@ class ActionConfig:
     """Units of the value per unit of action; or one number per regular expression, for the actions whose names match
     it. If several match, the first one applies. By default, actions have the names of their actuators."""
     offset: float | Literal["home"] | dict[str, float] = 0.0
-    """Value at action 0, as a number or by regular expressions. home: the joint's position in the start state
-    (sim.keyframe)."""
+    """Value at action 0: one number, or one number per regular expression, as in scale. home: the joint's position in
+    the start state (sim.keyframe)."""
     clip: tuple[float, float] | None = None
     """Range that actions are clipped to before they reach the actuators. Terms read the unclipped actions."""
     latency: tuple[int, int] = (0, 0)
@@ -184,7 +184,8 @@ class EventConfig:
     """Range of the simulated time between two events, in s, sampled per env; only for interval events."""
     model_fields: tuple[str, ...] = ()
     """Fields of mujoco_warp.Model that the event writes to, such as body_mass. They have one value per env, and
-    constants that depend on them are recomputed. Each episode starts from their values after startup."""
+    constants that depend on them are recomputed. At the start of each episode, the fields get back the values that they
+    had after the startup events."""
 
     def every(self, low_s: float, high_s: float) -> EventConfig:
         """Return a copy of this event that happens repeatedly, at intervals that each env samples uniformly.
@@ -232,16 +233,16 @@ class RandomizationConfig:
     shared: bool = False
     """Sample one value per env, and use it for all selected names and columns."""
     when: Literal["startup", "reset", "interval"] = "startup"
-    """startup: sample once. reset: sample again for every episode. interval: sample again at intervals; an episode
-    starts with the value after startup. If constants depend on the field, reset and interval recompute them in every
-    step."""
+    """startup: sample once. reset: sample again for every episode. interval: sample again at intervals; at the start of
+    an episode, the field gets back the value that it had after the startup events. If constants depend on the field,
+    reset and interval recompute them in every step."""
     interval_s: tuple[float, float] = (5.0, 10.0)
     """Range of the simulated time between two samples, in s, sampled per env; only for sampling at intervals."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TerrainPartConfig:
-    """A kind of terrain. Each range goes from the easiest to the hardest level."""
+    """A kind of terrain. Fields with two numbers give the value at the easiest level and the one at the hardest."""
 
     kind: Literal["flat", "rough", "slope_up", "slope_down", "stairs_up", "stairs_down", "boxes", "gaps"]
     """rough: random heights. slope, stairs: up or down from the middle of a tile to all four sides. boxes: boxes on
@@ -281,7 +282,11 @@ class TerrainConfig:
     """Seed of the terrain. All ranks have the same terrain."""
 
     def column_parts(self) -> list[str]:
-        """Return the name of the part of each column: the part whose share contains the column's middle."""
+        """Return the name of the part of each column.
+
+        Each part covers an interval of the columns in proportion to its share. A column belongs to the part that covers
+        the middle of the column.
+        """
         total = sum(part.share for part in self.parts.values())
         ends = itertools.accumulate(part.share * self.num_columns / total for part in self.parts.values())
         limits = dict(zip(self.parts, ends, strict=True))
