@@ -177,7 +177,7 @@ def definition(module: str, name: str) -> tuple[str, ast.FunctionDef | ast.Class
 
 
 def makes(module: str, name: str) -> bool:
-    """Return whether a module creates a function with a lambda or a call, such as ``near = functools.partial(distance)``.
+    """Return whether a module creates a function with a lambda or a call, such as ``near = functools.partial(far)``.
 
     Args:
         module: The module's name. It is not imported.
@@ -210,8 +210,7 @@ def _absolute(module: str, node: ast.ImportFrom) -> str:
 
 
 def _constructor(module: str, node: ast.ClassDef) -> tuple[str, ast.FunctionDef] | None:
-    """Return the constructor of a class, and its module. A class without a constructor inherits that of its first base
-    class."""
+    """Return the module and the constructor of a class. It may be inherited from the first base class."""
     for part in node.body:
         if isinstance(part, ast.FunctionDef) and part.name == "__init__":
             return module, part

@@ -184,8 +184,7 @@ class EventConfig:
     """Range of the simulated time between two events, in s, sampled per env; only for interval events."""
     model_fields: tuple[str, ...] = ()
     """Fields of mujoco_warp.Model that the event writes to, such as body_mass. They have one value per env, and
-    constants that depend on them are recomputed. At the start of each episode, the fields get back the values that they
-    had after the startup events."""
+    constants that depend on them are recomputed. Each episode starts with their values after the startup events."""
 
     def every(self, low_s: float, high_s: float) -> EventConfig:
         """Return a copy of this event that happens repeatedly, at intervals that each env samples uniformly.
@@ -284,8 +283,7 @@ class TerrainConfig:
     def column_parts(self) -> list[str]:
         """Return the name of the part of each column.
 
-        Each part covers an interval of the columns in proportion to its share. A column belongs to the part that covers
-        the middle of the column.
+        The parts divide the width of the grid in proportion to their shares. A column gets the part at its middle.
         """
         total = sum(part.share for part in self.parts.values())
         ends = itertools.accumulate(part.share * self.num_columns / total for part in self.parts.values())
@@ -421,7 +419,7 @@ class EnvConfig:
     rewards: dict[str, RewardConfig]
     """Reward terms by name."""
     reward_scale: Literal["none", "dt"] = "none"
-    """Unit of the weights of the rewards. none: weights are per control step. dt: weights are per simulated second, as
+    """Unit of the reward weights. none: weights are per control step. dt: weights are per simulated second, as
     in Isaac Lab and mjlab; they are multiplied by the length of a control step."""
     terminations: dict[str, TerminationConfig] = field(default_factory=dict)
     """Terms that end an episode, by name. The time limit is not one of these terms. At the time limit, PPO bootstraps

@@ -91,7 +91,7 @@ def event(func: Callable[Concatenate[Env, Tensor, P], None], *args: P.args, **pa
 def event(func: Callable[..., Any], *args: Any, **params: Any) -> EventConfig:
     """Make an event at the start of an episode.
 
-    :meth:`EventConfig.every` and :meth:`EventConfig.at_startup` return the same event at other times.
+    :meth:`EventConfig.every` and :meth:`EventConfig.at_startup` return a copy of the event that happens at other times.
 
     Args:
         func: A function of the env and a mask, (num_envs,) of bool, or a class whose instances are called with a mask.
@@ -142,7 +142,7 @@ def term(func: Callable[Concatenate[Env, P], Tensor | Term], *args: P.args, **pa
 def _plain(func: Callable[..., Any], args: tuple[Any, ...], params: Mapping[str, Any]) -> dict[str, ParamValue]:
     """Check the parameters, and return them as a dict."""
     if args:
-        raise UserError(f"{name_of(func)} {args[0]!r}: give parameters by name")
+        raise UserError(f"{name_of(func)} {args[0]!r}: has no parameter name; give parameters as name=value")
     for name, value in params.items():
         if isinstance(value, Reference):
             raise UserError(

@@ -38,7 +38,7 @@ def is_union(hint: Any) -> bool:
 
 
 def _forms(hint: Any) -> Iterator[str]:
-    """Yield the forms of the values of a type, one for each member of a union and for each choice."""
+    """Yield descriptions of a type's values: one for each member of a union, and one for each choice of a Literal."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if is_union(hint):
         for arg in args:

@@ -128,8 +128,8 @@ def actuator(model: mujoco.MjModel, i: int) -> dict[str, Any]:
         i: Id of the actuator.
 
     Returns:
-        Name, kind of the input, joint, gear, stiffness and damping at the joint, and limits. A number is None if the
-        actuator does not have it, or if MuJoCo computes the force in another way.
+        Name, kind of the input, joint, gear, gain, stiffness and damping at the joint, and limits. A number is None if
+        it is not part of the formula with which MuJoCo computes this actuator's force.
     """
     one = model.actuator(i)
     on_joint = int(model.actuator_trntype[i]) in (mujoco.mjtTrn.mjTRN_JOINT, mujoco.mjtTrn.mjTRN_JOINTINPARENT)
@@ -152,7 +152,7 @@ def actuator(model: mujoco.MjModel, i: int) -> dict[str, Any]:
 
 
 def _law(model: mujoco.MjModel, i: int) -> tuple[str, float | None, float | None]:
-    """Return the kind of an actuator's input, and its stiffness and damping before the gear."""
+    """Return the kind of an actuator's input, and its stiffness and damping on the motor's side of the gear."""
     gain, bias = model.actuator_gainprm[i], model.actuator_biasprm[i]
     if model.actuator_gaintype[i] == mujoco.mjtGain.mjGAIN_DCMOTOR:
         kinds = {int(mujoco.mjtCtrlInput.mjINPUT_POS): "position", int(mujoco.mjtCtrlInput.mjINPUT_VEL): "velocity"}

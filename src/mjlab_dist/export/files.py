@@ -53,7 +53,7 @@ def to_onnx(exported: ExportedPolicy, description: Mapping[str, Any]) -> bytes:
 
     has_state = exported.num_states > 0
     num_rows = torch.export.Dim("rows")
-    with _quietly(), start_up():  # torch imports most of the modules for the export in this call
+    with _quietly(), start_up():  # start_up speeds up the imports: this call imports many modules of torch
         program = torch.onnx.export(
             exported,
             _example(exported),
@@ -143,7 +143,7 @@ def to_mjb(model: mujoco.MjModel) -> bytes:
 
 
 def _example(exported: ExportedPolicy) -> tuple[torch.Tensor, ...]:
-    """Return inputs with two rows: with one row, torch would treat the number of rows as a constant."""
+    """Return inputs with two rows, because with one row, torch would treat the number of rows as a constant."""
     obs = torch.zeros(2, exported.num_inputs)
     return (obs, torch.zeros(2, exported.num_states)) if exported.num_states else (obs,)
 

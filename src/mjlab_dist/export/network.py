@@ -80,8 +80,8 @@ class ExportedPolicy(nn.Module):
     """Maps measured observations to actions and to inputs of the actuators, for one control step.
 
     It applies the clip, scale, history and normalization of the observations. One tensor, the state, holds the values
-    that the next step needs: last action, histories, and hidden states of recurrent layers. At the start of an episode,
-    the state must be 0.
+    that the next step needs: whether the episode has begun, the last action, histories, and hidden states of recurrent
+    layers. At the start of an episode, the state must be 0.
 
     Attributes:
         num_inputs: Number of measured values.

@@ -26,8 +26,8 @@ MAX_ENVS = 16
 """Maximum number of envs that provide the checked observations."""
 
 TOLERANCE = 1e-5
-"""Maximum difference between a number that a file computes and the policy's number, relative to their magnitude, or
-absolute if the magnitude is below 1."""
+"""Maximum difference between a number that a file computes and the policy's number. The difference is relative to the
+magnitude of the policy's number, or absolute if this magnitude is below 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,7 +181,7 @@ def largest_difference(
     max_difference = 0.0
     obs = env.reset()
     for step in range(num_steps):
-        # Start new episodes halfway, because the check may be shorter than an episode
+        # Start new episodes halfway, so that the check includes a reset even if it is shorter than an episode
         if step == num_steps // 2:
             obs = env.reset()
             policy.reset()
@@ -201,7 +201,7 @@ def largest_difference(
                 if not difference <= TOLERANCE:  # also true for NaN
                     raise CheckError(
                         f"{name}: its {what} differ from those of the policy by {difference:.3g} of their magnitude, "
-                        f"more than {TOLERANCE:g}; no file has been written"
+                        f"but the maximum is {TOLERANCE:g}; no file has been written"
                     )
                 max_difference = max(max_difference, difference)
             if num_states:
@@ -210,7 +210,7 @@ def largest_difference(
 
 
 def _inputs(env: Env, targets: torch.Tensor, dones: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """For envs whose episode continues, return the targets that are actuator inputs, and these inputs in the env."""
+    """For envs whose episode continues, return the actuator inputs from a file, and those of the env."""
     import torch
 
     from mjlab_dist.export.network import control_limits  # noqa: PLC0415 (imports torch)

@@ -73,8 +73,8 @@ def card(packed: Packed) -> str:
         _section("Versions", ("package", "version"), _versions(packed.provenance)),
         _use(packed),
         _section("Files", ("file", "contents"), ((f"`{name}`", text) for name, text in _files(packed))),
-        "Nothing in this file is executed when mjlab_dist opens it. Without `--trust`, its "
-        "config can call only functions of mjlab_dist, of installed task packages and of your own project.",
+        "mjlab_dist executes no code from this file, but calls functions that the file's config names. Without "
+        "`--trust`, these can only be functions of mjlab_dist, of installed task packages and of your own project.",
     ]
     return "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
 

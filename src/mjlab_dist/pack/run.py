@@ -93,7 +93,7 @@ def pack(source: Source, config: PackConfig, warn: Callable[[str], None]) -> Map
 
     Raises:
         UserError: If the checkpoint cannot be read, the policy cannot be exported, or the file cannot be written.
-        CheckError: If the exported policy does not act like the policy.
+        CheckError: If the exported policy computes different actions from the policy.
     """
     from mjlab_dist.learn import checkpoint as checkpoints  # noqa: PLC0415 (imports torch)
 
@@ -131,7 +131,7 @@ def pack(source: Source, config: PackConfig, warn: Callable[[str], None]) -> Map
         **({ONNX: made.contents["policy.onnx"]} if made is not None else {}),
     }
     _check_sizes(source, contents)
-    # Check again, because exporting takes a while
+    # Check again, because another process may have created the file during the export
     _check_new(source.output)
     try:
         write_pack(source.output, contents)
@@ -147,7 +147,7 @@ def portable_config(config: TrainConfig) -> TrainConfig:
 
 
 def portable_provenance(provenance: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a provenance without the names and cores of machines, and without the directory of the command."""
+    """Return a provenance without host names, CPU cores and the directory of the command's program."""
     found = {name: value for name, value in provenance.items() if name not in PRIVATE}
     if isinstance(command := found.get("command"), list) and command:
         found["command"] = [Path(str(command[0])).name, *command[1:]]
