@@ -88,4 +88,4 @@ class AgentConfig:
     fp32."""
     capture: bool = True
     """On a GPU, record the gradient step of one mini-batch as CUDA graphs, and replay them for every mini-batch.
-    Without capture, the update is slower and easier to debug. Recurrent policies are never captured."""
+    Without capture, the update is slower and easier to debug. Recurrent and sharded policies are never captured."""

@@ -302,7 +302,7 @@ def _validate_obs_clip(agent: AgentConfig) -> None:
 
 def _validate_env(env: EnvConfig) -> None:
     if not env.observations.get("actor"):
-        raise UserError("env.observations: has no group named actor; define this group, with the policy's observations")
+        raise UserError("env.observations: has no group named actor; add this group, with the policy's observations")
     if not env.actions:
         raise UserError("env.actions: is empty; the task must name the actuators that the policy drives")
     if not env.rewards:

@@ -148,7 +148,7 @@ class TrainConfig:
     """Checkpoints."""
 
     def __post_init__(self) -> None:
-        """Accept a single logger as a string, because configs of older versions contain one."""
+        """Accept a single logger as a string, because in configs of older versions, ``logger`` is a string."""
         if isinstance(self.logger, str):
             object.__setattr__(self, "logger", (self.logger,))
 

@@ -12,7 +12,7 @@ descendants."""
 
 @dataclass(frozen=True, kw_only=True)
 class ContactConfig:
-    """Contact sensors for elements of the scene. The sensor term Contact reads them and returns a row per element.
+    """Contact sensors for elements of the scene. The sensor term Contact has a row of values per element.
 
     If entity is the name of an entity, the elements belong to this entity, and their names are written without its
     prefix. If entity is an empty text, the elements belong to the MJCF of sim.model. If entity is None, elements can

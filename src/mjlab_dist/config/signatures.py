@@ -210,7 +210,7 @@ def _absolute(module: str, node: ast.ImportFrom) -> str:
 
 
 def _constructor(module: str, node: ast.ClassDef) -> tuple[str, ast.FunctionDef] | None:
-    """Return the module and the constructor of a class. It may be inherited from the first base class."""
+    """Return the constructor of a class, which may be inherited from the first base class, and its module."""
     for part in node.body:
         if isinstance(part, ast.FunctionDef) and part.name == "__init__":
             return module, part

@@ -129,7 +129,8 @@ def actuator(model: mujoco.MjModel, i: int) -> dict[str, Any]:
 
     Returns:
         Name, kind of the input, joint, gear, gain, stiffness and damping at the joint, and limits. A number is None if
-        it is not part of the formula with which MuJoCo computes this actuator's force.
+        the actuator does not have it, or if its force does not follow the formula of a position, velocity or effort
+        actuator.
     """
     one = model.actuator(i)
     on_joint = int(model.actuator_trntype[i]) in (mujoco.mjtTrn.mjTRN_JOINT, mujoco.mjtTrn.mjTRN_JOINTINPARENT)
