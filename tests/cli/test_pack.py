@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 TASK = "cartpole-balance"
 
 SMALL: dict[str, Any] = {"num_envs": 8, "gpu_ids": None, "agent.num_steps_per_env": 8, "env.episode_length_s": 0.1}
+FLAGS = [word for name, value in SMALL.items() for word in (f"--{name.replace('_', '-')}", str(value))]
 
 pytestmark = pytest.mark.slow
 
@@ -40,14 +41,13 @@ pytestmark = pytest.mark.slow
 def place(tmp_path_factory: pytest.TempPathFactory, warm_starts: WarmStarts | None) -> Path:
     """A directory with a run of three checkpoints, and ``walk.zip``, a pack of the second checkpoint."""
     place = tmp_path_factory.mktemp("pack")
-    options: dict[str, Any] = SMALL | {"checkpoint.interval": 1}
-    mjlab_dist.train(
-        TASK, quiet=True, log_root=str(place / "logs"), run_name="run", max_iterations=3, evaluate_interval=1,
-        evaluate_episodes=4, **options,
+    command = Command("pack", place, warm_starts)
+    done = command(
+        "train", TASK, *FLAGS, "--checkpoint.interval", "1", "--run-name", "run", "--max-iterations", "3",
+        "--evaluate-interval", "1", "--evaluate-episodes", "4", f"--log-root={place / 'logs'}",
     )  # fmt: skip
-    done = Command("pack", place, warm_starts)(
-        "mjlab-dist", "pack", str(run_dir(place)), "--checkpoint", "model_2.pt", "--output", "walk.zip"
-    )
+    assert done.code == 0, done.err
+    done = command("mjlab-dist", "pack", str(run_dir(place)), "--checkpoint", "model_2.pt", "--output", "walk.zip")
     assert done.code == 0, done.err + done.out
     assert "walk.zip" in done.out
     return place

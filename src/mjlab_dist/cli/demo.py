@@ -30,7 +30,7 @@ class DemoConfig:
     seconds: float = 10.0
     """Simulated time of the video, in s."""
     port: int | None = None
-    """Port of the page. Default: a free port, from 8080."""
+    """Port of the page. Default: the first free port from 8080 upwards."""
     host: str = "127.0.0.1"
     """Address on which the page can be opened. With an address other than 127.0.0.1, the command prints a token that
     other machines need."""

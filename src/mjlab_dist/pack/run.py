@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -147,12 +147,25 @@ def portable_config(config: TrainConfig) -> TrainConfig:
 
 
 def portable_provenance(provenance: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a provenance without host names, CPU cores and the directory of the command's program."""
+    """Return a provenance without host names, CPU cores, and directories in the command line."""
     found = {name: value for name, value in provenance.items() if name not in PRIVATE}
-    if isinstance(command := found.get("command"), list) and command:
-        found["command"] = [Path(str(command[0])).name, *command[1:]]
+    if isinstance(command := found.get("command"), list):
+        found["command"] = _portable_command([str(word) for word in command])
     if "resumed" in found:
         found["resumed"] = [portable_provenance(one) for one in found["resumed"] if isinstance(one, Mapping)]
+    return found
+
+
+def _portable_command(words: Sequence[str]) -> list[str]:
+    """Return a command line without the flags in ``OF_A_MACHINE``, and with only the names of other absolute paths."""
+    found: list[str] = []
+    is_left_out = False
+    for word in words:
+        flag, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
+        if flag:
+            is_left_out = flag.removeprefix("--").replace("-", "_") in OF_A_MACHINE
+        if not is_left_out:
+            found.append(f"{flag}{equals}{Path(value).name if value.startswith(('/', '~')) else value}")
     return found
 
 
