@@ -20,8 +20,8 @@ def check_equal(tensors: Mapping[str, torch.Tensor], when: str) -> None:
         when: Start of the error message, such as ``iteration 200``.
 
     Raises:
-        DesyncError: If a tensor is not equal on all ranks. Every rank raises this error. The message names the ranks
-            and the first tensor that differs.
+        DesyncError: If a tensor is not equal on all ranks. Every rank raises this error. The message names the first
+            tensor that differs, and the ranks on which it differs.
     """
     table = gather(torch.stack([checksum(t) for t in tensors.values()])).tolist()
     names = list(tensors)
@@ -32,7 +32,7 @@ def check_equal(tensors: Mapping[str, torch.Tensor], when: str) -> None:
             more = f", the first of {differing} tensors that differ" if differing > 1 else ""
             raise DesyncError(
                 f"{when}: {_who(groups)} in {name}{more}; the run ends, because all ranks must hold equal parameters. "
-                "Resume from the last checkpoint, which is valid: ranks are compared before each checkpoint"
+                "Resume from the last checkpoint; it is valid, because the ranks were equal before it was written"
             )
 
 

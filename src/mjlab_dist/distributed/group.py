@@ -26,12 +26,12 @@ TIMEOUT_S = 600
 START_TIMEOUT_S = 7200
 """Timeout for other ranks to start, in seconds; long, because one of them may be compiling kernels.
 
-If a rank fails, most launchers end the other ranks. If the launcher does not, such as srun without --kill-on-bad-exit,
-the other ranks end after this timeout.
+If a rank fails, most launchers end the other ranks. Some launchers do not, such as srun without ``--kill-on-bad-exit``.
+In that case, the other ranks end after this timeout.
 """
 
 _local_sum: contextvars.ContextVar[LocalSum | None] = contextvars.ContextVar("local_sum", default=None)
-"""Sums tensors while CPU ranks of one machine train; otherwise None. One object per process, like the default group."""
+"""Object that sums tensors over ranks while CPU ranks of one machine train; None otherwise."""
 
 
 def meet(rank: Rank) -> Store | None:
@@ -106,7 +106,10 @@ def process_group(rank: Rank, device: str, backend: str, store: Store | None) ->
 
 @contextlib.contextmanager
 def _local_sums(rank: Rank, device: str, store: Store | None) -> Iterator[None]:
-    """Sum tensors of CPU ranks on one machine through sockets instead of gloo (docs/decisions/0013)."""
+    """Within the context, sum over ranks through sockets instead of gloo, if all are CPU ranks of one machine.
+
+    The reason is in docs/decisions/0013.
+    """
     if device != "cpu" or not rank.on_one_machine or store is None:
         yield
         return
@@ -216,5 +219,5 @@ def overwrite_by_main(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup 
     packed = torch.cat(parts)
     dist.broadcast(packed, group_src=0, group=group)
     for tensor, part in zip(tensors, packed.split([len(p) for p in parts]), strict=True):
-        # A copy: a part of the message may not be aligned for the dtype.
+        # A part of the message may not be aligned for the dtype; a clone is always aligned.
         tensor.copy_(part.clone().view(tensor.dtype).view_as(tensor))

@@ -31,7 +31,7 @@ The token is a secret that peers must send, because any local process can connec
 """
 
 HELLO_BYTES = TOKEN_BYTES + 4
-"""Length of the first message to a peer in bytes: the peer's token and the sender's rank."""
+"""Length, in bytes, of the first message to a peer. It consists of the peer's token and the sender's rank."""
 
 HELLO_TIMEOUT_S = 10
 """Seconds after which a connection that has not sent its first message is closed."""
@@ -40,9 +40,10 @@ SIZE_BYTES = 8
 """Number of bytes that encode the size of a tensor; they are sent before the tensor."""
 
 MAX_WHOLE_BYTES = 64 * 1024
-"""Maximum size of tensors that more than two ranks exchange whole, in bytes.
+"""Maximum size of a small tensor, in bytes, if there are more than two ranks.
 
-Two ranks always exchange whole tensors, because this takes no more bytes than exchanging parts twice.
+Ranks send small tensors as a whole, and large tensors in parts. Two ranks send all tensors as a whole, because two
+exchanges of halves would take as many bytes.
 """
 
 
@@ -70,7 +71,7 @@ class LocalSum:
         self._timeout_s = timeout_s
         token = secrets.token_bytes(TOKEN_BYTES)
         with socket.create_server((LOOPBACK, 0), backlog=world_size) as server:
-            # Ports and tokens of all ranks
+            # Exchange ports and tokens with all ranks
             peers = exchange(store, rank, world_size, "local_sum", (server.getsockname()[1], token.hex()))
             # Connect to lower ranks; higher ranks connect to this one
             connected = {other: _connect(other, peers[other], rank, timeout_s) for other in range(rank)}
@@ -159,8 +160,8 @@ class LocalSum:
 class _Link:
     """Connection to another rank, with the bytes that remain to be sent and received.
 
-    In each direction, a size is sent first, then a tensor. If a rank has skipped a sum, a wrong size shows it. Without
-    sizes, that rank's next tensor would be added to a different tensor of the other ranks.
+    In each direction, a size is sent first, then a tensor. A size that this rank does not expect shows that a rank has
+    skipped a sum. Without sizes, that rank's next tensor would be added to a different tensor of the other ranks.
     """
 
     def __init__(self, rank: int, connection: socket.socket) -> None:
@@ -191,7 +192,7 @@ class _Link:
         if len(self._missing) < 2 and self._received_size != self._size:
             sent, expected = (int.from_bytes(size, "big") for size in (self._received_size, self._size))
             raise LostRankError(
-                f"rank {self.rank} sent a tensor of {sent} bytes, but the tensor here has {expected} bytes: one of the "
+                f"rank {self.rank} sent a tensor of {sent} bytes, but this rank expected {expected} bytes: one of the "
                 "two ranks skipped a sum"
             )
         return moved > 0
@@ -263,7 +264,7 @@ def _accept(server: socket.socket, token: bytes, ranks: Sequence[int], timeout_s
             poll.poll(max(0.0, until - now) * 1000)
             with contextlib.suppress(OSError):
                 guests.append(_Guest(server.accept()[0]))
-            # Keep the connections of ranks that have sent their first message, and close others that are done
+            # First messages that are complete, or can no longer arrive: keep connections of ranks, and close others
             for guest in [guest for guest in guests if guest.is_done()]:
                 guests.remove(guest)
                 rank = guest.rank(token)

@@ -43,8 +43,8 @@ class RankPlan:
     run_dir: Path
     """The run directory; rank 0 writes there."""
     lease: Lease | None = None
-    """Lease that reserves the run for this launch; rank 0 checks it before it writes. None if no other launch can use
-    the run."""
+    """Lease that reserves the run for this launch. Rank 0 checks the lease before each write. None if no other launch
+    can use the run."""
 
 
 def number_by_bus(environ: MutableMapping[str, str]) -> None:

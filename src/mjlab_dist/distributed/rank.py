@@ -11,7 +11,7 @@ from mjlab_dist.distributed.slurm import STEP_HOSTS, slurm_hosts
 LOOPBACK = "127.0.0.1"
 
 MEETING_POINT = "MJLAB_DIST_MEETING_POINT"
-"""Variable that names the store where the ranks of our launcher meet: host:port or, on one machine, a file's path."""
+"""Variable that names the store where the ranks of our launcher meet: ``host:port``, or the absolute path of a file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +99,7 @@ def rank_from_environment(environ: Mapping[str, str]) -> Rank:
 
 
 def in_words(ranks: Sequence[int]) -> str:
-    """Format a list of ranks: ``rank 3``, or ``ranks 0-2, 5``.
+    """Format a list of ranks as text, such as ``rank 3`` or ``ranks 0-2, 5``.
 
     Args:
         ranks: In ascending order.

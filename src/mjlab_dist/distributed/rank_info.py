@@ -1,4 +1,4 @@
-"""Information that ranks exchange before there is a process group: their devices, their envs."""
+"""Descriptions of the device and the envs of each rank; ranks exchange them before there is a process group."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class TaskSummary:
         )
 
     def digest(self) -> str:
-        """Return a digest. It differs between two ranks if any of their files or numbers differ."""
+        """Return a digest of ``files`` and ``model``. Two ranks have the same digest only if both fields are equal."""
         return _digest(json.dumps([self.files, self.model]).encode())
 
     def difference(self, other: TaskSummary) -> str | None:
@@ -89,7 +89,7 @@ class TaskSummary:
         """
         files = [name for name, digest in self.files.items() if other.files.get(name, digest) != digest]
         if files:
-            return f"the files of {listed(files)} differ" if len(files) > 1 else f"the file of {files[0]} differs"
+            return f"{listed(files)} differ" if len(files) > 1 else f"{files[0]} differs"
         if self.model.keys() != other.model.keys():
             return "the model differs"
         fields = [name for name, own in self.model.items() if not _are_close(own, other.model[name])]
@@ -137,7 +137,8 @@ def check_same_task(
     if ranks:
         raise PreflightError(
             "; ".join(
-                f"{in_words(differing)} ({listed(dict.fromkeys(hosts[number] for number in differing))}): {difference}"
+                f"{in_words(differing)} ({listed(dict.fromkeys(hosts[number] for number in differing))}), compared "
+                f"with rank 0: {difference}"
                 for difference, differing in ranks.items()
             )
             + "; copy the files of the task from the first machine to the others"

@@ -12,7 +12,7 @@ from torch import nn
 
 from mjlab_dist.distributed.group import overwrite_by_main, world_size
 
-# FSDP2 takes half a second to import, and few runs shard.
+# FSDP2 takes half a second to import, and few runs use it. Functions that need FSDP2 therefore import it themselves.
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
@@ -54,7 +54,8 @@ class Sharding:
 
         Args:
             models: Modules by name; their large parameters become DTensors.
-            num_devices: Number of ranks that share one copy. Must divide the world size. With 1, nothing is sharded.
+            num_devices: Number of ranks over which a parameter is split. Must divide the world size. With 1, nothing is
+                sharded.
             min_size_mb: Minimum size in MiB of a parameter to shard. A parameter must also have two or more dimensions.
             device: This rank's device.
             reduce_dtype: Data type for the reduction of sharded gradients; None for fp32.
@@ -73,7 +74,7 @@ class Sharding:
             (world_size() // num_devices, num_devices),
             mesh_dim_names=("batch", "fsdp"),
         )
-        # Modules with large parameters
+        # Shard each module that has large parameters
         policy = MixedPrecisionPolicy(reduce_dtype=reduce_dtype)
         for prefix, model in models.items():
             for path, module in list(model.named_modules()):
@@ -100,7 +101,7 @@ class Sharding:
         )
         self._modules.append(wrapped)
 
-        # The DTensors that replaced these parameters
+        # Record the DTensors that replaced these parameters
         for name, parameter in module.named_parameters(recurse=False):
             dim = dims[name]
             if dim is None:
@@ -115,7 +116,7 @@ class Sharding:
             )
 
     def _dim(self, parameter: nn.Parameter, min_size_mb: float) -> int | None:
-        """Return the largest dimension divisible by the number of devices; None to leave the parameter whole."""
+        """Return the dimension to split, the largest that divides evenly over the devices; None to split nothing."""
         if parameter.dim() < 2 or parameter.numel() * 4 < min_size_mb * MIB:
             return None
         divisible = [d for d in range(parameter.dim()) if parameter.shape[d] % self._num_devices == 0]
@@ -150,7 +151,7 @@ class Sharding:
         return parts
 
     def sum_over_shards(self, value: torch.Tensor) -> torch.Tensor:
-        """Sum a tensor over the ranks that share one copy, in place, and return it."""
+        """Sum a tensor over the ranks that together hold one replica of the parameters, in place, and return it."""
         dist.all_reduce(value, group=self._mesh.get_group("fsdp"))
         return value
 

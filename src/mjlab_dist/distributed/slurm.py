@@ -65,7 +65,7 @@ def named_hosts(hosts: tuple[str, ...], environ: Mapping[str, str]) -> tuple[str
 
 
 def _expand(part: str) -> Iterator[str]:
-    """Yield the hosts of one entry: ``n[1-2]m[3,4]`` is n1m3, n1m4, n2m3, n2m4."""
+    """Yield the hosts of one entry. For example, ``n[1-2]m[3,4]`` yields n1m3, n1m4, n2m3, n2m4."""
     pieces = re.split(r"\[([^\[\]]+)\]", part)  # text, content of brackets, text, ...
     choices = [list(_numbers(piece)) if i % 2 else [piece] for i, piece in enumerate(pieces)]
     for chosen in itertools.product(*choices):

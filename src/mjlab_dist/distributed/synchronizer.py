@@ -125,7 +125,7 @@ def make_synchronizer(config: SyncConfig) -> Synchronizer:
     A user's class is instantiated only if there are several ranks: its constructor may need the process group.
 
     Raises:
-        UserError: If there is no such class, or it does not implement the protocol.
+        UserError: If the config names a class that does not exist or does not implement the protocol.
     """
     make = None if config.synchronizer is None else find_synchronizer(config.synchronizer)
     if world_size() == 1:
