@@ -54,7 +54,7 @@ def test_a_dry_run_of_a_resumed_run_counts_the_remaining_iterations(command: Com
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     done = command("train", "--resume", str(run), "--max-iterations", "5", "--dry-run")
     assert done.code == 0, done.err
-    assert rows_of(done.out)["Iterations"].strip().startswith("3 of 5, after 2;")
+    assert rows_of(done.out)["Iterations"].strip().startswith("3 left, 2 of 5 done;")
     assert "(resumed)" in rows_of(done.out)["Run"]
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 

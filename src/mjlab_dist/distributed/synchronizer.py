@@ -163,4 +163,7 @@ def _create(flag: str, make: Callable[[], Synchronizer]) -> Synchronizer:
 def _check(flag: str, found: object, *parts: str) -> None:
     for part in parts:
         if not hasattr(found, part):
-            raise UserError(f"{flag}: the class has no {part}; see Synchronizer in mjlab_dist.distributed.synchronizer")
+            raise UserError(
+                f"{flag}: the class has no {part}; implement all parts of the protocol "
+                "mjlab_dist.distributed.synchronizer.Synchronizer"
+            )

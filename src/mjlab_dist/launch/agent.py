@@ -56,7 +56,8 @@ The fork server creates a Unix socket in this directory, and the path of a Unix 
 def main() -> None:
     """Import libraries, read torchrunx's arguments as one line of JSON, and run torchrunx's agent.
 
-    Return without running the agent if the launcher ends first. A running agent ends when the launcher ends.
+    If the launcher ends before it sends the arguments, return without running the agent. A running agent ends when the
+    launcher ends.
     """
     if OWN_DIRECTORY not in sys.argv:
         _run()
@@ -72,12 +73,12 @@ def _run() -> None:
     # the signal when it starts its resource tracker, so the tracker must start before this process blocks the signal.
     resource_tracker.ensure_running()
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-    # Fork server, which imports the ranks' libraries
+    # Start the fork server, which imports the ranks' libraries
     forks = FORK in sys.argv and len(os.fsencode(os.environ.get("TMPDIR", ""))) <= MAX_DIRECTORY
     if forks:
         forkserver.set_forkserver_preload(["mjlab_dist.launch.fork_server"])
         forkserver.ensure_running()
-    # The agent's own libraries
+    # Import the agent's own libraries
     with start_up():
         import torch.distributed.elastic.multiprocessing as elastic
         import torchrunx.agent
@@ -87,7 +88,7 @@ def _run() -> None:
 
     logging.getLogger(REPORTS_FAILURES).addFilter(format_error)
 
-    # Arguments from the launcher
+    # Wait for the arguments from the launcher
     silence_s = next((float(each.removeprefix(SILENCE)) for each in sys.argv if each.startswith(SILENCE)), None)
     while (line := _next_line(silence_s)) == HEARTBEAT:
         pass
@@ -96,7 +97,7 @@ def _run() -> None:
         return
     sys.argv[1:] = json.loads(line)
     threading.Thread(target=_end_with_launcher, args=(silence_s,), name="launcher", daemon=True).start()
-    # torchrunx's agent, with its start method and its connections replaced
+    # Run torchrunx's agent, with its start method and its connections replaced
     start = functools.partial(elastic.start_processes, start_method="forkserver" if forks else "spawn")
     adapted = SimpleNamespace(start_processes=start, DefaultLogsSpecs=elastic.DefaultLogsSpecs)
     with (

@@ -126,7 +126,7 @@ class LauncherGroup(LauncherAgentGroup[Any]):
             AgentFailedError: If an agent has ended, or does not answer in time.
         """
         try:
-            # Objects of the agents, as they arrive
+            # Receive the objects of the agents, in the order in which they arrive
             objects: dict[int, Any] = {0: obj}
             deadline = time.monotonic() + self.agent_timeout
             while missing := {connection: rank for rank, connection in self._agents.items() if rank not in objects}:
@@ -136,7 +136,7 @@ class LauncherGroup(LauncherAgentGroup[Any]):
                 for connection in ready:
                     assert isinstance(connection, Connection)
                     objects[missing[connection]] = cloudpickle.loads(connection.recv_bytes())
-            # All objects
+            # Send all objects to all agents
             gathered = [objects[rank] for rank in range(self.world_size)]
             message = cloudpickle.dumps(gathered)
             for connection in self._agents.values():

@@ -1,9 +1,9 @@
 """Start torchrunx's agents: one on each machine, which starts the ranks of that machine.
 
-torchrunx itself would start agents with a shell command that contains the environment, and so show secrets to every
-user of the machine, because everyone can read command lines. In this module, the agent on the launcher's machine
-inherits its environment from the launcher, and agents on other machines read their environment from the standard input
-of an SSH session.
+torchrunx itself would start agents with a shell command that contains the environment. Every user of a machine can read
+its command lines, and thus any secrets in the environment. In this module, the agent on the launcher's machine inherits
+its environment from the launcher, and agents on other machines read their environment from the standard input of an SSH
+session.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def waiting_agents(
 
     Args:
         hosts: Machines; the first is the launcher's own.
-        ssh_config: SSH's config file; None for the user's and the system's.
+        ssh_config: SSH's config file; None for the config files of the user and the system.
         arguments: Arguments of the agents.
         here: Environment of the agent on the launcher's machine.
         there: Variables to set for the agents on other machines, in addition to those that SSH sets.
@@ -103,7 +103,7 @@ def waiting_agents(
     with contextlib.ExitStack() as stack:
         agents: list[Agent] = [_LocalAgent(hosts[0], command, here, errors)]
         stack.callback(agents[0].end)
-        # Agents on other machines, in parallel; if one cannot be started, the others are ended
+        # Start the agents on other machines in parallel. If one cannot be started, the others are ended.
         with ThreadPoolExecutor(max(1, len(hosts) - 1)) as pool:
             starting = [
                 pool.submit(_RemoteAgent, host, ssh_config, [*command, OWN_DIRECTORY, f"{SILENCE}{silence_s:g}"], there)

@@ -77,18 +77,18 @@ def describe(config: TrainConfig, run: DryRun) -> list[tuple[str, str]]:
         config: The run.
         run: Result of :func:`dry_run` for this config.
     """
-    # Figures
+    # Compute the values in the table
     plan, budget = run.plan, run.budget
     num_envs = budget.num_envs * plan.num_ranks
     per_iteration = num_envs * config.agent.num_steps_per_env
     newest = max(list_checkpoints(plan.run_dir), default=0)
     left = budget.max_iterations - newest
-    iterations = f"{left} of {budget.max_iterations}, after {newest}" if newest else f"{budget.max_iterations}"
+    iterations = f"{left} left, {newest} of {budget.max_iterations} done" if newest else f"{budget.max_iterations}"
     needed = budget.num_envs * run.env_bytes
     kept = f"the newest {config.checkpoint.keep_last}" if config.checkpoint.keep_last else "all"
     unit = "" if isinstance(config.checkpoint.interval, str) else " iterations"
     logs = log_dir(config, plan.run_dir, os.environ)
-    # Table
+    # Fill the table
     rows = [
         ("Task", config.task),
         ("Ranks", f"{plan.num_ranks}: {_on_hosts(plan.hosts)}"),

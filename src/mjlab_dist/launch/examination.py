@@ -24,7 +24,7 @@ def examine_hosts(hosts: Sequence[str], ssh_config: str | None) -> dict[str, lis
 
     Args:
         hosts: Machines that have passed :func:`~mjlab_dist.launch.host_checks.check_hosts`.
-        ssh_config: SSH's config file; None for the user's and the system's.
+        ssh_config: SSH's config file; None for the config files of the user and the system.
 
     Returns:
         The findings of each machine.

@@ -63,11 +63,11 @@ def authenticate(connection: socket.socket, secret: bytes, *, listens: bool) -> 
     timeout_s = TIMEOUT_S if listens else PATIENCE_S
     deadline = time.monotonic() + timeout_s
     connection.settimeout(timeout_s)
-    # Random numbers of both ends
+    # Exchange random numbers
     own = secrets.token_bytes(SECRET_BYTES)
     connection.sendall(own)
     other = _receive(connection, SECRET_BYTES, deadline)
-    # Proofs. Each proof names its sender, so an attacker cannot send a proof back to the end that made it.
+    # Exchange proofs. Each proof names its sender, so an attacker cannot send a proof back to the end that made it.
     numbers = own + other if listens else other + own
     proofs = [hmac.digest(secret, role + numbers, "sha256") for role in (b"caller", b"listener")]
     connection.sendall(proofs[listens])

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from invoke.runners import Result
 
 PACKAGES = ("mjlab-dist", "torchrunx", "torch", "rsl-rl-lib", "tensordict", "warp-lang", "mujoco", "mujoco-warp")
-"""Packages whose versions must be equal on all machines: ranks must communicate in the same way and
+"""Packages whose versions must be equal on all machines, because all ranks must communicate in the same way and
 simulate the same physics."""
 
 PROBE = """
@@ -72,7 +72,7 @@ def choose_hosts(
 
     Args:
         config: The run's config.
-        environ: The environment, for CUDA_VISIBLE_DEVICES.
+        environ: The environment, from which CUDA_VISIBLE_DEVICES is read.
         own: Devices of this machine's ranks.
         warn: Called with one line per warning.
 
@@ -87,7 +87,7 @@ def choose_hosts(
     if not others:
         return (Host(devices=own),)
 
-    # The other machines
+    # Check the other machines, and ask them for their devices
     requests = {name: DeviceRequest.of(config, num_ranks, environ, own) for name, num_ranks in others}
     answers, faults = ask_hosts(requests, config.ssh_config)
     _raise_faults(faults)
@@ -159,9 +159,9 @@ def ask_hosts(
     """Check in parallel whether hosts can run ranks, and ask them for their devices.
 
     Args:
-        requests: Which devices each host is asked for, by the host's name or address. With None, the host is only
-            checked. Names of this machine always pass.
-        ssh_config: SSH's config file; None for the user's and the system's.
+        requests: Devices to ask each host for, by the host's name or address. With None, the host is only checked.
+            Names of this machine always pass.
+        ssh_config: SSH's config file; None for the config files of the user and the system.
         timeout_s: Seconds after which a host that has not answered all checks fails.
 
     Returns:
@@ -180,7 +180,7 @@ def ask_hosts(
     # paramiko also logs the errors that it raises; without a handler, they would be printed with tracebacks.
     logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
-    # Checks, each host in its own thread
+    # Check each host in its own thread
     deadline = time.monotonic() + timeout_s
     checks = {
         host: in_thread(f"check {host}", lambda h=host, c=connection: _check_host(h, c, requests[h]))
@@ -194,7 +194,7 @@ def ask_hosts(
         except HostError as fault:
             faults[host] = str(fault)
         except TimeoutError:
-            faults[host] = f"no answer within {timeout_s:g} s; run `ssh {host}` to see what it waits for"
+            faults[host] = f"no answer within {timeout_s:g} s; run `ssh {host}` to find out why"
     return answers, faults
 
 
@@ -261,7 +261,8 @@ def _check_ssh(host: str, connection: fabric.Connection, request: DeviceRequest 
     except (paramiko.SSHException, EOFError) as error:
         transport = client.get_transport()
         is_ssh = transport is not None and transport.initial_kex_done
-        # If the server never answers, the error varies ("No existing session" is one), so the elapsed time decides.
+        # If the server never answers, paramiko raises different errors, such as "No existing session". A timeout is
+        # therefore recognized by the elapsed time.
         if not is_ssh and time.monotonic() - started_at >= CONNECT_TIMEOUT_S:
             fault = _describe_socket_error(TimeoutError(), connection.port)
         elif is_ssh and connection.transport is None:
@@ -366,5 +367,5 @@ def _compare_python(kind: str, version: str, library: str | None) -> str | None:
     if (kind, version.split(".")[:2]) != (own_kind, own_version.split(".")[:2]):
         return f"{has}; {SAME}"
     if version != own_version and library is not None:
-        return f"{has}; {library} exists there too, but is for this machine's release only; {SAME}"
+        return f"{has}; both machines have {library}, but its modules work only with {own_version}; {SAME}"
     return None

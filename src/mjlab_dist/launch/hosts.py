@@ -59,7 +59,7 @@ sys.exit(1)
 
 Its first argument is the variable and its value, ``name=value``. The program does not kill multiprocessing's resource
 trackers: they remove semaphores, and then end by themselves. The program also removes the temporary directories of the
-processes. The names of these directories start with the program's second argument and the value.
+processes. The names of these directories start with the program's second argument, followed by the variable's value.
 """
 
 END_TIMEOUT_S = 10.0
@@ -161,7 +161,7 @@ def connect(host: str, ssh_config: str | None) -> fabric.Connection:
 
     Args:
         host: Name or address.
-        ssh_config: SSH's config file; None for the user's and the system's.
+        ssh_config: SSH's config file; None for the config files of the user and the system.
     """
     import fabric  # noqa: PLC0415 (not needed if all ranks run on this machine)
 

@@ -39,9 +39,8 @@ from mjlab_dist.wording import listed
 MAX_TIMESTEP_S = 0.05
 """Assumed maximum length of a physics step, in s.
 
-An episode must not be shorter than one control step. With this assumption, most configs are checked without building
-the model. If an episode is shorter than a control step with physics steps of this length, the model is built, to read
-the actual length of its physics step.
+An episode must not be shorter than one control step. Most configs pass this check if their physics steps are assumed to
+have this length. Only for other configs, the model is built to read the actual length of its physics step.
 """
 
 
