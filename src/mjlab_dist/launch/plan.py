@@ -142,8 +142,8 @@ def plan_hosts(
 ) -> tuple[Host, ...]:
     """Choose the machines and devices of all ranks. With ``--sync-code``, also copy the project to the other machines.
 
-    Every command that starts ranks on several machines calls this function. It checks the flags that choose
-    this machine's devices, copies files, and then checks the other machines, which use the copied files.
+    Every command that starts ranks on several machines calls this function. It first chooses this machine's devices,
+    then copies files, and checks the other machines last, because they use the copied files.
 
     Args:
         config: The run's config.
@@ -171,7 +171,7 @@ def check_config(config: TrainConfig) -> None:
     """Raise if a config is invalid, whatever devices the machines have.
 
     Raises:
-        UserError: If the config is invalid, or contradicts the environment.
+        UserError: If the config is invalid, or an environment variable that mjlab_dist reads makes it invalid.
     """
     validate(config)
     if config.env.episode_length_s < MAX_TIMESTEP_S * config.env.sim.decimation:

@@ -68,7 +68,7 @@ class Launch:
     secret: bytes
     """Secret of the launch, which only its processes have."""
     address: str
-    """Address of this machine for the other machines; the loopback address if all ranks are on this machine."""
+    """Address at which other machines reach this one; the loopback address if all ranks are on this machine."""
     agent_listener: socket.socket
     """Socket that agents connect to."""
     log_listener: socket.socket
@@ -88,7 +88,7 @@ class Launch:
             return None
         from torch._C._distributed_c10d import TCPStore
 
-        # Reference cycles of a traceback may keep an earlier attempt's store alive, with threads and sockets.
+        # Close the store of an earlier attempt, which reference cycles of a traceback may have kept alive
         gc.collect()
         host, port = self.store_listener.getsockname()[:2]
         return TCPStore(
@@ -109,7 +109,8 @@ def prepared(
         listen: Receives one line that only ``--verbose`` shows.
         secret: Secret of the launch, in hexadecimal; None for a new one.
     """
-    # The name must be short, because it is part of the paths of sockets. It contains the process ID for remove_own.
+    # The name must be short, because it is part of the paths of sockets. By the process ID in the name, remove_own
+    # finds this process's temporary directories.
     name = f"{os.getpid()}-{uuid.uuid4().hex[:8]}"
     address, secret = own_address(plan.host_names), secret or new_secret()
     is_local = len(plan.hosts) == 1
@@ -158,7 +159,9 @@ def prepared(
 
 
 def remote_timeout_s(config: TrainConfig) -> int:
-    """Return the number of seconds without contact after which agents on other machines end, and the launcher fails.
+    """Return the timeout, in seconds, for contact between the launcher and the agents on other machines.
+
+    After this time without contact, the agents end, and the launcher raises an error.
 
     Args:
         config: The run's config.

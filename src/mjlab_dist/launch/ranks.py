@@ -75,7 +75,7 @@ def run_ranks(
         config: The run's config.
         plan: Devices, hosts and run directory.
         listen: Called with the ranks' events for the user, in a separate thread.
-        control: Its stop request is forwarded to the ranks.
+        control: Receives requests to stop the run, which are forwarded to the ranks.
         spare: Prepares launches for restarts in advance; None if there are no restarts.
         attempt: Number of earlier starts of these ranks.
         secret: Secret of the launch, which the caller uses to connect to the ranks; None to create one.
@@ -90,7 +90,7 @@ def run_ranks(
     ranks = Ranks(_hosts_of_ranks(plan), listen, control)
     logs = log_dir(config, plan.run_dir, os.environ)
     with _one_at_a_time(), child_errors() as errors, contextlib.ExitStack() as stack:
-        # Agents, which import their libraries while this process imports its own
+        # Start the agents. They import their libraries while this process imports its own.
         preparing = prepared(config, plan, attempt, listen, secret) if spare is None else spare.launch(attempt)
         launch = stack.enter_context(preparing)
         with start_up():
@@ -98,7 +98,7 @@ def run_ranks(
         # Store. It is closed when this variable is deleted.
         _debug(listen, f"ranks meet at {launch.meeting_point}; log files in {logs}")
         _store = launch.open_store()
-        # Ranks, and the wait for their results
+        # Start the ranks, and wait for their results
         pipe = stack.enter_context(_event_pipe(ranks.receive))
         adapted = stack.enter_context(_adapted_torchrunx(launch))
         launcher = _torchrunx_launcher(config, plan, logs, pipe)
@@ -119,7 +119,7 @@ def run_ranks(
 
 @contextlib.contextmanager
 def _one_at_a_time() -> Iterator[None]:
-    """Raise if another thread of this process already has ranks."""
+    """Raise if this process already has ranks."""
     if not _launching.acquire(blocking=False):
         raise UserError("this process already has ranks; close their envs, wait until they end, or use another process")
     try:

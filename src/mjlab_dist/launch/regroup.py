@@ -1,4 +1,4 @@
-"""Choose the machines of a restart: those that answer, if there are enough. Imports no torch."""
+"""Choose the machines of a restart: all that answer, if at least ``--min-hosts`` of them do. Imports no torch."""
 
 from __future__ import annotations
 
@@ -53,18 +53,18 @@ def regroup(config: TrainConfig, plan: RunPlan, spare: Spare, listen: Listener, 
         if time.monotonic() > deadline or control.stop_requested:
             raise TooFewHostsError(describe_faults(faults))
         if not is_reported:
-            text = f"Waiting for up to {config.hang_timeout:g} s: {describe_faults(faults)}"
+            text = f"Waiting for more hosts, for up to {config.hang_timeout:g} s: {describe_faults(faults)}"
             listen({"kind": "warning", "text": text})
             is_reported = True
         control.wait_for_stop(RETRY_S)
 
-    # The same machines
+    # If the machines are the same, keep the plan
     names = tuple(host.name for host in hosts)
     spare.end_leftovers(names)
     if hosts == plan.hosts:
         spare.keep_if_answering()
         return plan
-    # Different machines
+    # If they differ, divide the envs among the new ranks
     new = dataclasses.replace(plan, hosts=hosts)
     new = dataclasses.replace(new, budget=plan_budget(config, new.num_ranks))
     ranks = "1 rank" if new.num_ranks == 1 else f"{new.num_ranks} ranks"

@@ -131,7 +131,7 @@ class _Progress:
         """Return the seconds to wait after the attempt; None if two attempts in a row made no progress."""
         if self._trains_since is not None and time.monotonic() - self._trains_since >= MAX_PAUSE_S:
             self._num_idle = 0
-        # A machine or a network may need some time to recover: only a second attempt without progress ends the run
+        # A machine or a network may need some time to recover, so only a second attempt without progress ends the run
         was_idle, self._was_idle = self._was_idle, self._reached == self._before
         if not self._was_idle:
             return 0.0

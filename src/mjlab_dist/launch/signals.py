@@ -36,9 +36,9 @@ def stopping_on_signal(control: Control, stopper: Stopper) -> Iterator[None]:
     After the first signal, the current iteration is finished and saved. A second Ctrl-C stops the run at once. If there
     is nothing to save yet, the first signal stops the run at once.
 
-    A separate thread handles the signals. Python runs signal handlers only when the main thread returns to Python code,
-    and while ranks exchange data this takes seconds. A terminal sends Ctrl-C and SIGHUP to every process; child
-    processes that are started inside the context block these signals.
+    A separate thread handles the signals, because Python runs signal handlers only after the main thread has returned
+    to Python code. It can take seconds to return while ranks exchange data. A terminal sends Ctrl-C and SIGHUP to every
+    process; child processes that are started inside the context block these signals.
 
     Args:
         control: Control of the run.

@@ -121,7 +121,7 @@ class Spare:
     def end_leftovers(self, hosts: Sequence[str]) -> None:
         """Kill processes of earlier launches on machines that did not answer when these launches ended.
 
-        Such processes would use memory.
+        These processes would use memory that the next ranks need.
 
         Args:
             hosts: Machines that answer now; the first is this machine.

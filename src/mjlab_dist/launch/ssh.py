@@ -66,7 +66,7 @@ def verifying(connection: fabric.Connection, ssh_config: str | None) -> fabric.C
 
     Args:
         connection: A connection that is not open yet.
-        ssh_config: SSH's config file, for messages; None for the user's and the system's.
+        ssh_config: SSH's config file, for use in messages; None for the config files of the user and the system.
 
     Returns:
         The same connection. Opening it raises :class:`HostKeyError` if a key is refused.
@@ -93,7 +93,7 @@ class _Client(paramiko.SSHClient):
         return super().connect(*args, **kwargs, transport_factory=self._prepared)
 
     def _prepared(self, sock: Any, **kwargs: Any) -> paramiko.Transport:
-        """Return a transport that first asks for a key of a known type: a host may have keys of several types."""
+        """Return a transport that asks for known types of keys first, because a host may have keys of several types."""
         transport, known = paramiko.Transport(sock, **kwargs), self._keys.kinds()
         options = transport.get_security_options()
         options.key_types = sorted(options.key_types, key=lambda name: RSA_SIGNATURES.get(name, name) not in known)
@@ -151,7 +151,7 @@ class _HostKeys(paramiko.MissingHostKeyPolicy):
             remove = shlex.join(["ssh-keygen", "-f", str(found[0].file), "-R", name])
             raise HostKeyError(
                 f"the SSH host key of {name} has changed ({shown} is not the key in {found[0].file} line "
-                f"{found[0].number}), so this may be another machine; if its key was replaced, run `{remove}` and "
+                f"{found[0].number}), so this may be another machine; if the host has a new key, run `{remove}` and "
                 f"`{self._command}`"
             )
         if self._strict != "accept-new":
@@ -169,7 +169,7 @@ class _HostKeys(paramiko.MissingHostKeyPolicy):
         return self._names[0], []
 
     def _lines(self, marker: str, names: Sequence[str]) -> Iterator[KnownKey]:
-        """Yield the lines of all files whose marker is ``marker``, and that match at least one of the names."""
+        """Yield the lines of all files that have the given marker and match at least one of the names."""
         for file in (*self._user_files, *self._global_files):
             for line in _read(file):
                 if line.marker == marker and any(_matches(line.names, name) for name in names):

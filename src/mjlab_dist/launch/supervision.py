@@ -25,7 +25,7 @@ SETTLED_S = 0.5
 """Seconds to wait for the last events of a process that has ended."""
 
 GRACE_S = 2.0
-"""Seconds to wait for the other ranks' reports after the first failed rank is known, or after a hang."""
+"""Seconds to wait for the other ranks' reports once it is known which rank failed first, or after a hang."""
 
 LOST_S = 5.0
 """Seconds to wait for reports if the process of a rank has ended without a report."""
@@ -41,7 +41,7 @@ time. The time between these two checks is not counted as time without an iterat
 LAST_RESORT_S = 10.0
 """Seconds beyond the ranks' own timeout after which the launcher considers ranks hung.
 
-Usually, a rank notices a hang first. If all ranks are stopped, only the launcher can notice it.
+Usually, a rank notices a hang before the launcher does. If all ranks are stopped, only the launcher can notice a hang.
 """
 
 Report = dict[str, Any]
@@ -67,7 +67,8 @@ class Ranks:
             hosts: Machine of each rank. Rank 0 is on the launcher's machine. Only processes of that machine can
                 be inspected.
             listen: Receives the events that are for the user.
-            control: Its stop request is forwarded to the ranks; its kill request ends the wait.
+            control: Receives requests to stop, which are forwarded to the ranks, and requests to kill, which end the
+                wait.
         """
         self._hosts = hosts
         self._num_ranks = len(hosts)
@@ -121,10 +122,10 @@ class Ranks:
         """
         checked_at = time.monotonic()
         while True:
-            # Next event, or next check of the processes
+            # Wait for the next event, or for the next check of the processes
             with self._changed:
                 self._changed.wait(POLL_S)
-                # Events that arrived while this process was stopped are still unread: do not count this time
+                # Do not count the time while this process was stopped, because events of that time are still unread
                 paused_s = time.monotonic() - checked_at
                 if paused_s > PAUSE_S:
                     self._advanced_at += paused_s
