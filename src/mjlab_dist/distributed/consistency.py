@@ -32,7 +32,7 @@ def check_equal(tensors: Mapping[str, torch.Tensor], when: str) -> None:
             more = f", the first of {differing} tensors that differ" if differing > 1 else ""
             raise DesyncError(
                 f"{when}: {_who(groups)} in {name}{more}; the run ends, because all ranks must hold equal parameters. "
-                "Resume from the last checkpoint; it is valid, because the ranks were equal before it was written"
+                "Resume from the last checkpoint; it is valid, because the parameters were equal when it was written"
             )
 
 

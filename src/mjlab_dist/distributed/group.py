@@ -81,7 +81,7 @@ def process_group(rank: Rank, device: str, backend: str, store: Store | None) ->
         )
     # Join
     timeout = datetime.timedelta(seconds=TIMEOUT_S)
-    store.set_timeout(timeout)  # shorter than before: all ranks have compiled their kernels
+    store.set_timeout(timeout)  # shorter than before, because all ranks have compiled their kernels
     excepthook = sys.excepthook
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if backend == "nccl" else backend,
@@ -155,7 +155,7 @@ def sum_over_ranks(values: torch.Tensor) -> torch.Tensor:
 
 
 def gather_on_main(values: torch.Tensor) -> list[torch.Tensor]:
-    """Return every rank's tensor on rank 0, and an empty list on the others.
+    """Return the tensors of all ranks, in order of rank, on rank 0; return an empty list on other ranks.
 
     Args:
         values: CPU tensor of the same shape and dtype on every rank.
@@ -168,7 +168,7 @@ def gather_on_main(values: torch.Tensor) -> list[torch.Tensor]:
 
 
 def gather(values: torch.Tensor) -> torch.Tensor:
-    """Return every rank's tensor on every rank.
+    """Return the tensors of all ranks as one table, which is the same on every rank.
 
     Args:
         values: (n,), with the same n on every rank.

@@ -193,7 +193,7 @@ class _Link:
             sent, expected = (int.from_bytes(size, "big") for size in (self._received_size, self._size))
             raise LostRankError(
                 f"rank {self.rank} sent a tensor of {sent} bytes, but this rank expected {expected} bytes: one of the "
-                "two ranks skipped a sum"
+                "two ranks skipped a sum over ranks"
             )
         return moved > 0
 

@@ -51,7 +51,7 @@ def outside_launcher(environ: Mapping[str, str]) -> Literal["torchrun", "slurm"]
     """
     if {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= environ.keys():
         return "torchrun"
-    # Only srun sets the number of tasks of a step; a batch script without srun is an ordinary process.
+    # Only srun sets the number of tasks of a step. A batch script that runs without srun is therefore a single rank.
     if int(environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1 and "SLURM_PROCID" in environ:
         return "slurm"
     return None

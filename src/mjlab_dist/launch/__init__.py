@@ -1,1 +1,1 @@
-"""Start the ranks of a run: plan, processes, signals, restarts."""
+"""Plan a run, start its ranks, supervise and restart them, and handle signals."""

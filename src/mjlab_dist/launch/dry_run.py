@@ -56,13 +56,13 @@ def dry_run(config: TrainConfig, listen: Listener) -> DryRun:
     check_config(config)
     number_by_bus(os.environ)
     plan = plan_run(dataclasses.replace(config, sync_code=None), os.environ, find_gpus(), next_run_dir, listen)
-    # Memory of an env, measured with a few envs
+    # Measure the memory of an env with a few envs
     with start_up():
         prepare_process(plan.own_devices[0], Rank(), config.seed)
         from mjlab_dist.env import sizing  # noqa: PLC0415 (imports torch)
     with listening(listen):
         room = sizing.measure_room(config, plan.own_devices[0].device, len(plan.own_devices))
-    # Number of envs for --num-envs auto
+    # Choose the number of envs for --num-envs auto
     budget = plan.budget
     if budget is None:
         num_envs, _ = sizing.choose_num_envs([room] * plan.num_ranks)
@@ -105,7 +105,7 @@ def describe(config: TrainConfig, run: DryRun) -> list[tuple[str, str]]:
         ("Videos", "none" if config.video_interval is None else videos.describe(config)),
         ("Rank logs", "none" if logs is None or plan.num_ranks == 1 else str(logs)),
     ]
-    # Notes and warnings
+    # Add notes and warnings
     rows += [("Note", note) for note in (budget.note, videos.note(config)) if note]
     rows += [("Warning", warning) for warning in plan.warnings]
     if needed > run.usable_bytes:

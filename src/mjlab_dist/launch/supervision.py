@@ -295,11 +295,11 @@ def _skipped_sum(reports: Sequence[Report]) -> RankError | None:
     most, *others = sorted(ranks.values(), key=len, reverse=True)
     guilty = sorted(rank for those in others for rank in those)
     if len(most) <= len(guilty):
-        text = f"ranks are in different sums, so at least one skipped a sum: {sums}"
+        text = f"ranks are in different sums, so at least one skipped a sum over ranks: {sums}"
         return RankError(text, report=reports[0]["traceback"], exit_code=Exit(reports[0]["exit_code"]))
     report = next(report for report in reports if report["rank"] == guilty[0])
     return RankError(
-        f"{in_words(guilty)} skipped a sum: {sums}",
+        f"{in_words(guilty)} skipped a sum over ranks: {sums}",
         guilty[0] if len(guilty) == 1 else None,
         report["traceback"],
         Exit(report["exit_code"]),

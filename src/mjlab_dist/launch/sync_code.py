@@ -22,7 +22,7 @@ SKIPPED = {"__pycache__", "node_modules"}
 """Directories that are skipped if the project is not in git. Hidden directories, such as .venv, are skipped, too."""
 
 MAX_BYTES = 10**9
-"""Maximum size of a project. Larger projects contain data, which would take too long to copy before every start."""
+"""Maximum size of a project. A larger project probably contains data; copying data before every start is too slow."""
 
 RECORD = '"${{XDG_CACHE_HOME:-$HOME/.cache}}/mjlab_dist/synced/{name}"'
 """Path of the file on the other machine that stores the digests of the copied files. It is quoted for the shell. The
@@ -66,8 +66,8 @@ class There:
     """The project on another machine."""
 
     recorded: Mapping[str, Set[str]]
-    """Digests of each file that was copied to that machine, from the last complete copy and, if a later copy was
-    interrupted, from that copy."""
+    """For each file that was copied to that machine: its digest in the last complete copy, and its digest in a later
+    copy that was interrupted, if there was one."""
     digests: Digests
     """Digests of the files on that machine."""
     committed: Set[str]
@@ -100,7 +100,7 @@ def sync_code(config: TrainConfig, listen: Listener) -> None:
 
     Args:
         config: The run's config, with the names of all machines.
-        listen: Receives a line for each machine whose files have changed.
+        listen: Receives a line for each machine on which files were copied or removed.
 
     Raises:
         UserError: If a program is missing, or the directory is not a project.
@@ -117,7 +117,7 @@ def sync_code(config: TrainConfig, listen: Listener) -> None:
     # The project on this machine
     root = find_project(Path.cwd())
     digests = {name: _digest(root / name) for name in list_files(root, Path(config.log_root))}
-    # Copies, each in its own thread
+    # Copy to each machine in its own thread
     targets = [_Target(root, host.name, config.ssh_config) for host in others]
     copies = {
         target.host: in_thread(
@@ -185,7 +185,8 @@ def list_files(root: Path, log_root: Path) -> list[str]:
     size = sum((root / name).lstat().st_size for name in found)
     if size > MAX_BYTES:
         raise UserError(
-            f"--sync-code: {root} has {size / 10**9:.1f} GB of files; copy the data yourself, and add it to .gitignore"
+            f"--sync-code: {root} has {size / 10**9:.1f} GB of files, but the maximum is {MAX_BYTES / 10**9:g} GB; "
+            "copy the data yourself, and add it to .gitignore"
         )
     return sorted(found)
 
@@ -231,7 +232,8 @@ class _Target:
             overwrite: Whether to also overwrite changes that exist nowhere else.
 
         Raises:
-            CopyError: If the copy fails, or would overwrite changes without ``overwrite``.
+            CopyError: If the copy fails. Also if changes that exist nowhere else would be lost and ``overwrite`` is
+                False.
         """
         there = self._read(project)
         changes = there.changes(project)

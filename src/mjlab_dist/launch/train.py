@@ -1,4 +1,4 @@
-"""Train from a config: checks, devices, run directory, ranks, restarts."""
+"""Train from a config: check it, choose devices and a run directory, start the ranks, and restart them if they fail."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def train(
         config: The run.
         listen: Receives progress.
         started: Called with the run directory and the number of ranks, before any rank starts.
-        control: Its stop request ends the run gracefully.
+        control: Receives requests to stop, which end the run gracefully.
         own_process: Whether this process trains once and does nothing else, so that CUDA_VISIBLE_DEVICES may change.
 
     Raises:
@@ -107,7 +107,7 @@ def _train(
                 with listening(listen), _egl_device_restored():
                     return worker.run(config, own, control)
 
-        # Ranks in processes of their own
+        # Otherwise, start the ranks in processes of their own
         return run_with_restarts(config, plan, listen, control)
 
 
@@ -191,7 +191,7 @@ def _reserved(
 
 @contextlib.contextmanager
 def _egl_device_restored() -> Iterator[None]:
-    """Unset MUJOCO_EGL_DEVICE_ID if a rank in this process set the variable; the next run may use another device."""
+    """Unset MUJOCO_EGL_DEVICE_ID if a rank in this process set it, because the next run may use another device."""
     before = os.environ.get(worker.EGL_DEVICE)
     try:
         yield
