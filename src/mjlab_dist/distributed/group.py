@@ -106,7 +106,7 @@ def process_group(rank: Rank, device: str, backend: str, store: Store | None) ->
 
 @contextlib.contextmanager
 def _local_sums(rank: Rank, device: str, store: Store | None) -> Iterator[None]:
-    """Within the context, sum over ranks through sockets instead of gloo, if all are CPU ranks of one machine.
+    """If all ranks are CPU ranks of one machine, sum over ranks through sockets instead of gloo in this context.
 
     The reason is in docs/decisions/0013.
     """

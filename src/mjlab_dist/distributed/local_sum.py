@@ -264,7 +264,7 @@ def _accept(server: socket.socket, token: bytes, ranks: Sequence[int], timeout_s
             poll.poll(max(0.0, until - now) * 1000)
             with contextlib.suppress(OSError):
                 guests.append(_Guest(server.accept()[0]))
-            # First messages that are complete, or can no longer arrive: keep connections of ranks, and close others
+            # Check first messages that are complete or can no longer arrive: keep connections of ranks, close others
             for guest in [guest for guest in guests if guest.is_done()]:
                 guests.remove(guest)
                 rank = guest.rank(token)

@@ -20,7 +20,7 @@ TIMEOUT_S = 10.0
 """Seconds that a connecting process has for the proof."""
 
 PATIENCE_S = 60.0
-"""Seconds that the listener has for the proof. This is longer, because it may be busy with other connections."""
+"""Seconds that the listener has for the proof: more than a connecting process, because the listener may be busy."""
 
 MAX_UNPROVEN = 64
 """Maximum number of connections per listener that have not sent a valid proof yet. Further connections wait, so that

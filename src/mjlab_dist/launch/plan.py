@@ -171,7 +171,8 @@ def check_config(config: TrainConfig) -> None:
     """Raise if a config is invalid, whatever devices the machines have.
 
     Raises:
-        UserError: If the config is invalid, or an environment variable that mjlab_dist reads makes it invalid.
+        UserError: If the config is invalid, the variable for fault injection is invalid, or ``--hosts`` is set although
+            another launcher has started this process.
     """
     validate(config)
     if config.env.episode_length_s < MAX_TIMESTEP_S * config.env.sim.decimation:

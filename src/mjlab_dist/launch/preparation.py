@@ -109,8 +109,8 @@ def prepared(
         listen: Receives one line that only ``--verbose`` shows.
         secret: Secret of the launch, in hexadecimal; None for a new one.
     """
-    # The name must be short, because it is part of the paths of sockets. By the process ID in the name, remove_own
-    # finds this process's temporary directories.
+    # The name must be short, because it is part of the paths of sockets. remove_own finds this process's temporary
+    # directories by the process ID in the name.
     name = f"{os.getpid()}-{uuid.uuid4().hex[:8]}"
     address, secret = own_address(plan.host_names), secret or new_secret()
     is_local = len(plan.hosts) == 1
