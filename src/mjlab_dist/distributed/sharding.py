@@ -206,7 +206,7 @@ class Sharding:
         return DTensor.from_local(local, self._mesh, entry.parameter.placements)
 
     def table(self, min_size_mb: float) -> str:
-        """Return a table of the sharded parameters to print."""
+        """Return a text that lists the sharded parameters, for printing."""
         if not self.sharded:
             return (
                 f"Nothing is sharded: no parameter has two or more dimensions, {min_size_mb:g} MiB or more, and a "

@@ -107,7 +107,7 @@ class LocalUpdates:
         """Choose how often to average.
 
         Args:
-            period: Number of iterations from one average to the next.
+            period: Number of iterations after which parameters are averaged again.
         """
         self._period = period
 

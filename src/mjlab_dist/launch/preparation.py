@@ -127,9 +127,9 @@ def prepared(
         meeting_point = (
             f"{address}:{store_listener.getsockname()[1]}" if store_listener else str(Path(temporary) / "store")
         )
-        # Agents
+        # Start the agents
         own = {LAUNCH: name, SECRET: secret, MEETING_POINT: meeting_point, ATTEMPT: str(attempt)}
-        # All of sys.path, as in multiprocessing: it includes the directory of the user's script
+        # Pass all of sys.path, as multiprocessing does, because it includes the directory of the user's script
         variables = {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)), **own}
         forks = can_fork(plan.devices, os.environ)
         agents = stack.enter_context(
