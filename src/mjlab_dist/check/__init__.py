@@ -1,4 +1,4 @@
-"""Checks of a task for its authors: types, waits for the device, replays, finite numbers, seeds, resuming, buffers."""
+"""Check that a task works before it is trained: its terms, physics, seeds, resuming, graph capture and buffers."""
 
 NUM_CHECKED = 16
-"""Number of envs if none is given."""
+"""Default number of envs in which a task is checked."""

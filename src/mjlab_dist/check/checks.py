@@ -1,4 +1,4 @@
-"""The checks of a task, each on one line: passed or failed, with the term at fault and the fix."""
+"""The checks of a task. Each returns whether the task passed; if it failed, also the term at fault and the fix."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def _not_finite(entry: Entry, num_steps: int) -> str:
     when = f"{_when(entry)} of {num_steps}" if entry.step else _when(entry)
     if "result" in entry.not_finite:
         return f"returned NaN or infinity {when}; guard divisions, roots and logarithms, for example with clamp_min"
-    fix = "; use a smaller timestep, or lower gains and forces" if entry.place == PHYSICS else ""
+    fix = "; use a smaller timestep, smaller gains or smaller forces" if entry.place == PHYSICS else ""
     return f"{_shown(entry.not_finite)} became NaN or infinite {when}{fix}"
 
 
@@ -154,14 +154,14 @@ def _shown(names: Sequence[str]) -> str:
 
 
 def first_difference(mine: Iterable[Entry], theirs: Iterable[Entry]) -> str:
-    """Return the first difference between two rollouts. Everything before it is equal, so its term is at fault.
+    """Return the first difference between two rollouts. Earlier results are equal, so the named term is at fault.
 
     Args:
         mine: One rollout.
         theirs: The other rollout, over the same steps.
 
     Returns:
-        Place, tensors and step; empty if nothing differs.
+        Place, tensors and step of the difference; empty if nothing differs.
     """
     for one, other in zip(mine, theirs, strict=True):
         assert one.place == other.place
@@ -179,7 +179,7 @@ def check_seeds(same: tuple[Sequence[Entry], Sequence[Entry]], other: Sequence[E
         same: Two rollouts with the same seed.
         other: A rollout with the next seed and the same actions.
         seed: The seed.
-        draws: Whether random numbers have been drawn from torch's generator.
+        draws: Whether the task draws random numbers from torch's default generator.
     """
     difference = first_difference(*same)
     if difference:
@@ -203,11 +203,11 @@ def check_seeds(same: tuple[Sequence[Entry], Sequence[Entry]], other: Sequence[E
 
 
 def check_resume(going_on: Sequence[Entry], resumed: Sequence[Entry]) -> Check:
-    """Check that envs continue a saved state exactly like the envs that saved it.
+    """Check that envs that load a saved state then take the same steps as the envs that saved it.
 
     Args:
-        going_on: Rollout of the envs whose state was saved.
-        resumed: Rollout of the envs that loaded this state.
+        going_on: Rollout, after the save, of the envs whose state was saved.
+        resumed: Rollout, after the load, of the envs that loaded this state.
     """
     difference = first_difference(going_on, resumed)
     num_steps = len({entry.step for entry in going_on})
@@ -217,7 +217,8 @@ def check_resume(going_on: Sequence[Entry], resumed: Sequence[Entry]) -> Check:
             f"{difference} after load_state(); let the term's state() return every tensor that the term keeps, and "
             "change these tensors in place",
         )
-    return passed("resume", f"after load_state(), {num_steps} steps are equal bit for bit to those of the saved envs")
+    text = f"{num_steps} steps after load_state() are bit-identical to the steps of the envs that saved the state"
+    return passed("resume", text)
 
 
 class Buffers:
@@ -241,7 +242,7 @@ class Buffers:
         sim, usage, task = self._env.cfg.sim, self._gauge.usage(), "mjlab-dist size-buffers TASK"
         overflows = [str(bit.name) for bit in mjw.OverflowType if bool((self._env.sim.overflow & int(bit)).any())]
         if overflows:
-            fix = f"set larger sizes; {task} measures them"
+            fix = f"set larger sizes; {task} measures which sizes the task needs"
             return failed("buffers", f"overflow of {listed(overflows)} with {_sizes(sim)}; {fix}")
         if sim.nconmax == 0 and usage.can_touch:
             return failed(
@@ -260,7 +261,7 @@ def _used(usage: Usage) -> str:
 
 
 def measure_speed(env: WatchedEnv, actions: torch.Tensor) -> Check:
-    """Measure the speed, for information.
+    """Measure how many steps per second the envs take. This check always passes.
 
     Args:
         env: The envs.

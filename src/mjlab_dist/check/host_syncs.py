@@ -16,8 +16,8 @@ aten: Any = torch.ops.aten
 class HostSyncs(TorchDispatchMode):
     """Records operations that make the host wait for a device, and operations whose output size depends on data.
 
-    Indexing with a tensor is recorded too, because a boolean index makes the host wait. With ``indices=False``,
-    indexing with integers is not recorded.
+    Reading elements with a boolean index makes the host wait, and is always recorded. Reading with an integer index
+    does not; it is recorded too, unless ``indices=False``.
 
     Attributes:
         num_ops: Number of dispatched operations.
@@ -51,15 +51,15 @@ class HostSyncs(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Return False: otherwise torch spends 3 s importing its compiler, to exclude this class from compilation."""
+        """Return False. If this returned True, torch would import its compiler, which takes 3 s."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self.paused or func.namespace == "prim":  # prim operations read only properties, such as a tensor's device
+        if self.paused or func.namespace == "prim":  # prim operations only return properties, such as a device
             return func(*args, **kwargs)
-        # Split composite operations, because inference mode does not: `aten.to`, for example, can hide a copy to
-        # another device.
+        # A composite operation can hide one that waits: for example, `aten.to` can copy to another device. Split
+        # composite operations here, because torch does not split them in inference mode.
         if func.namespace == "aten" and func._can_decompose():
             with self:
                 return func.decompose(*args, **kwargs)
@@ -98,7 +98,7 @@ class HostSyncs(TorchDispatchMode):
 class HostReads(TorchFunctionMode):
     """Records calls that read a tensor on the host, such as ``tolist``.
 
-    For tensors on the CPU, these calls dispatch no operation, so that :class:`HostSyncs` does not record them.
+    For tensors on the CPU, these calls dispatch no operation. Therefore :class:`HostSyncs` does not record them.
 
     Attributes:
         num_calls: Number of calls of torch's functions.

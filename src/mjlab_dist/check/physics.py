@@ -37,28 +37,29 @@ NUM_COMPARED = 4
 """Number of envs that each comparison covers."""
 
 MAX_DIFFERENCE = 0.05
-"""Maximum difference from MuJoCo's C code in the velocities after a step, as a share of their change in the step.
+"""Maximum difference between the velocities after a step and those of MuJoCo's C code, relative to the change of the
+velocities in this step.
 
-The limit holds for the median over steps. The median ignores the few steps that differ more because of float32 or
-different contact points.
+The limit holds for the median over the compared steps. The median ignores the few steps that differ more because of
+float32 or different contact points.
 """
 
 NEGLIGIBLE = 0.1
 """Change of the velocities, in rad/s or m/s, that counts as small.
 
-It is added to the actual change before dividing by it. Otherwise, the jitter of objects at rest, which comes from
-rounding in float32, would be a large share of their change.
+Differences are divided by the sum of this number and the actual change. If an object is at rest, its velocities change
+only by rounding errors of float32. Without this number, such errors would be a large relative difference.
 """
 
 _BREAKS = (mujoco.mjtWarning.mjWARN_BADQPOS, mujoco.mjtWarning.mjWARN_BADQVEL, mujoco.mjtWarning.mjWARN_BADQACC)
-"""Warnings of MuJoCo's C code after which it starts again from the reference positions."""
+"""Warnings after which MuJoCo's C code resets the state to the reference positions."""
 
-_FIX = "lower gains, forces or the scale of its actions in the config, or give it armature or damping in the MJCF"
+_FIX = "use smaller gains, forces or action scales in the config, or add armature or damping to the joint in the MJCF"
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Break:
-    """The first step with a number that is not finite or a speed above the limit."""
+    """The first step after which a position or velocity is not finite, or a speed is above its limit."""
 
     step: int
     """Number of the step."""
@@ -71,7 +72,7 @@ class _Break:
 
 
 class PhysicsProbe:
-    """Observes the physics of envs until :meth:`remove`."""
+    """Observes the physics of envs until :meth:`remove` is called."""
 
     def __init__(self, env: WatchedEnv) -> None:
         """Observe the next steps.
@@ -85,7 +86,7 @@ class PhysicsProbe:
         if env.sim.fields:
             self._reason = "the model differs between envs"
         elif env.sim._substep_programs:
-            self._reason = "kernels of actions run before every physics step"
+            self._reason = "an action runs a Warp kernel before every physics step"
         elif env.cfg.sim.terrain.parts:
             self._reason = "a kernel of this package computes the contacts with the terrain"
         # Results
@@ -165,7 +166,7 @@ class PhysicsProbe:
         lasting = deep & (self._num_deep[envs] >= LASTING_STEPS)
         if self._deepest is None and lasting.any():
             worst = int(torch.where(lasting, depths, -1.0).argmax())
-            geoms = [geom for geom in wp.to_torch(contact.geom)[worst].tolist() if geom >= 0]  # a flex has no geom id
+            geoms = [geom for geom in wp.to_torch(contact.geom)[worst].tolist() if geom >= 0]  # -1 stands for a flex
             self._deepest = float(depths[worst]), " and ".join(_geom_name(sim.model, geom) for geom in geoms)
 
     def _step_in_c(self, before: Mapping[str, torch.Tensor], env: int) -> mujoco.MjData:
@@ -197,7 +198,7 @@ class PhysicsProbe:
         dof = int((self._max_speeds / self._limits).argmax())
         if self._max_speeds[dof] <= PLAUSIBLE * self._limits[dof]:
             return ""
-        return f"{self._speed(dof, self._max_speeds)} with random actions; {_FIX}"
+        return f"unusually fast: {self._speed(dof, self._max_speeds)} with random actions; {_FIX}"
 
     def check(self) -> Check:
         """Check the observed physics."""
@@ -205,9 +206,10 @@ class PhysicsProbe:
         if broken is not None:
             also = ", in MuJoCo's C code too" if broken.in_c else ""
             if not broken.is_finite:
-                what = f"numbers are not finite in step {broken.step}{also}; before it, the fastest was {broken.joint}"
-                return failed("physics", f"{what}: {_FIX}, or use a smaller timestep")
-            return failed("physics", f"{broken.joint} in step {broken.step}{also}; {_FIX}")
+                what = f"positions or velocities are not finite after step {broken.step}{also}"
+                fastest = f"(fastest before this step: {broken.joint})"
+                return failed("physics", f"{what} {fastest}; {_FIX}, or use a smaller timestep")
+            return failed("physics", f"too fast: {broken.joint} in step {broken.step}{also}; {_FIX}")
         if self._deepest is not None:
             depth_m, geoms = self._deepest
             return failed(
@@ -219,8 +221,8 @@ class PhysicsProbe:
         if difference > MAX_DIFFERENCE:
             return failed(
                 "physics",
-                f"velocities after a control step differ from those of MuJoCo's C code by {difference:.0%} of their "
-                "change in this step; use more solver iterations or a smaller timestep",
+                f"the change of velocities in a control step differs by {difference:.0%} from MuJoCo's C code; use "
+                "more solver iterations or a smaller timestep",
             )
         return passed("physics", f"{self._fastest()}; {self._comparison(difference)}")
 
@@ -228,7 +230,7 @@ class PhysicsProbe:
         if self._reason:
             return f"not compared with MuJoCo's C code, because {self._reason}"
         share = f"{max(difference, 1e-6):.1g}"
-        return f"velocities differ from those of MuJoCo's C code by {share} times their change per step"
+        return f"relative difference from MuJoCo's C code in the change of velocities per step: {share}"
 
     def _fastest(self) -> str:
         if not len(self._max_speeds):

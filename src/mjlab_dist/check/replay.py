@@ -11,8 +11,8 @@ checks this contract, operation by operation:
 - The only exception to these rules is the index of the step in the rollout. It selects a row of the buffers that hold
   the rollout.
 - Nothing waits for the device, and no tensor is made from host data.
-- Warp's kernels run in programs: functions whose kernel launches ``Simulation`` has captured as a graph. A program
-  counts as one operation.
+- Warp's kernels run in programs. A program is a graph of kernel launches that ``Simulation`` has captured from a
+  function. It counts as one operation.
 
 Operations that draw from torch's default generator are allowed: a replay draws the next numbers from this generator.
 """
@@ -43,11 +43,11 @@ _SKIPPED = tuple(
     f"{name}."
     for name in ("mjlab_dist.check", "torch", "warp", "tensordict", "mujoco_warp", "rsl_rl", "contextlib", "functools")
 )
-"""Modules of libraries and of this check, with a dot after each. Messages name the line of code that called them."""
+"""Names of libraries and of this package's check, with a dot after each. Messages name the line that calls them."""
 
 
 class ReplayError(Exception):
-    """A step cannot be replayed; the message names the operation and the line that issued it."""
+    """A step cannot be replayed. The message gives the reason and, if one operation is the cause, its line of code."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Constant:
     """An argument that is not a tensor."""
 
     text: str
-    """Its repr. Two constants are equal if their reprs are, so that NaN equals NaN, and 1 differs from 1.0 and True."""
+    """The argument's repr. Constants are compared by repr: NaN equals NaN, and 1 differs from 1.0 and from True."""
     value: Any = dataclasses.field(compare=False, repr=False)
 
     @classmethod
@@ -85,7 +85,7 @@ class Result:
     operation: int
     """Index of the operation."""
     leaf: int
-    """Index of the tensor among its results."""
+    """Index of the tensor among the results of the operation."""
 
     def __str__(self) -> str:
         return f"the result of operation {self.operation}"
@@ -142,7 +142,7 @@ class Operation:
     """File and line of the code that issued the operation."""
 
     def difference(self, other: Operation) -> str:
-        """Describe how this operation differs from the one at this position in the first step; empty if they agree."""
+        """Describe how this operation differs from the operation at its position in the first step; empty if equal."""
         if self.name != other.name:
             return f"was {other.name} before"
         if len(self.args) != len(other.args) or [k for k, _ in self.kwargs] != [k for k, _ in other.kwargs]:
@@ -210,10 +210,10 @@ class Recorder:
         """Start without a recording.
 
         Args:
-            sim: The physics, whose programs are captured.
+            sim: The physics. Its programs must have been captured as graphs.
             rollout: Buffers that hold a rollout, by name, (steps, ...) each. Every step writes to its own row.
             indices: Whether to refuse all tensors used as indices, not only boolean ones.
-            place: Returns the place in the code that issues an operation, for messages; file and line by default.
+            place: Returns, for messages, which code issues the current operation. By default, its file and line.
         """
         self._sim = sim
         self._rollout = rollout
@@ -311,7 +311,7 @@ class _StepMode(HostSyncs):
             if isinstance(tensor, torch.Tensor):
                 self.kept.append(tensor)
                 self._results.setdefault(_key(tensor), Result(len(self.operations), leaf))
-                self.fresh |= {_storage(tensor)} - known - {0}  # an empty tensor has the address 0
+                self.fresh |= {_storage(tensor)} - known - {0}  # 0 is the address of every empty tensor
         results = tuple(_describe(leaf) if isinstance(leaf, torch.Tensor) else repr(leaf) for leaf in leaves)
         self.operations.append(Operation(str(func), tuple(taken), tuple(named), results, func, line))
         return returned
@@ -334,8 +334,8 @@ class _StepMode(HostSyncs):
             return self._carried[key]
         if storage in self._stale:
             raise ReplayError(
-                f"{where}: takes memory {_describe(value)} that an earlier step allocated; allocate it once, before "
-                "the first step, and copy into it"
+                f"{where}: uses a tensor {_describe(value)} that an earlier step allocated; allocate the tensor once, "
+                "before the first step, and write to it in place"
             )
         self.kept.append(value)
         return self._row_of(value) or Memory(key, value)
@@ -387,7 +387,7 @@ def _warp_recorded(mode: _StepMode, sim: Simulation) -> Iterator[None]:
 
 
 def line_of_code() -> str:
-    """Return the innermost file and line outside of libraries and of the recording modules."""
+    """Return the file and line of the innermost call outside of libraries and of the recording modules."""
     frame = sys._getframe(1)
     while frame.f_back and is_library(frame):
         frame = frame.f_back

@@ -38,7 +38,7 @@ NUM_STEPS = 200
 """Number of steps of a rollout. The first episode of every env ends within these steps."""
 
 NUM_RESUMED = 50
-"""Number of steps after a state is loaded."""
+"""Number of steps that the resume check compares after it has loaded a state."""
 
 ITERATION_STEPS = 25
 """Number of steps of an iteration. Curricula may change after each iteration."""
@@ -49,7 +49,8 @@ TIMER_STEPS = 20
 EXTRA_STEPS = ITERATION_STEPS + 7
 """Steps that the second set of envs takes in the resume check before it loads the state of the first set.
 
-Because of these steps, a counter that a term keeps in Python differs between the two sets, so that the check finds it.
+A counter that a term keeps in Python then differs between the two sets. If the term does not save the counter, the
+check finds a difference.
 """
 
 
@@ -68,7 +69,7 @@ def check(config: TrainConfig) -> Iterator[Check]:
 
 
 def try_out(config: TrainConfig) -> Iterator[Check]:
-    """Build a task, step it, and check its physics: numbers, speeds, contacts and buffers.
+    """Build a task, run steps, and check the physics: speeds, contacts, buffers, and that all numbers are finite.
 
     Args:
         config: The task, and the number of envs.
@@ -84,7 +85,7 @@ def _with_envs(config: TrainConfig, checks: Callable[[TrainConfig, int], Iterato
     validate(dataclasses.replace(config, num_envs="auto", total_num_envs=None))
     num_envs = config.num_envs if config.total_num_envs is None else config.total_num_envs
     if num_envs == "auto":
-        raise UserError(f"--num-envs auto: give a number, such as {NUM_CHECKED}; this command does not measure memory")
+        raise UserError(f"--num-envs auto: this command does not support auto; give a number, such as {NUM_CHECKED}")
     # Capture the physics as a program, because the replay check refuses kernels outside of programs.
     sim = dataclasses.replace(config.env.sim, capture="physics")
     config = dataclasses.replace(config, env=dataclasses.replace(config.env, sim=sim))
@@ -136,7 +137,7 @@ def _checks(config: TrainConfig, num_envs: int) -> Iterator[Check]:
     # Resuming, in envs with a different seed and age
     yield _check_resume(first, other)
 
-    # Waits for the device, and operations of each step
+    # Operations that wait for the device, and operations that differ between steps
     env.watch.place = RETURNED
     yield check_syncs(env, first.actions[:ITERATION_STEPS])
     env.watch.place = RETURNED
@@ -248,7 +249,7 @@ def _age(env: WatchedEnv) -> None:
 
 
 def _line_of(error: Exception) -> str:
-    """Return the innermost line of an error's traceback that does not belong to a library."""
+    """Return the file and line of the innermost call in an error's traceback that is not in a library."""
     traceback, line = error.__traceback__, ""
     while traceback is not None:
         code = traceback.tb_frame.f_code

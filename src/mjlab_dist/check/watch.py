@@ -14,13 +14,13 @@ from mjlab_dist.config import EnvConfig
 from mjlab_dist.env import Env
 
 PHYSICS = "physics"
-"""Place (name in a trace) of the steps of the physics."""
+"""Value of ``Entry.place`` for effects of the physics."""
 
 STARTUP = "startup events and randomizations"
-"""Place of the changes before the first episodes."""
+"""Value of ``Entry.place`` for all changes before the first episodes."""
 
 RETURNED = "the step"
-"""Place of the results of ``Env.step``."""
+"""Value of ``Entry.place`` for the results of ``Env.step``."""
 
 
 class Entry(NamedTuple):
@@ -102,7 +102,7 @@ class Watch:
             before, self.place = self.place, place
             with nullcontext() if is_capturable else self._around_uncapturable():
                 result = call(*args)
-            # If the call raises, the place is not restored, so that it names the term at fault.
+            # If the call raises, the place is not restored. It then still names the term at fault.
             self.place = before
             self.note(place, {"result": result} if isinstance(result, torch.Tensor) else (result or state()))
             return result
@@ -205,7 +205,7 @@ class WatchedEnv(Env):
             actions: (num_envs, num_actions).
         """
         with self.watch.tracing(index):
-            # Changes by curricula, for all envs
+            # Record what curricula may have changed since the last step
             ranges = {f"ranges of {name}": command.ranges for name, command in self._commands.by_name.items()}
             self.watch.note(
                 " or ".join(f"curricula.{name}" for name in self._curricula) or RETURNED,

@@ -17,7 +17,7 @@ vec6 = wp.types.vector(length=6, dtype=float)
 def rotation_of(vector: wp.vec3):
     """Return the quaternion of a rotation vector, whose length is the angle in rad."""
     angle = wp.length(vector)
-    # sin(angle / 2) / angle, which is 1/2 at 0
+    # sin(angle / 2) / angle; near 0, its Taylor series
     factor = 0.5 - angle * angle / 48.0
     if angle > 1.0e-3:
         factor = wp.sin(0.5 * angle) / angle
@@ -33,7 +33,7 @@ def vector_of(turn: wp.quat):
         axis = -axis
         w = -w
     length = wp.length(axis)
-    # angle / sin(angle / 2), which is 2 at 0
+    # angle / sin(angle / 2); near 0, its Taylor series
     factor = 2.0 + length * length / 3.0
     if length > 1.0e-3:
         factor = 2.0 * wp.atan2(length, w) / length
@@ -122,11 +122,11 @@ def solve_ik(
     """Compute target positions of joints with damped least squares; one thread per env.
 
     Args:
-        jacobian: Linear, then angular velocity per joint velocity, (num_envs, 6, nv).
+        jacobian: Jacobian of the controlled point, (num_envs, 6, nv): linear, then angular velocity.
         values: Position in m and rotation vector in rad of the target pose, or of a change of the current pose,
             (num_envs, num_rows).
-        point: Current position, (num_envs,).
-        turned: Current rotation matrix, (num_envs, 3, 3).
+        point: Current position of the controlled point, (num_envs,).
+        turned: Current rotation matrix of the frame at this point, (num_envs, 3, 3).
         qpos: Joint positions, (num_envs, nq).
         qpos_ids: Column of each joint in ``qpos``.
         qvel_ids: Column of each joint in ``qvel``.

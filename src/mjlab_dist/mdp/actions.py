@@ -1,7 +1,7 @@
 """Action terms: they turn a block of the policy's output into actuator inputs.
 
 For every block, values = offset + scale * clip(action), delayed by the latency of the block. Whether an actuator input
-is a position, a velocity, a torque or an activation depends on the actuator, and not on the class.
+is a position, a velocity, a torque or an activation depends on the actuator, and not on the class of the action.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _POSE = ("x", "y", "z", "rx", "ry", "rz")
 class ActuatorInput(Action):
     """The default class: values are the inputs of the actuators, one per actuator.
 
-    The unit is that of the actuator: a target position in rad or m for a position motor, a target velocity for a
+    The unit depends on the actuator: a target position in rad or m for a position motor, a target velocity for a
     velocity motor, a torque or force for an effort motor, an excitation for a muscle.
     """
 
@@ -87,7 +87,7 @@ class RelativeJointPosition(Action):
 class Smoothed(Action):
     """Values are smoothed by an exponential moving average, and become the inputs of the actuators.
 
-    input = (1 - alpha) * previous input + alpha * value. An episode starts with the input ``offset``.
+    input = (1 - alpha) * previous input + alpha * value. At the start of an episode, the previous input is ``offset``.
     """
 
     has_joint_positions = True
@@ -130,7 +130,7 @@ class Binary(Action):
     def __init__(
         self, env: Env, block: ActionBlock, opened: float | dict[str, float], closed: float | dict[str, float]
     ) -> None:
-        """Make the two rows of inputs.
+        """Allocate the inputs for "open" and for "closed".
 
         Args:
             env: The envs.
