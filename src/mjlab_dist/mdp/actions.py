@@ -175,14 +175,15 @@ class _Choice(torch.nn.Module):
 
 
 class DifferentialIK(Action):
-    """Motions of a site or body in task space: differential inverse kinematics with damped least squares.
+    """Moves a site or body in task space with differential inverse kinematics (damped least squares).
 
     The inputs of the position motors are q + J^T (J J^T + damping^2 I)^-1 e. Here, q are the positions of the motors'
     joints, J is the Jacobian of the site or body with respect to these joints, and e is the difference between the
     target pose and the current pose of the site or body. The inputs are computed once per control step, from the state
     at the start of the step.
 
-    The actions are ``x``, ``y``, ``z`` in m, and ``rx``, ``ry``, ``rz``, a rotation vector in rad, in the world frame.
+    The actions are a translation ``x``, ``y``, ``z`` in m and a rotation vector ``rx``, ``ry``, ``rz`` in rad, both in
+    the world frame.
     Regular expressions for scales match these names: ``scale={"[xyz]": 0.05, "r.": 0.2}``.
     """
 

@@ -30,7 +30,8 @@ class Velocity(Command):
         value: Forward velocity, left velocity and yaw rate, (num_envs, 3).
         heading_rad: Target heading, (num_envs,).
         has_heading: Whether the env has a target heading, (num_envs,) of bool.
-        error_m_s: Distance between commanded and actual horizontal velocity in the latest step, (num_envs,).
+        error_m_s: Norm of the difference between commanded and actual horizontal velocity in the latest step,
+            (num_envs,).
         error_rad_s: Absolute difference between commanded and actual yaw rate in the latest step, (num_envs,).
     """
 

@@ -49,7 +49,7 @@ class TerrainLevels(Curriculum):
         """
         if env.terrain is None:
             raise UserError(
-                "terrain levels: the task has no terrain; give --env.sim.terrain parts, or drop the curriculum"
+                "terrain levels: the task has no terrain; add parts to --env.sim.terrain, or remove the curriculum"
             )
         origins = torch.from_numpy(env.terrain.origins).to(env.device)
         self._num_levels, self._num_columns = origins.shape[:2]
@@ -90,7 +90,7 @@ class TerrainLevels(Curriculum):
         return {"level": self.level, "told_m": self.told_m}
 
     def resume(self, saved: Sequence[Mapping[str, torch.Tensor]]) -> None:
-        # If the saved run had envs in an env's column, the env gets the level of one of them.
+        # Give each env the level of a saved env in the same column. Without such an env, keep the current level.
         levels = torch.cat([one["level"] for one in saved]).clamp_max(self._num_levels - 1)
         on_column = (len(levels) - self._column + self._num_columns - 1) // self._num_columns
         nth = self._env_ids // self._num_columns % on_column.clamp_min(1)
@@ -245,11 +245,12 @@ class Schedule(Curriculum):
             parameter: What changes. ``rewards.<name>``: the weight of a reward term. ``commands.<name>.<number>``: the
                 range of one of the numbers that a command samples; the first one has index 0.
                 ``<kind>.<name>.params.<parameter>``: a parameter of a term, which is a number or a tuple of numbers;
-                with ``.<number>`` at the end, an element of the tuple. ``observations.<group>.<name>.<field>``:
-                uniform_noise, gaussian_noise or scale. ``randomizations.<name>.<field>``: low, high, mean or std.
+                with ``.<number>`` at the end, an element of the tuple. ``observations.<group>.<name>.<field>``: the
+                field is uniform_noise, gaussian_noise or scale. ``randomizations.<name>.<field>``: the field is low,
+                high, mean or std.
             points: Points (when, value), or (when, low, high) for a range, in increasing order of time.
             by: Unit of ``when``: iterations or control steps.
-            interpolate: Whether values change gradually; else each value is kept until the next point.
+            interpolate: Whether values change gradually. If not, each value is kept until the next point.
 
         Raises:
             UserError: If there is no such term, number or parameter, or the points are not in order.
@@ -313,7 +314,7 @@ def _names(num_values: int, name: str) -> tuple[str, ...]:
 
 
 def _scheduled(env: Env, parameter: str) -> tuple[torch.Tensor, float]:
-    """Return the tensor that a schedule changes, (k,), and its ratio to the values in the config."""
+    """Return the tensor that a schedule changes, (k,), and the factor by which config values are multiplied in it."""
     if _is_parameter(parameter):
         return env.find_parameter(parameter), 1.0
     kind, _, name = parameter.partition(".")
@@ -336,7 +337,7 @@ def _scheduled(env: Env, parameter: str) -> tuple[torch.Tensor, float]:
 
 
 class _Measure:
-    """Running mean over the newest episodes of all ranks: of their length, or of a reward term per control step."""
+    """Running mean of episode lengths, or of a reward term per control step, over the newest episodes of all ranks."""
 
     def __init__(self, env: Env, name: str) -> None:
         self._term = None if name == EPISODE_LENGTH else _index_of(env, name)

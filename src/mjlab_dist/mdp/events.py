@@ -1,4 +1,4 @@
-"""Event terms: start states, pushes and wrenches. Each changes the state of the envs that the mask selects."""
+"""Event terms: start states, pushes and wrenches. A term changes only the envs that its argument ``mask`` selects."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class DrawJoints(Term):
             joints: Regular expressions that match the joints' names.
             position: Range of the offset added to each position, in rad or m.
             velocity: Range of each velocity, in rad/s or m/s.
-            entity: Entity of the joints.
+            entity: Entity that the joints belong to; None for all.
         """
         self._joints = env.find_joints(joints, entity)
         self._position, self._velocity = position, velocity
@@ -176,7 +176,7 @@ class Wrench(Term):
             force_n: Range of each component of the force at the center of mass, in the world frame.
             torque_n_m: Range of each component of the torque, in the world frame.
             duration_s: Range of the duration.
-            entity: Entity of the bodies.
+            entity: Entity that the bodies belong to; None for all.
         """
         names = element_names(env.sim.model, mujoco.mjtObj.mjOBJ_BODY, entity, env.cfg.sim.entities)
         ids = find_names("bodies", bodies, names)
@@ -214,9 +214,10 @@ class DrawStates(Term):
 
         Args:
             env: The envs.
-            file: Path of the file, or ``package.module:file``: an npz file with ``qpos`` (states, nq) and ``qvel``
-                (states, nv), or an npy file with both side by side, (states, nq + nv), in MuJoCo's order and units. On
-                terrain, positions of free joints are relative to the env's origin.
+            file: Path of the file, or ``package.module:file``. The file is an npz file with the arrays ``qpos``,
+                (states, nq), and ``qvel``, (states, nv), or an npy file with one array of both, (states, nq + nv). The
+                order and the units are those of MuJoCo. On terrain, positions of free joints are relative to the env's
+                origin.
 
         Raises:
             UserError: If there is no such file, or its arrays have the wrong shapes.

@@ -61,7 +61,7 @@ class HeightScan(LazySensor):
             offset_m: Distance that is subtracted from each value, such as the usual height of the base above ground.
             geoms: Regular expressions that match the names of the geoms to scan. Rays pass through all other geoms.
             joint: The robot's free joint.
-            entity: Entity of the geoms.
+            entity: Entity that the geoms belong to; None for all.
 
         Raises:
             UserError: If an expression matches no geom, or the size and spacing do not define a grid.

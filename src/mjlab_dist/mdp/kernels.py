@@ -24,7 +24,7 @@ def measure_tracking(
         command: Forward velocity, left velocity and yaw rate, (num_envs, 3).
         level_velocity: Linear velocity in the heading frame, (num_envs, 3).
         velocity: Linear velocity in the world's frame, angular velocity in the body's, (num_envs, 6).
-        error_m_s: Output: distance between the horizontal velocities.
+        error_m_s: Output: norm of the difference between the horizontal velocities.
         error_rad_s: Output: magnitude of the difference between the yaw rates.
     """
     env = wp.tid()
@@ -51,14 +51,14 @@ def read_contacts(
     last_contact_time_s: wp.array2d[float],
     force_history_n: wp.array4d[float],
 ):
-    """Update a contact sensor; one thread per env and body. The outputs are those of ``Contact``.
+    """Update a contact sensor; one thread per env and body. The outputs are attributes of ``Contact``.
 
     Args:
         chosen: Envs to update, (num_envs,).
         data: Readings of all MuJoCo sensors, (num_envs, nsensordata).
-        addresses: Column of the reading ``found`` of each body's sensors, (bodies, sensors). The next three columns are
-            the force that the same sensor measures.
-        adds: Whether the force of a body is the sum over its sensors; else it is the largest force of a sensor.
+        addresses: For each body and each of its sensors, the column of the reading ``found``, (bodies, sensors). The
+            next three columns are the force that the same sensor measures.
+        adds: Whether the force of a body is the sum over its sensors. If not, it is the largest force of a sensor.
         history: Number of steps in ``force_history_n``; with 0, the array is not written.
         dt_s: Time since the previous update.
     """
@@ -83,7 +83,7 @@ def read_contacts(
         if history > 0:
             force_history_n[env, 0, i, k] = force[k]
         force_n[env, i, k] = force[k]
-    # Times
+    # Times in contact and in the air
     first = touches and air_time_s[env, i] > 0.0
     air_s = air_time_s[env, i] + dt_s
     contact_s = contact_time_s[env, i] + dt_s

@@ -187,7 +187,7 @@ def start_in_motion(env: Env, mask: torch.Tensor, command: str) -> None:
 
 
 def joint_targets(env: Env, command: str) -> torch.Tensor:
-    """Return the joints' targets after the next step, minus their start positions, in rad or m; (num_envs, k)."""
+    """Return the joints' target positions after the next step, minus start positions, in rad or m; (num_envs, k)."""
     motion = _motion(env, command)
     return motion.value[:, 7:] - motion.joints.qpos.of(env.reference.qpos)
 
@@ -198,14 +198,17 @@ def joint_target_velocities(env: Env, command: str) -> torch.Tensor:
 
 
 def root_target_velocity(env: Env, command: str) -> torch.Tensor:
-    """Return the base's target velocity after the next step, in the target's frame, in m/s and rad/s; (num_envs, 6)."""
+    """Return the base's target velocity after the next step, in the frame of the target pose; (num_envs, 6).
+
+    The linear velocity is in m/s, the angular velocity in rad/s.
+    """
     motion = _motion(env, command)
     linear = rotate_inverse(motion.value[:, 3:7], motion.velocity[:, :3])
     return torch.cat([linear, motion.velocity[:, 3:6]], dim=1)
 
 
 def root_error(env: Env, command: str) -> torch.Tensor:
-    """Return the offset from the base to its target after the next step, in the base's frame; (num_envs, 6).
+    """Return the offset from the base's pose to its target after the next step, in the base's frame; (num_envs, 6).
 
     The offset consists of the position in m and of the rotation as axis times angle in rad.
     """

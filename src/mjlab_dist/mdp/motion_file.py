@@ -18,7 +18,7 @@ Floats = NDArray[np.float64]
 
 _KEYS = ("fps", "joints")
 
-_FORMAT = "it must contain fps, joints, and an array (frames, 7 + joints) per motion"
+_FORMAT = "it must contain fps, joints (k names), and one array (frames, 7 + k) per motion"
 
 
 class MotionFile(NamedTuple):
@@ -57,7 +57,7 @@ class Reference(NamedTuple):
     (frames, 6 + k)."""
 
     sites: Floats
-    """Positions of the sites in the body's frame, one substep earlier, in m, (frames, sites, 3)."""
+    """Positions of the sites in the body's frame, one substep before the frame, in m, (frames, sites, 3)."""
     next: NDArray[np.int64]
     """Index of the following frame, (frames,). The last frame of a motion is followed by its first."""
     onward: Floats
@@ -105,12 +105,14 @@ def _checked(flag: str, frames: NDArray[np.generic], width: int) -> Floats:
     numbers = frames.astype(np.float64)
     if not np.isfinite(numbers).all():
         raise UserError(
-            f"{flag} contains numbers that are not finite; fix frame {int(np.argmin(np.isfinite(numbers).all(axis=1)))}"
+            f"{flag} contains numbers that are not finite; fix frame "
+            f"{int(np.argmin(np.isfinite(numbers).all(axis=1)))} (counted from 0)"
         )
     lengths = np.linalg.norm(numbers[:, 3:7], axis=1)
     if np.abs(lengths - 1.0).max() > 1e-2:
         raise UserError(
-            f"{flag}: columns 3 to 6 are not a unit quaternion in frame {int(np.argmax(np.abs(lengths - 1.0)))}"
+            f"{flag}: columns 3 to 6 of frame {int(np.argmax(np.abs(lengths - 1.0)))} (both counted from 0) are not a "
+            "unit quaternion; normalize them"
         )
     numbers[:, 3:7] /= lengths[:, None]
     return numbers

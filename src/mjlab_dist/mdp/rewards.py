@@ -143,7 +143,7 @@ class JointLimits(Term):
             env: The envs.
             joints: Regular expressions that match the joints' names.
             share: Fraction of each range, around its middle, that has no cost.
-            entity: Entity of the joints.
+            entity: Entity that the joints belong to; None for all.
         """
         found = env.find_joints(joints, entity)
         self._columns = found.qpos
