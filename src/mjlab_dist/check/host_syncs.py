@@ -1,4 +1,4 @@
-"""Find operations that make the host wait for a device, at the time when torch dispatches or calls them."""
+"""Find operations that make the host wait for a device. Each is checked when torch dispatches or calls it."""
 
 from __future__ import annotations
 

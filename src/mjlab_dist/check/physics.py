@@ -236,7 +236,7 @@ class PhysicsProbe:
         if not len(self._max_speeds):
             return "no joint"
         dof = int((self._max_speeds / self._limits).argmax())
-        return f"at most {float(self._max_speeds[dof]):.2g} {self._units[dof]}"
+        return f"the fastest joint reaches {float(self._max_speeds[dof]):.2g} {self._units[dof]}"
 
 
 def _is_finite(sim: Simulation) -> torch.Tensor:

@@ -358,7 +358,8 @@ def _compare(step: Recording, first: Recording) -> None:
         if difference:
             raise ReplayError(f"operation {index}, {mine.name}, {mine.line}: {difference}")
     if len(step.operations) != len(first.operations):
-        raise ReplayError(f"a step has {len(step.operations)} operations, and the first had {len(first.operations)}")
+        counts = f"{len(step.operations)} operations, but the first step has {len(first.operations)}"
+        raise ReplayError(f"a step has {counts}")
     if step.outputs != first.outputs:
         raise ReplayError("a step does not return the same tensors as the first step")
 

@@ -151,14 +151,14 @@ class WatchedEnv(Env):
         super()._bind_terms()
         self.watch.note(STARTUP, self._held())
         config = self.cfg
-        # Terms that return something
+        # Watch terms that return tensors
         self._rewards = self._all("rewards", config.rewards, self._rewards)
         self._terminations = self._all("terminations", config.terminations, self._terminations)
         self._metrics = self._all("metrics", config.metrics, self._metrics)
         for name, group in self.observation_groups.items():
             group._terms = self._all(f"observations.{name}", config.observations[name], group._terms)
         self._measurements = self._methods(self._measurements)
-        # Terms that change the state
+        # Watch terms that change the state
         self._sensor_updates = self._methods(self._sensor_updates)
         self._sensor_starts = self._methods(self._sensor_starts)
         self._episode_ends = self._methods(self._episode_ends)
@@ -177,7 +177,7 @@ class WatchedEnv(Env):
             (interval_s, self._one(place, change))
             for place, (interval_s, change) in zip(places, events._intervals, strict=True)
         ]
-        # The rest of a step
+        # Watch randomizations and physics
         self._randomizations.reset = self._one("randomizations", self._randomizations.reset)
         self.sim.step = self._one(PHYSICS, self.sim.step)
 

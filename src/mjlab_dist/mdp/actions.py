@@ -182,8 +182,8 @@ class DifferentialIK(Action):
     target pose and the current pose of the site or body. The inputs are computed once per control step, from the state
     at the start of the step.
 
-    The actions are a translation ``x``, ``y``, ``z`` in m and a rotation vector ``rx``, ``ry``, ``rz`` in rad, both in
-    the world frame.
+    The actions are the coordinates ``x``, ``y``, ``z`` in m and the rotation vector ``rx``, ``ry``, ``rz`` in rad, both
+    in the world frame.
     Regular expressions for scales match these names: ``scale={"[xyz]": 0.05, "r.": 0.2}``.
     """
 

@@ -25,7 +25,7 @@ RAYS_START_M = 5.0
 """Height of the rays' starting points above the robot, so that rays also hit ground that is higher than the robot."""
 
 MISSED_M = 5.0
-"""Distance from the robot down to the ground that is assumed if a ray hits nothing."""
+"""If a ray hits nothing, the ground is assumed to be this far below the robot."""
 
 
 class HeightScan(LazySensor):

@@ -97,18 +97,19 @@ def _read_torch(flag: str, path: Path) -> tuple[Callable[[torch.Tensor], torch.T
 
 def _read_onnx(flag: str, path: Path) -> tuple[Callable[[torch.Tensor], torch.Tensor], list[torch.Tensor]]:
     """Return a function that evaluates an ONNX file, and the weights and biases of its linear layers in order."""
-    # File
+    # Read the file
     try:
         import onnx  # noqa: PLC0415 (an optional package)
         from google.protobuf.message import DecodeError  # noqa: PLC0415
     except ImportError as error:
-        raise UserError(f"{flag}: reading it needs the package onnx; install it: uv pip install onnx") from error
+        raise UserError(f"{flag}: an ONNX file needs the package onnx; run uv pip install onnx") from error
     try:
         model = onnx.load(path)
         constants = {one.name: onnx.numpy_helper.to_array(one) for one in model.graph.initializer}
     except (OSError, ValueError, DecodeError, onnx.checker.ValidationError) as error:
         raise UserError(f"{flag}: is not an ONNX file, or its data is missing; export the network again") from error
-    # Linear layers are Gemm, or MatMul and Add. The comparison of the outputs checks the rest of the network.
+    # A linear layer is a Gemm node, or a MatMul node and an Add node. Other nodes are not read, because read_layers
+    # compares the outputs. The comparison fails if the network has other nodes than layers and activations.
     tensors: list[np.ndarray] = []
     product = ""
     for node in model.graph.node:

@@ -56,7 +56,7 @@ def drive_dc(
         effort_limit: Maximum torque at rest.
         velocity_limit: No-load speed.
         values: Target positions, (num_envs, motors).
-        offset: Target position at action 0, which applies until the first target arrives.
+        offset: Target position at action 0. Until the first target arrives, it is the target.
         lag: Delay of each env in physics steps.
         targets: In and out: targets of the latest physics steps minus the offset, newest first, (num_envs, steps,
             motors).
@@ -100,7 +100,7 @@ def push_history(
         qpos_ids: Column of each motor in ``qpos``.
         qvel_ids: Column of each motor in ``qvel``.
         values: Target positions, (num_envs, motors).
-        ages: Ages of the inputs in physics steps.
+        ages: Ages, in physics steps, of the errors and velocities that the network takes.
         position_scale: Factor of the errors.
         velocity_scale: Factor of the velocities.
         velocities_first: Whether velocities come before errors.

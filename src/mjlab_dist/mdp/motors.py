@@ -80,9 +80,9 @@ class DcMotor(Action):
         }
         laws = [_at_least(f"{flag}.{name.replace('_', '-')}", *one, self.names) for name, one in numbers.items()]
         if any(math.isinf(effort) and math.isfinite(speed) for effort, speed in zip(*laws[2:], strict=True)):
-            raise UserError(f"{flag}.velocity-limit: also needs the torque at zero speed; set effort_limit")
+            raise UserError(f"{flag}.velocity-limit: needs the torque at zero speed, too; set effort_limit")
         if not 0 <= delay[0] <= delay[1]:
-            raise UserError(f"{flag}.delay {delay[0]} {delay[1]}: must be 0 or more, and in order")
+            raise UserError(f"{flag}.delay {delay[0]} {delay[1]}: give the minimum first; both must be 0 or more")
         joints = self.joints(env)
         _refuse_unless_torque(self, env)
         # Targets of the latest physics steps minus the offset, newest first. A reset sets them to 0.
@@ -148,10 +148,11 @@ class LearnedMotor(Action):
         Args:
             env: The envs.
             block: The block; its actuators are torque motors of hinge or slide joints, or force motors of tendons.
-            file: Path of the network, or ``package.module:file``: a TorchScript module, an ONNX file, or a state dict
-                that ``torch.save`` wrote. The file contains the weight and the bias of each layer, from first to last.
+            file: Path of the network, or ``package.module:file``. The file is a TorchScript module, an ONNX file, or a
+                state dict that ``torch.save`` wrote. It contains the weight and the bias of each layer, from first to
+                last.
             activation: Activation between the layers.
-            history: Ages of the inputs, in physics steps; 0 is the current one.
+            history: Ages of the inputs, in physics steps; 0 is the current step.
             velocities_first: Whether the velocities come before the errors.
             position_scale: Factor that the errors are multiplied by, in 1/rad.
             velocity_scale: Factor that the velocities are multiplied by, in s/rad.
@@ -191,7 +192,7 @@ class LearnedMotor(Action):
         self._effort = (effort_scale, math.inf if effort_limit is None else effort_limit)
 
     def _find_positions(self, env: Env) -> list[tuple[int, ...]]:
-        """Return the columns of positions and velocities: of the joints, or, with tendons, of the actuators."""
+        """Return columns of positions and velocities, of actuators if one of them drives a tendon, else of joints."""
         block, model = self.block, env.sim.model
         # Fields of MuJoCo's data that the next physics step reads, for state(); none without tendons
         self._lengths: dict[str, torch.Tensor] = {}

@@ -123,11 +123,11 @@ class _FrameTerm(Term):
             env: The envs.
             names: Regular expressions that match the names of the frames.
             kind: Kind of the frames: body, site or geom.
-            entity: Entity of the frames.
+            entity: Entity that the frames belong to; None for all.
             reference: Name of a reference frame. Values are relative to this frame, and have its axes. Default: the
                 world frame; positions are then relative to the env's origin.
             reference_kind: Kind of the reference frame: body, site or geom.
-            reference_entity: Entity of the reference frame.
+            reference_entity: Entity that the reference frame belongs to; None for all.
         """
         self._frames = env.find_frames(kind, names, entity)
         self._in_world = not reference
@@ -234,7 +234,7 @@ def sensor(env: Env, name: str) -> torch.Tensor:
 
 
 def in_contact(env: Env, sensor: str) -> torch.Tensor:
-    """Return 1 for each body of a contact sensor that touches something, else 0; (num_envs, k) for k bodies."""
+    """Return whether each body of a contact sensor touches something, as 1 or 0; (num_envs, k) for k bodies."""
     return env.sensor(sensor, Contact).in_contact.float()
 
 

@@ -38,7 +38,7 @@ def track_linear_velocity(env: Env, command: str, std_m_s: float = 0.5, joint: s
 def track_heading_velocity(env: Env, command: str, std_m_s: float = 0.5, joint: str = "root") -> torch.Tensor:
     """Return exp(-|error|^2 / std^2), with the velocity error in the horizontal frame that turns with the heading.
 
-    This suits robots that walk upright and sway.
+    This reward suits robots that walk upright and sway.
     """
     error = env.command(command)[:, :2] - env.base(joint).level_velocity[:, :2]
     return torch.exp(error.square().sum(dim=1) * (-1.0 / std_m_s**2))
@@ -176,8 +176,8 @@ def contacts(env: Env, sensor: str, min_n: float = 0.0) -> torch.Tensor:
 class FootSlip(Term):
     """Sum of the squared horizontal speeds of the feet that are in contact, in m²/s².
 
-    MuJoCo's ``framelinvel`` sensors measure the velocities of the feet's sites. Velocities and contacts are both those
-    at the start of the last substep.
+    MuJoCo's ``framelinvel`` sensors measure the velocities of the feet's sites. Both the velocities and the contacts
+    are those at the start of the last substep.
     """
 
     def __init__(self, env: Env, sensor: str, velocities: tuple[str, ...]) -> None:

@@ -28,7 +28,8 @@ class Contact(Sensor):
     state if ``forward_before_observation`` is on, and 0 if it is off.
 
     Attributes:
-        names: Names of the k elements that are sensed (``contacts``) or of the k sensors (``sensors``).
+        names: With ``contacts``, the names of the k elements that are sensed. With ``sensors``, the names of the k
+            sensors.
         force_n: Force in N that the element (in the MJCF, the sensor's first object) exerts on what it touches,
             (num_envs, k, 3): in the world frame with ``reduce="netforce"``, else in the contact frame.
         force_history_n: Forces of the latest control steps, newest first, (num_envs, history, k, 3).
@@ -107,7 +108,7 @@ class Contact(Sensor):
 
 
 def _rows(env: Env, sensors: tuple[str, ...], contacts: str) -> tuple[list[ContactRow], bool]:
-    """Return the rows, and whether the force of a row is the sum over its sensors; else it is the largest force."""
+    """Return the rows, and whether a row's force is the sum over its sensors, or else the largest sensor force."""
     if not contacts:
         return contacts_of_mjcf(env.sim.model, sensors), True
     if sensors:
