@@ -203,7 +203,7 @@ def check_seeds(same: tuple[Sequence[Entry], Sequence[Entry]], other: Sequence[E
 
 
 def check_resume(going_on: Sequence[Entry], resumed: Sequence[Entry]) -> Check:
-    """Check that envs that load a saved state then take the same steps as the envs that saved it.
+    """Check that envs that have loaded a saved state take the same steps as the envs that saved it.
 
     Args:
         going_on: Rollout, after the save, of the envs whose state was saved.

@@ -47,8 +47,9 @@ float32 or different contact points.
 NEGLIGIBLE = 0.1
 """Change of the velocities, in rad/s or m/s, that counts as small.
 
-Differences are divided by the sum of this number and the actual change. If an object is at rest, its velocities change
-only by rounding errors of float32. Without this number, such errors would be a large relative difference.
+Differences are divided by the sum of the actual change, 1% of the speed, and this number. If an object is at rest, its
+velocities change only by rounding errors of float32. Without this number, such errors would be a large relative
+difference.
 """
 
 _BREAKS = (mujoco.mjtWarning.mjWARN_BADQPOS, mujoco.mjtWarning.mjWARN_BADQVEL, mujoco.mjtWarning.mjWARN_BADQACC)

@@ -142,7 +142,7 @@ class Operation:
     """File and line of the code that issued the operation."""
 
     def difference(self, other: Operation) -> str:
-        """Describe how this operation differs from the operation at its position in the first step; empty if equal."""
+        """Describe how this operation differs from the first step's operation at the same position; empty if equal."""
         if self.name != other.name:
             return f"was {other.name} before"
         if len(self.args) != len(other.args) or [k for k, _ in self.kwargs] != [k for k, _ in other.kwargs]:
@@ -161,17 +161,17 @@ class Recording:
 
     operations: Sequence[Operation]
     outputs: Mapping[str, Argument]
-    """Tensors that the step returns and the next step takes, by name."""
+    """Named tensors that the step returns and the next step takes."""
 
     def replay(self, carried: Mapping[str, torch.Tensor], row: int) -> dict[str, torch.Tensor]:
         """Execute the operations again.
 
         Args:
-            carried: Tensors that the previous step returned, by name.
+            carried: Named tensors that the previous step returned.
             row: Index of the step in the rollout.
 
         Returns:
-            Tensors that the step returns, by name.
+            Named tensors that the step returns.
         """
         results: list[Sequence[Any]] = []
 
@@ -211,7 +211,7 @@ class Recorder:
 
         Args:
             sim: The physics. Its programs must have been captured as graphs.
-            rollout: Buffers that hold a rollout, by name, (steps, ...) each. Every step writes to its own row.
+            rollout: Named buffers that hold a rollout, (steps, ...) each. Every step writes to its own row.
             indices: Whether to refuse all tensors used as indices, not only boolean ones.
             place: Returns, for messages, which code issues the current operation. By default, its file and line.
         """
@@ -237,12 +237,12 @@ class Recorder:
         """Run and record a step.
 
         Args:
-            step: Runs the step, and returns the tensors that the next step takes, by name.
-            carried: Tensors that the previous step returned and this step takes, by name.
+            step: Runs the step, and returns the named tensors that the next step takes.
+            carried: Named tensors that the previous step returned and this step takes.
             row: Index of the step in the rollout.
 
         Returns:
-            The tensors that the step returned, by name.
+            The named tensors that the step returned.
 
         Raises:
             ReplayError: If the step breaks the contract.

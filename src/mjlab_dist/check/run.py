@@ -41,7 +41,7 @@ NUM_RESUMED = 50
 """Number of steps that the resume check compares after it has loaded a state."""
 
 ITERATION_STEPS = 25
-"""Number of steps of an iteration. Curricula may change after each iteration."""
+"""Number of steps of an iteration. Curricula may change the task after each iteration."""
 
 TIMER_STEPS = 20
 """Commands and interval events are due for the first time within this many steps."""

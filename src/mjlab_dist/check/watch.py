@@ -31,7 +31,7 @@ class Entry(NamedTuple):
     place: str
     """The term, such as ``rewards.forward``; or :data:`PHYSICS` or :data:`RETURNED`."""
     digests: Mapping[str, int]
-    """Hash of each tensor that the term returned or may have changed, by name."""
+    """Name and hash of each tensor that the term returned or may have changed."""
     not_finite: tuple[str, ...]
     """Names of the tensors that contain numbers that are not finite."""
 
@@ -114,7 +114,7 @@ class Watch:
 
         Args:
             place: The term that computed the tensors.
-            tensors: The tensors by name.
+            tensors: The named tensors.
         """
         if self._step is None:
             return

@@ -253,7 +253,7 @@ class Schedule(Curriculum):
             interpolate: Whether values change gradually. If not, each value is kept until the next point.
 
         Raises:
-            UserError: If there is no such term, number or parameter, or the points are not in order.
+            UserError: If there is no such term, number or parameter, or the times of the points do not increase.
         """
         if by not in ("iteration", "step"):
             raise UserError(f"schedule: by {by}: write iteration or step")

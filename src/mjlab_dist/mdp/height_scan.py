@@ -31,8 +31,8 @@ MISSED_M = 5.0
 class HeightScan(LazySensor):
     """Distances from a floating base down to the ground, at a grid of points that turns with the base's heading.
 
-    Rays are cast straight down from the base's current position, so ``forward_before_observation`` is needed only if
-    the scanned geoms move. The class can be used directly as an observation. If several groups or a reward use the
+    The grid of points follows the base's current position in ``qpos``, so ``forward_before_observation`` is needed only
+    if the scanned geoms move. The class can be used directly as an observation. If several groups or a reward use the
     scan, make it a sensor and observe :func:`height_scan`: the rays are then cast once per state.
 
     Attributes:

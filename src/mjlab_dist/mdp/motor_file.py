@@ -76,7 +76,7 @@ def read_layers(flag: str, file: str, num_inputs: int, activation: str) -> list[
 
 
 def _read_torch(flag: str, path: Path) -> tuple[Callable[[torch.Tensor], torch.Tensor] | None, list[torch.Tensor]]:
-    """Return the TorchScript module, or None for a state dict, and the tensors of the file in order."""
+    """Return the TorchScript module, or None for a state dict, and the tensors in the order of the file."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch.jit is deprecated, but most published networks are TorchScript
         try:
@@ -96,7 +96,7 @@ def _read_torch(flag: str, path: Path) -> tuple[Callable[[torch.Tensor], torch.T
 
 
 def _read_onnx(flag: str, path: Path) -> tuple[Callable[[torch.Tensor], torch.Tensor], list[torch.Tensor]]:
-    """Return a function that evaluates an ONNX file, and the weights and biases of its linear layers in order."""
+    """Return a function that evaluates an ONNX file, and the weight and bias of each linear layer, first to last."""
     # Read the file
     try:
         import onnx  # noqa: PLC0415 (an optional package)

@@ -383,7 +383,7 @@ def test_a_step_never_waits(file: str) -> None:
         ({"walk": np.zeros((10, 5))}, " 11 "),
         ({"walk": np.zeros((1, 11))}, " 11 "),
         ({"walk": np.full((3, 11), np.nan)}, "frame 0"),
-        ({"walk": np.zeros((3, 11))}, "quaternion in frame 0"),
+        ({"walk": np.zeros((3, 11))}, "columns 3 to 6 of frame 0"),
     ],
 )
 def test_invalid_motion_files_are_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
