@@ -29,7 +29,7 @@ _ON_JOINTS = {int(mujoco.mjtTrn.mjTRN_JOINT), int(mujoco.mjtTrn.mjTRN_JOINTINPAR
 
 @dataclasses.dataclass(frozen=True)
 class ActionBlock:
-    """A block of ``env.actions`` and its actuators, as the constructor of the block's class receives them."""
+    """A block of ``env.actions`` and its actuators. The constructor of the block's class receives this object."""
 
     name: str
     """Name of the block in the config."""
@@ -58,20 +58,20 @@ class JointColumns(NamedTuple):
 class Action(Term):
     """A block of actions that drives actuators.
 
-    The block's part of the policy's output is clipped and delayed, and becomes ``values`` = offset + scale * action. A
-    class turns the values into actuator inputs: with :meth:`apply` once per control step, or with :meth:`substep` once
-    per physics step.
+    The block's part of the policy's output is clipped and delayed, and becomes ``values`` = offset + scale * action.
+    Subclasses turn the values into actuator inputs: with :meth:`apply` once per control step, or with :meth:`substep`
+    once per physics step.
 
     Attributes:
-        is_direct: Whether the values are the inputs of the actuators. They are then written to ``env.sim.ctrl``
-            directly: :meth:`apply` is not called, and ``values`` stays 0.
-        has_joint_positions: Whether the values are positions of the joints of the actuators, so that ``offset="home"``
-            is possible.
-        block: The block of the config.
+        is_direct: Whether the values are the inputs of the actuators. If so, the env writes offset + scale * action
+            directly to ``env.sim.ctrl``: the class needs no :meth:`apply`, and ``values`` stays 0.
+        has_joint_positions: Whether the values are positions of the joints that the actuators drive. If so,
+            ``offset="home"`` is allowed.
+        block: Name, config and actuators of the block.
         names: Names of the actions. Their number is the width of the block.
         values: Values of this step, (num_envs, len(names)); the tensor is updated in place.
         scale: Factors, (len(names),).
-        offset: Values at action 0, (len(names),).
+        offset: Value that an action of 0 gives, (len(names),).
     """
 
     is_direct = False
@@ -85,7 +85,7 @@ class Action(Term):
             block: Name, config and actuators of the block.
 
         Raises:
-            UserError: If scale or offset do not match the actions.
+            UserError: If the scale or the offset in the config is not valid for these actions.
         """
         self.block = block
         self.names = tuple(self.action_names())
@@ -122,9 +122,10 @@ class Action(Term):
         return torch.nn.Identity() if self.is_direct else None
 
     def substep(self, model: mjw.Model, data: mjw.Data) -> None:
-        """Launch Warp kernels before every physics step. They are recorded once, in the same graph as the physics.
+        """Launch Warp kernels that run before every physics step.
 
-        The method must not allocate memory. ``data.qpos`` and ``data.qvel`` are up to date; poses, lengths and sensors
+        The graph of the physics records these kernels and replays them, so the method must not allocate memory.
+        ``data.qpos`` and ``data.qvel`` are up to date. Poses, the lengths of tendons and actuators, and sensor readings
         are those of the previous physics step.
 
         Args:

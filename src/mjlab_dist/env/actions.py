@@ -27,14 +27,15 @@ class Actions:
     """The blocks of actions. Each block gets values = offset + scale * clip(action), delayed by ``lag`` steps.
 
     Attributes:
-        terms: The blocks, in the order of their actions.
+        terms: The term of each block, in the order of the blocks in the policy's output.
         names: Name of each action: the name of its actuator, or ``<block>.<name>`` if the action is not named after
             an actuator.
         actions: The policy's latest output, (num_envs, num_actions).
         previous: The output before that, (num_envs, num_actions).
         sent: Clipped outputs of the latest steps, newest first, (num_envs, steps, num_actions).
         lag: Delay of each action in steps, (num_envs, num_actions) of int64.
-        next_lag: The delay that was drawn last. With jitter, ``lag`` moves toward it step by step.
+        next_lag: The delay that was drawn last. With jitter, ``lag`` grows toward it by at most 1 per step. If
+            ``next_lag`` is lower than ``lag``, ``lag`` becomes equal to it at once.
     """
 
     def __init__(self, blocks: Mapping[str, ActionConfig], env: Env, binder: Binder) -> None:

@@ -16,7 +16,8 @@ class Base:
     """Gravity, velocities and heading of a free-floating body.
 
     The first read after a state change computes all of them with one kernel. A state change is a step or a reset of the
-    simulation, or a write to ``sim.qpos`` or ``sim.qvel`` by torch. After other writes, call ``sim.mark_changed()``.
+    simulation, or a write to ``sim.qpos`` or ``sim.qvel`` by torch. After a write by other code, such as a Warp kernel,
+    call ``sim.mark_changed()``.
     The tensors are overwritten after the next change: clone them to keep them.
     """
 

@@ -75,7 +75,7 @@ class Binder:
             where: Path of the term in the config.
             func: Function or class of the term, as package.module:name.
             params: Parameters of the term.
-            num_args: Number of positional arguments of a function.
+            num_args: Number of positional arguments that the env passes to the term if it is a function.
 
         Raises:
             UserError: If the function does not exist or does not accept these parameters.
@@ -132,7 +132,9 @@ class Binder:
         return term
 
     def outside_of_graphs(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a term or its method, wrapped if it cannot be part of a CUDA graph and must run between two graphs.
+        """Return a term or its method. If it cannot be part of a CUDA graph, return a wrapper.
+
+        The wrapper runs the term or method between two graphs.
 
         Args:
             call: The term or method.
@@ -245,8 +247,8 @@ def bind(
         func: The function or class, as package.module:name.
         params: Keyword arguments.
         env: The envs.
-        num_args: Number of positional arguments of a function.
-        more_args: Further positional arguments of a class.
+        num_args: Number of positional arguments that the env passes to the term if it is a function.
+        more_args: Positional arguments of the constructor after ``env``, if the term is a class.
 
     Raises:
         UserError: If the function does not exist or does not accept these parameters.
@@ -281,7 +283,7 @@ def import_term(flag: str, func: str) -> Callable[..., Any]:
     """
     try:
         found = resolve(func)
-    except UserError as error:  # raised by the imported module, such as for a curriculum with a renamed method
+    except UserError as error:  # The imported module raises it, for example if a curriculum has a method go_on.
         raise UserError(f"{flag} {func}: {error}") from error
     except Exception as error:
         # The module belongs to the user, so any exception is an error in the value of this flag.
@@ -329,7 +331,7 @@ def naming(where: str, func: str) -> Iterator[None]:
         func: Function or class of the term, as package.module:name.
 
     Raises:
-        UserError: If the term looked up a name that the model or the task does not have.
+        UserError: If the term raises a UserError, or looks up a name that the model does not have.
     """
     try:
         yield

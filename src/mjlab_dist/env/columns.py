@@ -1,4 +1,4 @@
-"""Operations on columns and rows of tensors over all envs: selection by name, random draws, masked writes."""
+"""Operations on columns and rows of tensors over all envs: selection of columns, random draws, masked writes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Number = float | torch.Tensor
 
 
 class Columns:
-    """A fixed selection of columns of tensors (num_envs, width), read as a view if contiguous, else as a copy."""
+    """A fixed selection of columns, for tensors of shape (num_envs, width)."""
 
     def __init__(self, ids: Sequence[int], device: str) -> None:
         """Store the columns.
@@ -30,7 +30,7 @@ class Columns:
         return len(self.ids)
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return these columns, (num_envs, len(self), ...).
+        """Return these columns of a tensor, (num_envs, len(self), ...): a view if they are contiguous, else a copy.
 
         Args:
             tensor: (num_envs, width, ...).
@@ -106,7 +106,7 @@ def draw_until(
 
 
 class Bounds:
-    """Minimum and maximum of several numbers; a curriculum may change some of these bounds.
+    """A minimum and a maximum for each of k numbers; a curriculum may change some of these bounds.
 
     Attributes:
         low: Minimum of each number, (k,).
@@ -128,7 +128,7 @@ class Bounds:
         self.low, self.high = self._ends.view(2, -1)
 
     def update(self) -> None:
-        """Read the current ranges. If no curriculum changes them, this does nothing."""
+        """Copy the current ranges to ``low`` and ``high``. If no curriculum changes them, this does nothing."""
         if self._sources:
             torch.stack(self._sources, out=self._ends)
 
@@ -170,7 +170,9 @@ def log(number: Number) -> Number:
 
 
 def is_convertible(dtype: torch.dtype) -> bool:
-    """Return whether a type is float32 or can be converted to it. float64 is refused: it would slow down a GPU.
+    """Return whether the result of a term may have this type: float32, or a type that the env converts to float32.
+
+    float64 is not allowed, because it would slow down a GPU. Complex types are not allowed either.
 
     Args:
         dtype: Type of the result of a term.

@@ -52,9 +52,9 @@ class Env(Finder, VecEnv):
         sim: The physics; terms read its state tensors.
         actions: The policy's latest output, (num_envs, num_actions).
         previous_actions: The output before that, (num_envs, num_actions).
-        action_names: Name of each action: the name of its actuator, or ``<block>.<name>``.
-        action_terms: The blocks of actions.
-        terminated: Envs whose episode was terminated in this step, (num_envs,) of bool.
+        action_names: Name of each action: the name of its actuator, or ``<block>.<name>`` if it has another name.
+        action_terms: The term of each block of actions.
+        terminated: Envs whose episode is terminated in this step, (num_envs,) of bool.
         timed_out: Envs whose episode is cut off in this step, by the time limit or a term, (num_envs,) of bool.
         joints: Joints by name.
         reference: The start state before events.
@@ -68,11 +68,12 @@ class Env(Finder, VecEnv):
         metric_names: Column names of the metrics, such as ``metric/success``, in the order of
             ``EpisodeTotals.metrics``.
         parameters: Parameters of terms that curricula change.
-        uncapturable_terms: Terms that cannot be part of a CUDA graph, as ``rewards.<name>``.
+        uncapturable_terms: Paths of the terms that cannot be part of a CUDA graph, such as ``rewards.slip``.
         step_dt_s: Simulated seconds per control step.
-        before_resets: Called in every step, after it is known which episodes end and before the next ones start.
-        env_ids: Ids of these envs in the whole run, (num_envs,) of int64, unique over all ranks. Terms use them to make
-            envs differ (terrain tile, curriculum level), so that results do not depend on the number of ranks.
+        before_resets: Function that each step calls after ``terminated`` and ``timed_out`` are known, and before the
+            next episodes start; None for no function.
+        env_ids: Ids of these envs in the whole run, (num_envs,) of int64, unique over all ranks. The env assigns
+            terrain tiles by these ids, so that the assignment does not depend on the number of ranks.
     """
 
     max_episode_length: int
@@ -149,7 +150,7 @@ class Env(Finder, VecEnv):
         self._events = Events(self, config.events, binder, self._randomizations.intervals)
         self._events.start_up(self, self._everywhere)
         self._randomizations.end_startup()
-        # Observations, after most terms: they are evaluated to measure their widths, and may read sensors and commands
+        # Observations, after sensors and commands: the constructor evaluates observation terms, which may read these
         self.observation_groups = {
             group: binder.make_observations(group, terms) for group, terms in config.observations.items()
         }
@@ -190,7 +191,7 @@ class Env(Finder, VecEnv):
         self._clear = self.sim.record_clearing([*self._actions.cleared(), *of_terms, *own])
 
     def reset(self) -> TensorDict:
-        """Start a new episode in every env and return its observations."""
+        """Start a new episode in every env and return the first observations."""
         self._start_episodes(self._everywhere)
         self._episodes.count_all(True)
         return self._observe(self._everywhere)
@@ -239,7 +240,7 @@ class Env(Finder, VecEnv):
         """Return gravity, velocities and heading of a free-floating body.
 
         Args:
-            joint: Its free joint.
+            joint: Name of the body's free joint.
 
         Raises:
             UserError: If there is no such joint, or it is not free.
@@ -264,14 +265,14 @@ class Env(Finder, VecEnv):
         With ``nan_policy`` reset, envs with a non-finite value in the physics or a reward term are done too: they count
         as terminated, their reward is 0, and totals exclude their episode. A non-finite value in an observation is
         replaced by 0, so that no policy reads it, and the env is done in the next step. Observation terms are evaluated
-        once per step.
+        once per step, after the resets: for an env that is done, they describe the start of its next episode.
 
         Args:
             actions: The policy's output, (num_envs, num_actions).
 
         Returns:
             Observations (after resets), rewards (num_envs,), dones (num_envs,) of bool, and extras. ``time_outs`` in
-            extras, (num_envs,) of bool, is True for episodes that were only cut off, and False if they also terminated.
+            extras, (num_envs,) of bool, is True for an env whose episode was cut off and not terminated in this step.
         """
         # Actions, physics and clocks
         self._actions.apply(actions)
@@ -356,11 +357,11 @@ class Env(Finder, VecEnv):
         return resets
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Return a copy of the complete state of these envs, except random states.
+        """Return a copy of the complete state of these envs, except the states of random number generators.
 
         Returns:
-            Tensors by name, on the env's device. ``totals`` and ``nan_resets`` are sums over envs; all others have the
-            shape (num_envs, ...).
+            Tensors by name, on the env's device. Most tensors have the shape (num_envs, ...). ``totals``,
+            ``outcome_totals`` and ``nan_resets`` are sums over envs, and the state of a curriculum may have any shape.
         """
         return {name: tensor.clone() for name, tensor in self._held().items()}
 
@@ -376,10 +377,10 @@ class Env(Finder, VecEnv):
         copy_state(state, self._held())
 
     def resume_curricula(self, states: Sequence[Mapping[str, torch.Tensor]]) -> None:
-        """Restore curricula from a run with a different number of ranks or envs. New curricula start fresh.
+        """Restore curricula from a run with a different number of ranks or envs. Curricula new to the task start fresh.
 
         Args:
-            states: :meth:`state` of each rank, on any device.
+            states: The result of :meth:`state` on each rank of the saved run, on any device.
         """
         for name, curriculum in self._curricula.items():
             saved = [
@@ -423,7 +424,7 @@ class Env(Finder, VecEnv):
         self._randomizations.reset(mask)
         # Commands, before the events that may read them
         self._commands.resample(self, mask)
-        # Start states
+        # Reset events, which change the start states
         self._events.reset(self, mask)
         # State of actions, terms and observations, and times of the next events
         self._actions.reset()

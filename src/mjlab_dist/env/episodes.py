@@ -40,13 +40,13 @@ class EpisodeTotals(NamedTuple):
     """Number of episodes ended by each reason, (1 + num_terminations,): the time limit, then each termination term.
     Several reasons may end the same episode."""
     metrics: torch.Tensor
-    """For each metric, the sum of its values over these episodes, (num_metrics,)."""
+    """For each metric, the sum of its values, (num_metrics,). Each of these episodes has one value."""
 
 
 class Episodes:
     """Ends of episodes; steps, rewards and metrics of running episodes; and totals of ended episodes.
 
-    An episode counts in the totals only if it was observed from its start and all its values are finite.
+    The totals exclude an episode if :meth:`Env.stagger` shortened it, or if one of its values is not finite.
 
     Attributes:
         done: Envs whose episode ends in this step, (num_envs,) of bool.
