@@ -99,7 +99,7 @@ class Episodes:
         self._ledger[0] = 1.0
         _, (self.steps,), self.rewards, reasons, self.metrics = self._ledger.split(self._sizes)
         self.limit_row = reasons[0]
-        # 1 if the running episode counts, else 0; a float because it is a factor
+        # 1 if the totals include the running episode when it ends, else 0
         self._counts = torch.ones(sim.num_envs, device=sim.device)
         self._memory = torch.zeros(num_metrics, sim.num_envs, device=sim.device)
         self._totals = torch.zeros(len(self._ledger), device=sim.device)
@@ -159,7 +159,7 @@ class Episodes:
 
         Args:
             rewards: Result of each reward term, (num_envs,).
-            metrics: Value of each metric, (num_envs,) of any type but float64.
+            metrics: Value of each metric, (num_envs,) of any real type except float64.
 
         Raises:
             UserError: In the first step, if a term returned the wrong shape or type.

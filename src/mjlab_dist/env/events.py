@@ -40,7 +40,8 @@ class Events:
             env: The envs.
             configs: The events by name.
             binder: Builder of terms.
-            intervals: For each randomization at intervals: range of the time between two draws, in s, and the function.
+            intervals: For each randomization at intervals: the range of the time between two draws, in s, and the
+                function that draws.
         """
         self._is_checked = False
         made: list[tuple[EventConfig, Change]] = []

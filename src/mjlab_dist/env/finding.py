@@ -32,20 +32,21 @@ class Distances(NamedTuple):
     """
 
     names: tuple[str, ...]
-    """Names of the k pairs, as ``<element>:<other>``."""
+    """Name of each of the k pairs of elements, as ``<element>:<other>``."""
     distance_m: torch.Tensor
     """Distances in m, negative if the geoms overlap, (num_envs, k)."""
     points_m: torch.Tensor
     """Closest points on the first and on the second element in the world frame, in m, (num_envs, k, 2, 3); 0 if the two
-    elements are further apart than the maximum."""
+    elements are further apart than the maximum in the config."""
 
 
 class Finder:
-    """The methods of an env that select elements by regular expressions, which match whole names.
+    """The methods of an env that select elements of the scene and parameters by name.
 
-    Every method takes an ``entity``. With the name of an entity, patterns match the names of its elements without the
-    entity's prefix. With an empty string, they match the elements of the MJCF of ``sim.model``. With None, they match
-    the full names, with prefixes, of the whole scene: ``.*`` selects the elements of all entities.
+    Patterns are regular expressions that match whole names. They match the elements of the given ``entity``, by their
+    names without the entity's prefix. If ``entity`` is an empty string, patterns match the elements of the MJCF of
+    ``sim.model``. If it is None, they match the full names, with prefixes, of the whole scene: ``.*`` selects the
+    elements of all entities.
     """
 
     sim: Simulation
@@ -57,8 +58,8 @@ class Finder:
     def find_parameter(self, path: str) -> torch.Tensor:
         """Return a parameter that a curriculum changes in place, (k,) of float32; k is 1 for one number.
 
-        Call this in the constructor of a curriculum whose :meth:`Curriculum.changes` returns the path. Terms read the
-        current value.
+        Call this in the constructor of a curriculum whose :meth:`Curriculum.changes` returns the path. The term with
+        this parameter reads the current value in every step.
 
         Args:
             path: Path of the parameter in the config, such as ``rewards.track.params.std_m_s``.

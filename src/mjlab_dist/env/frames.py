@@ -25,10 +25,12 @@ class Frames:
 
     The frame of a body is at the body's origin, the frame of a site at the site, and the frame of a geom at the geom's
     center. The linear velocity is the velocity of this point. The first read after a state change computes all tensors
-    at once; without reads, they cost nothing. They are overwritten after the next change: clone them to keep them.
+    at once; a step in which no term reads them costs nothing. The first read after the next change overwrites the
+    tensors: clone them to keep them.
 
     Like ``sim.view("xpos")``, the values describe the state at the start of the last physics step. After
-    ``sim.forward()``, and so in observations with ``forward_before_observation``, they describe the current state.
+    ``sim.forward()``, they describe the current state. If ``forward_before_observation`` is set, the env calls
+    ``sim.forward()`` before observations are computed.
 
     Attributes:
         names: Names of the frames, in model order, with the prefix of their entity.
@@ -108,7 +110,7 @@ class Frames:
 
 
 def make_frames(sim: Simulation, kind: FrameKind, ids: Sequence[int]) -> Frames:
-    """Return the frames of elements in the world.
+    """Return the frames of elements, with poses and velocities in the world frame.
 
     Args:
         sim: The physics.

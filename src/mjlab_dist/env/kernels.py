@@ -1,4 +1,4 @@
-"""Warp kernels of the env: one thread per env, or per env and actuator."""
+"""Warp kernels of the env: one thread per env, or per env and action."""
 
 # Warp reads the annotations of kernels at run time, and its language is not Python's: no type checker understands it.
 # pyright: reportArgumentType=false, reportAssignmentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
@@ -19,7 +19,7 @@ def measure_base(
     level_velocity: wp.array2d[float],
     heading: wp.array[float],
 ):
-    """Compute gravity, velocities and heading of a free-floating body; the outputs are those of ``Base``.
+    """Compute gravity, velocities and heading of a free-floating body. The class ``Base`` describes these outputs.
 
     Args:
         pose: Position and quaternion (w, x, y, z), (num_envs, 7).
@@ -71,7 +71,7 @@ def send_actions(
         scale: Factors.
         offset: Offsets, added to the scaled actions.
         action_ids: Index of the action of each target; -1 for an actuator without an action, whose input is set to 0.
-        targets: Address of each output in the first env: an actuator input, or a value that a class of actions reads.
+        targets: Address of each target in the first env. A target is an actuator input, or a value of an action term.
         strides: For each target, the number of bytes from the value of one env to the value of the next.
         lag: Delay of each action in steps, (num_envs, num_actions).
         actions: The policy's latest output, (num_envs, num_actions).
@@ -120,9 +120,9 @@ def draw_lags(
         min_lag: Minimum lag of each action, in steps.
         spread: Maximum minus minimum lag of each action, in steps.
         jitter: Probability of a draw in envs outside the mask, per action.
-        lag: In and out, (num_envs, num_actions).
-        next_lag: In and out: the lag that was drawn last, (num_envs, num_actions). ``lag`` moves toward it and grows by
-            at most 1 per step, so that no action arrives before an earlier one.
+        lag: In and out: the current lag, (num_envs, num_actions).
+        next_lag: In and out: the lag that was drawn last, (num_envs, num_actions). ``lag`` grows toward it by at most 1
+            per step, so that no action arrives before an earlier one. A lower ``next_lag`` applies at once.
     """
     env, i = wp.tid()
     share = drawn[env]
@@ -248,7 +248,7 @@ def add_value(reduction: int, steps: float, before: float, value: float):
 
 @wp.func
 def weighted_sum(weights: wp.array[float], terms: wp.array2d[float], env: int):
-    """Return an env's weighted sum of reward terms. torch.mv would round differently for other numbers of envs.
+    """Return an env's weighted sum of reward terms. torch.mv is not used: its rounding depends on the number of envs.
 
     Args:
         weights: Weight of each term, (num_terms,).
@@ -280,23 +280,24 @@ def end_step(
     weights: wp.array[float],
     reward: wp.array[float],
 ):
-    """Determine which episodes end, and add a step to the sums over their episodes; one thread per env.
+    """Determine which episodes end, and add this step to the sums of every episode; one thread per env.
 
     Args:
         timed_out: Whether the episode is cut off.
-        broken: Whether a number is not finite; if so, the episode terminates, does not count and earns nothing.
+        broken: Whether a number is not finite. If so, the episode is terminated and excluded from the totals, and its
+            reward in this step is 0.
         values: Metrics of this step, (num_metrics, num_envs).
         reductions: How each metric is reduced over the steps of an episode: MEAN, SUM, MAX, MIN or LAST.
         steps: Steps of the episode, including this one.
         terminated: In and out: whether the episode is terminated.
         terms: In and out: reward of each term in this step, (num_terms, num_envs).
-        counts: In and out: 1 if the episode counts, else 0.
+        counts: In and out: 1 if the totals include the episode when it ends, else 0.
         done: Output: whether the episode ends.
         time_outs: Output: whether the episode is cut off and not terminated.
-        finished: Output: 1 if an episode that counts ends, else 0.
+        finished: Output: 1 if an episode ends and the totals include it, else 0.
         rewards: In and out: sums of the reward terms over the episode, (num_terms, num_envs).
         memory: In and out: state of the metrics between steps, (num_metrics, num_envs).
-        metrics: Output: metrics of the episode so far, (num_metrics, num_envs); 0 if the episode does not count.
+        metrics: Output: metrics of the episode so far, (num_metrics, num_envs); 0 if the totals exclude the episode.
         weights: Weight of each reward term, (num_terms,).
         reward: Output: weighted sum of the reward terms.
     """
@@ -320,5 +321,5 @@ def end_step(
         memory[i, env] = value
         value = wp.where(reductions[i] == MEAN, value / steps[env], value)
         metrics[i, env] = wp.where(counts[env] > 0.0, value, 0.0)
-    # The next episode counts
+    # The totals include the next episode
     counts[env] = wp.where(ends, 1.0, counts[env])

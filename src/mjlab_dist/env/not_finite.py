@@ -22,7 +22,7 @@ class NotFinite:
 
         Args:
             sim: The physics.
-            episodes: The episodes. Their attribute ``broken`` marks the envs with such numbers.
+            episodes: The episodes. Their attribute ``broken`` marks the envs with a non-finite number.
         """
         self.num_resets = torch.zeros((), dtype=torch.long, device=sim.device)
         self._state = (sim.qpos, sim.qvel, sim.view("act"))

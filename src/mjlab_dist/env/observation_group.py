@@ -168,7 +168,7 @@ class _Memory:
         # Oldest first
         self.values = torch.zeros(num_envs, depth, width, device=device)
         self.lag = torch.zeros(num_envs, dtype=torch.long, device=device)
-        # With jitter: the lag that was drawn last; self.lag moves toward it
+        # With jitter: the lag that was drawn last; self.lag grows toward it by at most 1 per step
         self._jitter = config.delay_jitter
         self.next_lag = torch.zeros_like(self.lag) if self._jitter > 0 else None
         self.is_new = torch.ones(num_envs, dtype=torch.bool, device=device)
@@ -176,7 +176,7 @@ class _Memory:
         self._last = depth - 1
 
     def push(self, value: torch.Tensor) -> torch.Tensor:
-        """Store a value, (num_envs, width), and return the observed ones, (num_envs, history * width)."""
+        """Store a new value, (num_envs, width), and return the delayed history, (num_envs, history * width)."""
         # The first value of an episode fills the whole history.
         shifted = torch.cat([self.values[:, 1:], value.unsqueeze(1)], dim=1)
         self.values.copy_(torch.where(self.is_new.view(-1, 1, 1), value.unsqueeze(1), shifted))

@@ -106,14 +106,14 @@ class Parameters:
             rest = path.removeprefix(f"{where}.")
             near = did_you_mean(rest, numeric, f"{where} has {listed(numeric) or 'none'}")
             raise UserError(f"parameter {path}: there is no such parameter; {near}")
-        # Check it
+        # Check the value and the index
         value, numbers = known[whole], _numbers(known[whole])
         if not numbers:
-            raise UserError(f"parameter {path}: is {value!r}, not a number or a tuple of numbers; name another one")
+            raise UserError(f"parameter {path}: is {value!r}, not a number or a tuple of numbers; name another parameter")
         if index and (not isinstance(value, tuple) or int(index) >= len(numbers)):
             last = len(numbers) - 1
-            has = f"numbers 0 to {last}" if isinstance(value, tuple) else f"one number, without an index; name {whole}"
-            raise UserError(f"parameter {path}: there is no number {index}; {whole} has {has}")
+            has = f"indices 0 to {last}" if isinstance(value, tuple) else f"one number, without an index; name {whole}"
+            raise UserError(f"parameter {path}: there is no index {index}; {whole} has {has}")
         self._check_readable(path, where, whole)
         # Make the tensor
         if whole not in self._found:
@@ -149,12 +149,12 @@ class Parameters:
         found = import_term(f"--env.{where}.func", term.func)
         can_change: tuple[str, ...] = getattr(found, "schedulable", ())
         if isinstance(found, type) and name not in can_change:
-            others = f", or name {listed(can_change, 'or')}" if can_change else ""
+            others = f"; otherwise, name {listed(can_change, 'or')}" if can_change else ""
             is_command = where.startswith("commands.")
             ranges = f"; {where}.0 names the range of the command's first number" if is_command else ""
             raise UserError(
-                f"parameter {path}: the class {term.func} does not list it in schedulable; list it if the class reads "
-                f"it in every call{others}{ranges}"
+                f"parameter {path}: the class {term.func} does not list {name} in schedulable; if the class reads "
+                f"{name} in every call, add it to schedulable{others}{ranges}"
             )
 
 

@@ -37,7 +37,8 @@ _OBJECTS = {
     "sensor": mujoco.mjtObj.mjOBJ_SENSOR,
     "mat": mujoco.mjtObj.mjOBJ_MATERIAL,
 }
-"""Kind of object that a row of a field describes, by the prefix of the field; other fields (gravity) have one row."""
+"""Kind of object that a row of a field describes, by the prefix of the field. Other fields, such as gravity, have one
+row."""
 
 
 def changed_fields(config: EnvConfig) -> tuple[str, ...]:
@@ -98,7 +99,10 @@ class Randomizations:
         self._before: dict[str, torch.Tensor] = {}
 
     def end_startup(self) -> None:
-        """Store the current values: every episode starts from them. Call this after the startup events."""
+        """Store the values of the fields that change later, because every episode starts from these values.
+
+        Call this after the startup events.
+        """
         if self._startup_writes:
             self._sim.update_constants()
         self._before = {name: field.clone() for name, field in self._fields.items()}
@@ -158,8 +162,8 @@ class _Draw:
 
         Args:
             mask: Envs to draw for, (num_envs,) of bool.
-            before: Values with which the drawn numbers are multiplied, or to which they are added, with the shape of
-                the field.
+            before: Values to multiply by the drawn numbers, or to add to them; same shape as the field. The operation
+                ``set`` ignores these values.
         """
         shape = [len(self.field), *[1] * (self.field.dim() - 1)] if self._config.shared else self.field.shape
         drawn = self._draw(torch.empty(shape, device=self.field.device))
@@ -230,7 +234,7 @@ def _chosen(
 def _rows(
     flag: str, config: RandomizationConfig, model: mujoco.MjModel, num_rows: int, entities: Collection[str]
 ) -> list[bool]:
-    """Return whether the config selects the object of each row."""
+    """Return, for each row, whether the config selects the row's object."""
     prefix = config.field.partition("_")[0]
     # A joint with several degrees of freedom has several rows; its name selects all of them.
     of_qpos = _joint_of_qpos(model)

@@ -34,7 +34,8 @@ PROBE_SIZES = (64, 256)
 GPU_PROBE_SIZE = 2048
 """Maximum number of envs in the batch that is measured on a GPU.
 
-The memory of so many envs is large compared to the 32 MiB granularity of CUDA allocations.
+CUDA allocates memory in units of 32 MiB. So many envs need far more, so that a larger batch would hardly improve the
+measurement.
 """
 
 

@@ -349,13 +349,13 @@ def test_play_without_disturbances_drops_the_schedules_of_what_it_removes() -> N
         ("rewards.alive.params.x", r"there is no such parameter; rewards\.alive has none"),
         ("observations.actor.joints.noise", r".* did you mean uniform_noise\?"),
         ("rewards.linear.params.command", r"is 'velocity', not a number or a tuple of numbers"),
-        ("events.root.params.z_m.2", r"there is no number 2; events\.root\.params\.z_m has numbers 0 to 1"),
+        ("events.root.params.z_m.2", r"there is no index 2; events\.root\.params\.z_m has indices 0 to 1"),
         (
             "rewards.height.params.target_m.0",
             r".* has one number, without an index; name rewards\.height\.params\.target_m",
         ),
         ("randomizations.mass.low", r"is read once, at startup; set --env\.randomizations\.mass\.when to reset or "),
-        ("rewards.limits.params.share", r"the class mjlab_dist\.mdp\.rewards:JointLimits does not list it in "),
+        ("rewards.limits.params.share", r"the class mjlab_dist\.mdp\.rewards:JointLimits does not list share in "),
         (
             "commands.velocity.params.forward_m_s",
             r".* or name standing_share, .*; commands\.velocity\.0 names the range of the command's first number$",
@@ -374,7 +374,7 @@ def test_the_points_must_have_as_many_values_as_the_parameter() -> None:
 
 def test_a_class_must_list_the_parameters_that_it_reads() -> None:
     config = with_own(it=schedule("rewards.own.params.scale", (0.0,), (1.0,)))
-    assert re.search(r"does not list it in schedulable; list it .*, or name target_m$", refused(config=config))
+    assert re.search(r"not list .* in schedulable; .*; otherwise, name target_m$", refused(config=config))
 
 
 def test_a_curriculum_must_name_what_it_changes() -> None:
