@@ -109,7 +109,7 @@ class Parameters:
         # Check the value and the index
         value, numbers = known[whole], _numbers(known[whole])
         if not numbers:
-            raise UserError(f"parameter {path}: is {value!r}, not a number or a tuple of numbers; name another parameter")
+            raise UserError(f"parameter {path}: is {value!r}, not a number or tuple of numbers; name another parameter")
         if index and (not isinstance(value, tuple) or int(index) >= len(numbers)):
             last = len(numbers) - 1
             has = f"indices 0 to {last}" if isinstance(value, tuple) else f"one number, without an index; name {whole}"

@@ -73,12 +73,14 @@ def choose_num_envs(rooms: Sequence[Room]) -> tuple[int, str]:
         )
     num_envs = min(MAX_NUM_ENVS, 1 << (capacity.bit_length() - 1))
     limit = ", the maximum for auto, as larger batches hardly speed up training" if num_envs == MAX_NUM_ENVS else ""
-    where = f"rank {rank} can use the least memory, {usable}" if len(rooms) > 1 else f"{usable} can be used"
+    where = f"rank {rank} has the least usable memory, {usable}" if len(rooms) > 1 else f"{usable} can be used"
     return num_envs, f"--num-envs auto: {num_envs} envs per rank{limit}. An env needs {needed}; {where}."
 
 
 def measure_room(config: TrainConfig, device: str, num_ranks_here: int) -> Room:
-    """Build small batches of envs to measure their memory, and read how much is free. Random states are preserved.
+    """Build small batches of envs to measure their memory, and read how much is free.
+
+    The states of random number generators do not change.
 
     Args:
         config: The run's config.
@@ -131,8 +133,8 @@ def _env_bytes(config: TrainConfig, device: str) -> int:
 def _measure_on_gpu(config: TrainConfig, device: str, held: int) -> int:
     """Return the bytes per env that the driver reports, including temporary arrays of a step and memory of graphs.
 
-    The bytes of the arrays alone would be too few. Kernels and libraries must already be loaded: they need memory only
-    once, which must not count as memory of an env.
+    :meth:`Env.num_bytes` is too low, because it leaves these two out. Kernels and libraries must already be loaded:
+    they need memory only once, which must not count as memory of an env.
     """
     torch.cuda.empty_cache()
     before = free_bytes(device)

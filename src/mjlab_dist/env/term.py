@@ -43,8 +43,8 @@ class Term:
     def reset(self, mask: torch.Tensor) -> None:
         """Reset the state of the term in envs in which an episode starts.
 
-        Positions and velocities already belong to the new episode; poses and sensor readings do not. For commands,
-        reset events have not happened yet, because commands are drawn before them.
+        Joint positions and velocities already belong to the new episode; poses and sensor readings do not. When the env
+        resets a command, reset events have not run yet, because they may read the new command.
 
         Args:
             mask: Envs in which an episode starts, (num_envs,) of bool.
@@ -107,7 +107,7 @@ class OutsideOfGraphs:
         self._is_first = True
 
     def __call__(self, *args: Any) -> torch.Tensor | None:
-        """Call the term. If a control step is being recorded, each replay of the step calls the term instead."""
+        """Call the term. While a control step is recorded, do not call it: each replay of the step will call it."""
         if self._is_first:
             # Graphs read the result from fixed memory: allocate it in the first call, which is never recorded.
             self._is_first = False
@@ -171,8 +171,8 @@ class LazySensor(Sensor):
     rewards, after the resets for observations. A step in which no term reads the sensor costs nothing. The class can
     also be an observation: implement ``__call__(env)``, and call :meth:`refresh` in it.
 
-    The state has changed if ``env.sim.version`` has changed. Poses are current only after ``forward``
-    (``forward_before_observation``).
+    The state has changed if ``env.sim.version`` has changed. Poses are current only after ``env.sim.forward()``, which
+    runs before observations if ``forward_before_observation`` is set.
     """
 
     _version: tuple[int, ...] | None = None
@@ -254,8 +254,9 @@ class Command(Term):
         super().__init_subclass__(**kwargs)
         if "update" in vars(cls):
             raise UserError(
-                f"{cls.__module__}.{cls.__qualname__}.update: commands are now drawn before reset events; implement "
-                "the method draw for new values, and the method follow for changes after these events"
+                f"{cls.__module__}.{cls.__qualname__}.update: is no longer called, because commands are now drawn "
+                "before reset events; draw values in the method draw, and adjust them in the method follow, which runs "
+                "after reset events"
             )
 
     def draw(self, env: Env, mask: torch.Tensor) -> None:

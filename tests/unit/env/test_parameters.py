@@ -348,7 +348,7 @@ def test_play_without_disturbances_drops_the_schedules_of_what_it_removes() -> N
         ),
         ("rewards.alive.params.x", r"there is no such parameter; rewards\.alive has none"),
         ("observations.actor.joints.noise", r".* did you mean uniform_noise\?"),
-        ("rewards.linear.params.command", r"is 'velocity', not a number or a tuple of numbers"),
+        ("rewards.linear.params.command", r"is 'velocity', not a number or tuple of numbers"),
         ("events.root.params.z_m.2", r"there is no index 2; events\.root\.params\.z_m has indices 0 to 1"),
         (
             "rewards.height.params.target_m.0",
@@ -358,7 +358,7 @@ def test_play_without_disturbances_drops_the_schedules_of_what_it_removes() -> N
         ("rewards.limits.params.share", r"the class mjlab_dist\.mdp\.rewards:JointLimits does not list share in "),
         (
             "commands.velocity.params.forward_m_s",
-            r".* or name standing_share, .*; commands\.velocity\.0 names the range of the command's first number$",
+            r".*; otherwise, name standing_share, .*; commands\.velocity\.0 names the range of the command's first number$",
         ),
     ],
 )
