@@ -284,13 +284,12 @@ def end_step(
 
     Args:
         timed_out: Whether the episode is cut off.
-        broken: Whether a number is not finite. If so, the episode is terminated and excluded from the totals, and its
-            reward in this step is 0.
+        broken: Whether a number is not finite. If so, the totals exclude the episode.
         values: Metrics of this step, (num_metrics, num_envs).
         reductions: How each metric is reduced over the steps of an episode: MEAN, SUM, MAX, MIN or LAST.
         steps: Steps of the episode, including this one.
-        terminated: In and out: whether the episode is terminated.
-        terms: In and out: reward of each term in this step, (num_terms, num_envs).
+        terminated: In and out: whether the episode is terminated; set to True if ``broken``.
+        terms: In and out: reward of each term in this step, (num_terms, num_envs); set to 0 if ``broken``.
         counts: In and out: 1 if the totals include the episode when it ends, else 0.
         done: Output: whether the episode ends.
         time_outs: Output: whether the episode is cut off and not terminated.

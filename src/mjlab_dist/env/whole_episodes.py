@@ -35,7 +35,8 @@ def play_episodes(
     Args:
         env: The envs.
         policy: Chooses the actions.
-        ended: Called after every step with the envs whose episode has ended, (num_envs,) of bool.
+        ended: Called after every step with the envs whose episode ended in this step, (num_envs,) of bool. This
+            includes the ends of second and later episodes.
         alive: Called every :data:`CHECK_INTERVAL` steps.
 
     Returns:

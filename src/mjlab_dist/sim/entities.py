@@ -37,7 +37,7 @@ _BODIES = {
 def element_names(
     model: mujoco.MjModel, kind: mujoco.mjtObj, entity: str | None, entities: Collection[str]
 ) -> list[str | None]:
-    """Return the name of each element of a kind within an entity; None for elements of other entities.
+    """Return, for each element of a kind, its name without the entity's prefix; None for elements of other entities.
 
     An element without a name belongs to the entity of the nearest ancestor body that has a name. An element that has
     neither a name nor a body, such as a tendon, belongs to no entity.

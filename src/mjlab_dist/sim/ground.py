@@ -43,7 +43,7 @@ def vertex(ground: Ground, row: int, col: int) -> wp.vec3:
 
 @wp.func
 def cell_of(ground: Ground, x: float, y: float) -> wp.vec2i:
-    """Return row and column of the grid cell that contains a point, or of the nearest cell."""
+    """Return row and column of the grid cell that contains a point, or of the nearest cell if no cell contains it."""
     row = int(wp.floor((y + ground.half[1]) / ground.cell[1]))
     col = int(wp.floor((x + ground.half[0]) / ground.cell[0]))
     return wp.vec2i(

@@ -39,7 +39,7 @@ def take_over(model: mujoco.MjModel, put: mjw.Model) -> None:
     # Models that are left to MuJoCo Warp
     fields = np.flatnonzero(model.geom_type == mujoco.mjtGeom.mjGEOM_HFIELD)
     still = (model.body_weldid[model.geom_bodyid[fields]] == 0) & (model.geom_quat[fields] == [1, 0, 0, 0]).all(axis=1)
-    # If bodies may sleep, MuJoCo Warp runs collision twice per step, and calls the callback each time.
+    # If bodies may sleep, MuJoCo Warp runs collision twice per step. The callback below would append contacts twice.
     sleeps = model.opt.enableflags & mujoco.mjtEnableBit.mjENBL_SLEEP
     if not len(fields) or not still.all() or sleeps:
         return
@@ -96,7 +96,7 @@ def _ground(model: mujoco.MjModel, geom: int) -> Any:
 
 
 def _ceiling(heights: np.ndarray, window: int) -> np.ndarray:
-    """Return the maximum height within ``window`` points along both axes."""
+    """Return, for each point, the maximum height within ``window`` points along both axes."""
     for axis in (0, 1):
         widths = [(window, window) if axis == i else (0, 0) for i in (0, 1)]
         padded = np.moveaxis(np.pad(heights, widths, mode="edge"), axis, 0)

@@ -9,7 +9,10 @@ import warp as wp
 
 
 def array_bytes(*holders: Any) -> dict[int, int]:
-    """Return the bytes of Warp arrays in dataclasses, tuples and lists, by address, as arrays may share memory."""
+    """Return the size in bytes of every Warp array in dataclasses, tuples and lists.
+
+    Keys are addresses, so that memory that several arrays share counts once.
+    """
     found: dict[int, int] = {}
     for holder in holders:
         if isinstance(holder, wp.array):

@@ -61,7 +61,8 @@ _SWITCHES = {
     "tendon_stiffness": "has_tendon_stiffness",
     "tendon_damping": "has_tendon_damping",
 }
-"""Switches of parts of the physics, by field. MuJoCo Warp skips the part if the field is initially 0."""
+"""For each field, the attribute of the model that enables the part of the physics that needs the field. MuJoCo Warp
+disables the part if the field is initially 0."""
 
 _check_version = functools.cache(util_pkg.check_version)
 """Cached, because MuJoCo Warp checks MuJoCo's version three times per model, and each check reads package metadata."""
@@ -162,7 +163,7 @@ def no_field(model: mujoco.MjModel, name: str) -> UserError:
 def refuse_moved_inertia(model: mujoco.MjModel, name: str, field: torch.Tensor) -> None:
     """Raise if a body's inertial frame was moved, although MuJoCo assumes that it is at the body's origin.
 
-    This assumption holds for bodies with ``body_simple``.
+    MuJoCo makes this assumption for bodies whose ``body_simple`` is not 0.
 
     Args:
         model: The MuJoCo model.
@@ -195,13 +196,13 @@ def refuse_writes(flag: str, views: Mapping[str, torch.Tensor], per_env: Iterabl
         view = views[name]
         if not view.is_inference() and view._version:  # torch does not count writes to inference tensors
             raise UserError(
-                f'{flag}: writes to {name}, which all envs share; declare it with .writing("{name}") (model-fields of '
-                "the event), so that it has one value per env"
+                f'{flag}: writes to the field {name}, which all envs share; add .writing("{name}") to the event in the '
+                "task, so that the field has one value per env"
             )
 
 
 class Sliders:
-    """Sets the inverse weights of bodies that only slide and have no children. MuJoCo Warp's ``set_const`` does not."""
+    """Sets the inverse weights of bodies that only slide and have no children: ``set_const`` does not set them."""
 
     def __init__(self, model: mujoco.MjModel, put: mjw.Model, device: str) -> None:
         """Look up the bodies.

@@ -48,7 +48,10 @@ def quiet() -> Iterator[None]:
 
 
 def _is_of_mujoco(warning: warnings.WarningMessage, texts: Collection[str]) -> bool:
-    """Return whether a Python warning is from MuJoCo Warp or MuJoCo's bindings. The bindings name the caller's file."""
+    """Return whether a Python warning is from MuJoCo Warp or MuJoCo's bindings.
+
+    Warnings of the bindings name the file of the code that called them, such as a file of this package.
+    """
     text, file = str(warning.message), Path(warning.filename)
     is_repeated = bool(texts) and text.startswith(tuple(texts))
     is_of_call = file.is_relative_to(_PACKAGE) or "is deprecated" in text

@@ -62,8 +62,8 @@ def collect_overflow(
         num_contacts: Number of contacts in the whole batch, (1,), including those that did not fit.
         num_pairs: Number of near pairs of geoms in the whole batch, (1,), including those that did not fit.
         overflow: Accumulated bits, (num_envs,), updated in place.
-        demand: Maximum number of rows of each env, then of contacts or pairs in the batch, (num_envs + 1,), updated in
-            place.
+        demand: Maxima over all steps, (num_envs + 1,), updated in place. The first num_envs values are numbers of
+            constraint rows; the last value is the number of contacts or pairs in the whole batch.
     """
     env = wp.tid()
     overflow[env] = overflow[env] | (newest[env] & bits)
