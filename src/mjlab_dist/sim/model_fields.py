@@ -196,8 +196,8 @@ def refuse_writes(flag: str, views: Mapping[str, torch.Tensor], per_env: Iterabl
         view = views[name]
         if not view.is_inference() and view._version:  # torch does not count writes to inference tensors
             raise UserError(
-                f'{flag}: writes to the field {name}, which all envs share; add .writing("{name}") to the event in the '
-                "task, so that the field has one value per env"
+                f'{flag}: writes to {name}, which all envs share; add .writing("{name}") to the event in the task, so '
+                f"that {name} has one value per env"
             )
 
 

@@ -173,7 +173,7 @@ def _attach(spec: mujoco.MjSpec, name: str, entity: EntityConfig) -> None:
     flag = f"--env.sim.entities.{name}"
     child = _load_spec(flag, entity.model, entity.model_params)
     if not any(entity.quat):
-        raise UserError(f"{flag}.quat {entity.quat}: is not a rotation; use 1 0 0 0 for none")
+        raise UserError(f"{flag}.quat {entity.quat}: is not a rotation; use 1 0 0 0 for no rotation")
     frame = spec.worldbody.add_frame(pos=entity.pos, quat=entity.quat)
     _compile(f"{flag}.model {_shown(entity.model)}", lambda: spec.attach(child, prefix=f"{name}/", frame=frame))
     _compile(f"{flag}.model {_shown(entity.model)}", spec.compile)
@@ -187,7 +187,7 @@ def add_motors(spec: mujoco.MjSpec, configs: Mapping[str, ActuatorConfig]) -> di
         configs: Groups of motors by name.
 
     Raises:
-        UserError: If a config is wrong.
+        UserError: If a value is not valid, a pattern matches no joint, or two groups have the same joint.
     """
     added: dict[str, ActuatorConfig] = {}
     for name, config in configs.items():
@@ -212,10 +212,10 @@ def add_motors(spec: mujoco.MjSpec, configs: Mapping[str, ActuatorConfig]) -> di
 def _add_motor(spec: mujoco.MjSpec, joint: mujoco.MjsJoint, config: ActuatorConfig) -> None:
     """Add a MuJoCo dcmotor, which applies the speed limit in every substep and integrates the torque implicitly.
 
-    The torque of a DC motor is K / R * (V - K * velocity). At maximum voltage it decreases linearly from the stall
-    torque K * V / R to 0 at the no-load speed V / K (mujoco.readthedocs.io/en/latest/_static/dcmotor.pdf, equation 2).
-    With K = 1, the maximum voltage equals the no-load speed. Below that voltage, MuJoCo's controller produces the
-    torque that stiffness and damping require.
+    The torque of a DC motor with constant K, resistance R and voltage V is K / R * (V - K * velocity). At maximum
+    voltage it decreases linearly from the stall torque K * V / R to 0 at the no-load speed V / K
+    (mujoco.readthedocs.io/en/latest/_static/dcmotor.pdf, equation 2). With K = 1, the maximum voltage equals the
+    no-load speed. Below that voltage, MuJoCo's controller produces the torque that stiffness and damping require.
     """
     stall, speed = config.effort_limit, config.velocity_limit
     motor = spec.add_actuator(name=joint.name, target=joint.name, trntype=mujoco.mjtTrn.mjTRN_JOINT)

@@ -83,7 +83,7 @@ def add_distances(spec: mujoco.MjSpec, configs: Mapping[str, DistanceConfig], en
         entities: Names of the entities of the scene.
 
     Raises:
-        UserError: If a pattern matches nothing, an entity does not exist, or the maximum is not positive.
+        UserError: If a pattern matches nothing, an entity does not exist, or the maximum distance is not positive.
     """
     for name, config in configs.items():
         flag = f"--env.sim.distances.{name}"
@@ -142,7 +142,7 @@ def declared_contacts(model: mujoco.MjModel, name: str) -> list[ContactRow]:
 
 
 def contacts_of_mjcf(model: mujoco.MjModel, patterns: Collection[str]) -> list[ContactRow]:
-    """Return contact sensors by their names, in the model's order.
+    """Return the contact sensors whose names match the patterns, in the model's order.
 
     Args:
         model: The model.

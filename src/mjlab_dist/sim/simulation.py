@@ -71,7 +71,7 @@ class Simulation:
             fields that are empty in this model are omitted.
         fields: Fields that differ between envs, by their names in ``mujoco_warp.Model`` and its options,
             (num_envs, ...) each: those named at construction, those derived from them and, if static geoms may move,
-            ``geom_xpos`` and ``geom_xmat`` of the data. Later steps depend only on them, :meth:`state` and the inputs.
+            ``geom_xpos`` and ``geom_xmat`` of the data. Later steps depend only on these fields, state and inputs.
     """
 
     _substep_programs: tuple[Callable[[mjw.Model, mjw.Data], None], ...] = ()
