@@ -36,7 +36,7 @@ class ActionBlock:
     config: ActionConfig
     """Its config."""
     actuators: tuple[str, ...]
-    """Names of its actuators, in the order of the config."""
+    """Names of its actuators, in the order of ``config.actuators``."""
     ids: tuple[int, ...]
     """Ids of its actuators in the model."""
 

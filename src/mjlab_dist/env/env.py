@@ -351,7 +351,7 @@ class Env(Finder, VecEnv):
         return self.weights.unsqueeze(1) * self._episodes.earned
 
     def pop_nan_resets(self) -> torch.Tensor:
-        """Return the number of resets by ``nan_policy`` since the previous call, a scalar; 0 with policy stop."""
+        """Return the number of resets by ``nan_policy`` since the previous call, a scalar; 0 if the policy is stop."""
         resets = self._not_finite.num_resets.clone()
         self._not_finite.num_resets.zero_()
         return resets

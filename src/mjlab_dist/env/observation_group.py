@@ -17,7 +17,7 @@ class ObservationGroup:
     """One group of observations, concatenated for a network.
 
     Attributes:
-        columns: Columns of each term, by name; with a history, the columns of all its values.
+        columns: Columns of each term, by name. If a term has a history, these are the columns of the whole history.
         measured: Values of all terms in the latest observation, before noise, clip, scale, delay and history,
             (num_envs, sum of widths).
         widths: Number of columns of each term in ``measured``, by name.

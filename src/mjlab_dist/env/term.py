@@ -302,7 +302,7 @@ class Command(Term):
         self._is_held_anew = True
 
     def state(self) -> dict[str, torch.Tensor]:
-        # All envs share the ranges: a curriculum that changes the ranges includes them in its own state.
+        # Without the ranges, because all envs share them: a curriculum that changes them stores them in its own state.
         return {"value": self.value, "left_s": self.left_s}
 
     def uniform(self) -> torch.Tensor:
@@ -314,7 +314,7 @@ class Command(Term):
 
 
 class Curriculum(Term):
-    """A term that makes the task harder: per env when its episode ends, or for all envs at the end of an iteration."""
+    """A term that adapts the difficulty: per env when its episode ends, or for all envs at the end of an iteration."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -41,7 +41,7 @@ def play_episodes(
 
     Returns:
         Values of :func:`episode_columns`, (num_columns, num_envs) of float64 on the CPU: return and length in control
-        steps; for each reward term its part of the return; 1 for each reason that ended the episode; metrics.
+        steps; for each reward term, its part of the return; for each reason, whether it ended the episode; metrics.
     """
     names = episode_columns(env)
     num_sums = 2 + len(env.reward_names)

@@ -29,7 +29,9 @@ def find_key(model: mujoco.MjModel, name: str | None) -> int | None:
 
 
 def put_data(model: mujoco.MjModel, key: int | None, num_envs: int, config: SimConfig) -> mjw.Data:
-    """Put the start state of every env on the current device, with buffers for at least its contacts and constraints.
+    """Put the start state of every env on the current device.
+
+    The buffers have room for at least the contacts and constraints of the start state.
 
     Args:
         model: The MuJoCo model.

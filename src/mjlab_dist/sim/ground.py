@@ -1,4 +1,4 @@
-"""The surface of a height field: its triangles, and the points on it that are nearest to points and segments.
+"""The surface of a height field: its triangles, the depth of a point, and nearest points of triangles and segments.
 
 MuJoCo uses the same surface: each grid cell is split into two triangles along the diagonal from the corner with the
 smallest x and y to the corner with the largest.
@@ -108,7 +108,10 @@ def closest_on_triangle(p: wp.vec3, a: wp.vec3, b: wp.vec3, c: wp.vec3) -> wp.ve
 
 @wp.func
 def closest_on_segments(a: wp.vec3, b: wp.vec3, c: wp.vec3, d: wp.vec3) -> wp.vec2:
-    """Return where segments ab and cd are nearest to each other, from 0 to 1 along each. They must not be points."""
+    """Return the nearest points of segments ab and cd, as positions from 0 (a, c) to 1 (b, d).
+
+    The segments must be longer than 0.
+    """
     u = b - a
     v = d - c
     w = a - c

@@ -1,8 +1,8 @@
 """Replacement for MuJoCo Warp's collision of geoms with the surface of height fields.
 
 MuJoCo Warp 4.0 divides a height field into prisms and collides geoms with each prism. At stairs, where one prism is
-higher than the next, the contacts are wrong: normals point down into the ground. Far from the middle of the field, the
-computed depths reach meters.
+higher than the next, the contacts are wrong: normals point down into the ground. Far from the middle of the field,
+penetration depths are wrong by meters.
 See docs/decisions/0012-contacts-with-terrain-are-found-here.md.
 """
 

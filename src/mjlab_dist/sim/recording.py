@@ -57,7 +57,7 @@ def replay(graphs: Sequence[wp.Graph], stream: wp.Stream | None) -> None:
 
     Args:
         graphs: At least one graph. The same graph may occur several times.
-        stream: Where to launch them; None on the CPU.
+        stream: Stream to launch them on; None on the CPU.
     """
     with launching(graphs[0].device):
         for graph in graphs:

@@ -56,8 +56,8 @@ def collect_overflow(
     """Accumulate the overflow bits of a step, and the maximum numbers of rows and contacts.
 
     Args:
-        newest: Bits of this step, (num_envs,).
-        bits: Bits to accumulate.
+        newest: Overflow bits of this step, (num_envs,).
+        bits: Mask of the bits to accumulate.
         num_rows: Number of constraint rows, (num_envs,), including those that did not fit into the buffers.
         num_contacts: Number of contacts in the whole batch, (1,), including those that did not fit.
         num_pairs: Number of near pairs of geoms in the whole batch, (1,), including those that did not fit.

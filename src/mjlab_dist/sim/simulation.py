@@ -22,7 +22,7 @@ from mjlab_dist.sim.memory import array_bytes
 from mjlab_dist.sim.quiet import quiet
 
 BUFFER_BITS = int(mjw.OverflowType.ALL & ~(mjw.OverflowType.ITERATIONS | mjw.OverflowType.LS_ITERATIONS))
-"""Overflows that drop contacts or constraints. The other bits mean that the solver has used all its iterations."""
+"""Bits of overflows that drop contacts or constraints. Other bits mean that the solver has used all its iterations."""
 
 _INTEGRATION = (
     "qpos",
@@ -43,7 +43,7 @@ _INTEGRATION = (
 """Fields of ``mujoco_warp.Data`` that the next step depends on; MuJoCo calls them mjSTATE_INTEGRATION."""
 
 _CARRIED = ("cvel", "cdof_dot")
-"""Additional fields for equality constraints: connect and weld read the velocities of the previous substep."""
+"""Fields that the next step also depends on if the model has equality constraints, which read these velocities."""
 
 
 class Simulation:
@@ -255,7 +255,7 @@ class Simulation:
             changes_state: Whether the program may write to ``qpos`` or ``qvel``.
 
         Returns:
-            A function that runs the program, in order with torch operations.
+            A function that runs the program, after the torch operations that were called earlier.
         """
 
         def run() -> None:
@@ -357,7 +357,7 @@ class Simulation:
         return bool(self.model.opt.enableflags & mujoco.mjtEnableBit.mjENBL_SLEEP)
 
     def _everything(self) -> dict[str, torch.Tensor]:
-        """Return all data per env: the state if bodies may sleep, because a step does not recompute all poses then."""
+        """Return all data per env. If bodies may sleep, this is the state: a step does not recompute all poses."""
         return {name: view for name in per_env_names() if (view := self.view(name)).numel()}
 
     # The programs of the physics
@@ -430,7 +430,7 @@ def _launch_now(launch: Callable[[], None]) -> None:
 
 
 def copy_state(source: Mapping[str, torch.Tensor], target: Mapping[str, torch.Tensor]) -> None:
-    """Copy tensors to those with the same names, in place, because recorded graphs contain the targets' addresses.
+    """Copy tensors in place to the tensors of the same names, because recorded graphs contain the targets' addresses.
 
     Args:
         source: The saved tensors.

@@ -26,7 +26,7 @@ BASE_M = 1.0
 """Thickness of the ground below its lowest point, in m. Geoms that penetrate the ground are pushed out upwards."""
 
 NEAREST_M = 0.1
-"""Maximum distance of the near clipping plane of cameras, in m."""
+"""Maximum distance between a camera and its near clipping plane, in m."""
 
 Floats = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
 Doubles = np.ndarray[tuple[int, ...], np.dtype[np.float64]]

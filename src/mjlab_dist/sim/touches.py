@@ -14,7 +14,8 @@ _FAR = wp.constant(1.0e6)
 """A distance in m that stands for no contact."""
 
 _OTHER_WAY = wp.constant(0.9)
-"""Two contacts count as different contacts if the cosine of the angle between their normals is below this number."""
+"""Two contacts of a sphere can be different contacts only if the cosine of the angle between their normals is below
+this number."""
 
 _MAX_TOUCHES = wp.constant(8)
 """Maximum number of contacts of one geom with the ground."""
@@ -86,7 +87,10 @@ def _touch(ground: Ground, center: wp.vec3, radius: float, margin: float, first:
 
 @wp.func
 def _is_another(point: wp.vec3, normal: wp.vec3, known: Touch, radius: float) -> bool:
-    """Return whether a point is a separate contact: the surface rises toward it, with a clearly different normal."""
+    """Return whether a point is separate from a known contact.
+
+    It is separate if it is above the tangent plane of the known contact, and the two normals differ clearly.
+    """
     if known.dist >= _FAR:
         return True
     rises = wp.dot(point - known.point, known.normal) > 0.05 * radius
@@ -97,7 +101,7 @@ def _is_another(point: wp.vec3, normal: wp.vec3, known: Touch, radius: float) ->
 def _touch_between(ground: Ground, start: wp.vec3, end: wp.vec3, radius: float, margin: float) -> Touch:
     """Return the contact of a capsule's middle part with an edge of the surface.
 
-    Such a contact exists only if it is deeper than a linear interpolation between the depths of the two ends.
+    The contact is returned only if it is deeper than a linear interpolation between the depths of the two ends.
     """
     none = Touch()
     none.dist = _FAR
@@ -198,7 +202,7 @@ def _with(touches: Touches, touch: Touch) -> Touches:
 
 @wp.func
 def with_sphere(touches: Touches, ground: Ground, center: wp.vec3, radius: float, margin: float) -> Touches:
-    """Add up to three contacts of a sphere: a foot in the corner of stairs touches the step and two walls."""
+    """Add up to three contacts of a sphere: in a corner of stairs, for example, a foot touches a step and two walls."""
     none = Touch()
     none.dist = _FAR
     first = _touch(ground, center, radius, margin, none, none)
@@ -262,7 +266,8 @@ def with_box(
 ) -> Touches:
     """Add the contacts of a box: its corners that touch the ground.
 
-    If fewer than three corners touch it, add one edge and up to two points of the ground that are inside the box.
+    If fewer than three corners touch the ground, also add the deepest contact of an edge, if any, and up to two points
+    of the ground that are inside the box.
     """
     none = Touch()
     none.dist = _FAR
