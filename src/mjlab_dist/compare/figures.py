@@ -18,19 +18,20 @@ NUM_RESAMPLES = 2000
 """Number of bootstrap resamples."""
 
 CUT = 0.25
-"""Share of the runs that an interquartile mean leaves out at each end (Agarwal et al. 2021, arXiv:2108.13264)."""
+"""Share of the lowest values, and share of the highest values, that an interquartile mean leaves out (Agarwal et al.
+2021, arXiv:2108.13264)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reached:
-    """When the runs of a group first reached a threshold: means over the runs that reached it."""
+    """When the runs of a group first reached a threshold. Runs that did not reach it are left out of the means."""
 
     num_runs: int
     """Number of runs that reached the threshold."""
     steps: float | None
-    """Control steps of all ranks; None if no run reached it."""
+    """Mean number of control steps until then, over all ranks of a run; None if no run reached the threshold."""
     seconds: float | None
-    """Seconds of training."""
+    """Mean seconds of training until then; None if no run reached the threshold."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +55,7 @@ class Summary:
     iqm_high: float | None
     """Upper end of this interval."""
     steps: float
-    """Control steps over all ranks; mean over the runs."""
+    """Control steps of a run, summed over its ranks; mean over the runs."""
     seconds: float
     """Training time in s; mean over the runs."""
     reached: Reached | None
@@ -66,9 +67,9 @@ class Curve:
     """Curve of a group of runs, up to the end of the shortest run."""
 
     x: NDArray[np.float64]
-    """Positions, (num_points,)."""
+    """Positions on the horizontal axis, (num_points,)."""
     middle: NDArray[np.float64]
-    """The curve, (num_points,)."""
+    """Mean of the runs at these positions, interquartile if the band is ``iqm``; (num_points,)."""
     low: NDArray[np.float64] | None
     """Lower edge of the band, (num_points,); None with one run."""
     high: NDArray[np.float64] | None
@@ -148,7 +149,7 @@ def curve(group: Group, metric: str, over: str, band: Literal["std", "iqm"]) -> 
 
 
 def _series(run: Run, metric: str, over: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return horizontal positions and values of the rows that have a finite value."""
+    """Return the horizontal positions and the values of the rows in which both are finite."""
     x, values = run.history[AXES[over]], run.history[metric]
     known = np.isfinite(values) & np.isfinite(x)
     return x[known], values[known]

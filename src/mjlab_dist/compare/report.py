@@ -44,11 +44,11 @@ def write_report(
 
     Args:
         file: PNG or HTML file.
-        curves: Curve by name of the group.
+        curves: Curve of each group, by the group's name.
         metric: Column of metrics.jsonl.
         over: Horizontal axis, one of :data:`LABELS`.
         threshold: Value to draw as a horizontal line, if any.
-        tables: Tables of the page by title; the first row of each contains the titles of its columns.
+        tables: Tables of the page, by title. The first row of a table contains the column titles.
     """
     from matplotlib.figure import Figure  # noqa: PLC0415 (an extra, and slow to import)
     from matplotlib.ticker import EngFormatter  # noqa: PLC0415

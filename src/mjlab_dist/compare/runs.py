@@ -43,21 +43,21 @@ MAX_NAMED = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """Files of a run."""
+    """Contents of the files of a run."""
 
     path: Path
     """The run directory."""
     config: Mapping[str, Any]
-    """Values of the config that affect learning, by dotted name, and the number of ranks."""
+    """Config values by dotted name, without the fields in :data:`IRRELEVANT`. ``ranks`` is the number of ranks."""
     origin: Mapping[str, Any]
-    """Versions, commit and devices by name."""
+    """Versions of packages, git commit and devices with which the run was trained, by name."""
     history: Mapping[str, NDArray[np.float64]]
-    """Columns of metrics.jsonl by name, (iterations,)."""
+    """Columns of metrics.jsonl by name, each (iterations,)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Runs whose configs differ only in the seed."""
+    """Runs whose configs differ in no field, or only in the fields in :data:`IRRELEVANT`."""
 
     name: str
     """Name to display."""
@@ -66,11 +66,11 @@ class Group:
 
 
 def find_runs(words: Sequence[str], log_root: str) -> list[Path]:
-    """Return the run directories that the arguments of the command name.
+    """Return the run directories that the command-line arguments refer to.
 
     Args:
         words: Run directories, directories that contain run directories, packs, or ``latest``.
-        log_root: Directory of all runs, for ``latest``.
+        log_root: Directory of all runs, in which ``latest`` is found.
 
     Raises:
         UserError: If there is no such run, or a run is given twice.
@@ -87,7 +87,7 @@ def find_runs(words: Sequence[str], log_root: str) -> list[Path]:
 
 
 def read_groups(paths: Sequence[Path], metric: str, *, of_ranks: bool) -> list[Group]:
-    """Read runs, and put runs with the same config into one group. Groups are in the order of their first runs.
+    """Read runs, and group runs with equal :attr:`Run.config`. Groups are in the order of their first runs.
 
     Args:
         paths: The run directories.
@@ -132,7 +132,7 @@ def read_run(path: Path, metric: str) -> Run:
 
 
 def read_ranks(path: Path, metric: str) -> list[Group]:
-    """Read the ranks of a run, one group each. The steps and the times are those of the whole run, not of a rank.
+    """Return one group for each rank of a run. The steps and the times are those of the whole run, not of the rank.
 
     Args:
         path: The run directory.
@@ -142,7 +142,7 @@ def read_ranks(path: Path, metric: str) -> list[Group]:
         UserError: If the files cannot be read, or a rank has no value of the metric.
     """
     if not has_file(path, RANK_METRICS_FILE):
-        raise UserError(f"--ranks: {path} has no {RANK_METRICS_FILE}; train with --log-ranks")
+        raise UserError(f"--ranks: {path} has no {RANK_METRICS_FILE}; train the run with --log-ranks")
     rows = read_metrics(path, RANK_METRICS_FILE)
     of_run = {row["iteration"]: row for row in read_metrics(path)}
     groups: list[Group] = []
@@ -168,7 +168,7 @@ def _check_metric(history: Mapping[str, NDArray[np.float64]], metric: str, where
 
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:
-    """Return groups of runs with the same config, in the order of their first runs."""
+    """Put runs with equal :attr:`Run.config` into one group. Groups are in the order of their first runs."""
     groups: list[list[Run]] = []
     for run in runs:
         same = next((group for group in groups if group[0].config == run.config), None)
@@ -186,14 +186,17 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
 
 
 def config_differences(runs: Sequence[Run]) -> dict[str, list[Any]]:
-    """Return the config values that differ between runs, by dotted name; None where a value is missing."""
+    """Return the config values that differ between runs: for each dotted name, a list with one value per run.
+
+    The value of a run whose config lacks the name is None.
+    """
     names = dict.fromkeys(name for run in runs for name in run.config)
     values = {name: [run.config.get(name) for run in runs] for name in names}
     return {name: each for name, each in values.items() if any(value != each[0] for value in each)}
 
 
 def origin_differences(groups: Sequence[Group]) -> dict[str, list[str]]:
-    """Return the entries of ``Run.origin`` that differ between runs: by name, a list with one text per group."""
+    """Return the entries of :attr:`Run.origin` that differ between runs: for each name, one text per group."""
     names = dict.fromkeys(name for group in groups for run in group.runs for name in run.origin)
     found: dict[str, list[str]] = {}
     for name in names:
@@ -217,7 +220,7 @@ def _origin(provenance: Mapping[str, Any]) -> dict[str, Any]:
     commit = provenance.get("git_commit")
     devices = provenance.get("devices") or []
     origin: dict[str, Any] = {
-        "git commit": f"{commit[:10]}{' with changes' if provenance.get('git_dirty') else ''}" if commit else "none",
+        "git commit": f"{commit[:10]}{' + local changes' if provenance.get('git_dirty') else ''}" if commit else "none",
         "devices": f"{len(devices)} x {devices[0]}" if len(set(devices)) == 1 else ", ".join(map(str, devices)),
         "python": provenance.get("python"),
     }

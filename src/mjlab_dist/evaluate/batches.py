@@ -1,6 +1,6 @@
 """Batches of episodes. Each batch is played by one rank.
 
-Each batch has its own random seed, so its result does not depend on the rank that plays it.
+The random seed depends on the batch, not on the rank, so all ranks get the same result for a batch.
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ class Batch:
     sampled: bool
     """Whether actions are sampled."""
     index: int
-    """Index of the batch among those with the same config and kind of actions; it selects the random seed."""
+    """Index of the batch among the batches with the same config and kind of actions. The random seed of the batch is
+    derived from this index."""
     first_env_id: int
-    """Id of its first env."""
+    """ID of the first env of the batch."""
     num_envs: int
     """Number of envs; each plays one episode."""
 
@@ -60,16 +61,16 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchSums:
-    """Sums over the episodes of a batch."""
+    """Results of a batch, summed over its episodes. Columns: :func:`~mjlab_dist.env.whole_episodes.episode_columns`."""
 
     position: int
     """Position of the batch in the job."""
     num_episodes: int
     """Number of episodes."""
     sums: dict[str, float]
-    """Sum by column."""
+    """Sum of the values of each column."""
     squares: dict[str, float]
-    """Sum of the squares by column."""
+    """Sum of the squared values of each column."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +92,7 @@ def split(num_episodes: int, num_envs: int) -> list[tuple[int, int]]:
 
 
 def play_batches(job: Job, config: TrainConfig, plan: RankPlan, control: Control) -> RankSums:  # noqa: ARG001 (an Entry)
-    """Play the batches of this rank: every n-th batch, if there are n ranks.
+    """Play the batches of this rank. With n ranks, rank r plays the batches r, r + n, r + 2n, ...
 
     Args:
         job: The batches.

@@ -1,4 +1,4 @@
-"""Picture of an evaluation for several values of parameters."""
+"""Draw the results of an evaluation in which one or two parameters vary."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_AXES = 2
 """Maximum number of varied parameters that a picture can show."""
 
 MAX_LABELLED = 150
-"""A heat map with at most this many cells shows the number of each cell."""
+"""Maximum number of cells of a heat map that contains its values as text."""
 
 
 def check_plot(file: str, num_axes: int) -> None:
@@ -31,7 +31,7 @@ def check_plot(file: str, num_axes: int) -> None:
     """
     check_figure_file("--plot", file, [".png"])
     if not 1 <= num_axes <= MAX_AXES:
-        raise UserError(f"--plot {file}: shows one or two varied parameters, not {num_axes}; add or remove --vary")
+        raise UserError(f"--plot {file}: can show one or two varied parameters, not {num_axes}; add or remove --vary")
 
 
 def plot(results: Sequence[Evaluated], title: str, file: str) -> None:

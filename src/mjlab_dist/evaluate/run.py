@@ -34,7 +34,7 @@ class Estimate:
     """Estimated mean over episodes."""
 
     mean: float
-    """Mean of the counted episodes."""
+    """Mean over the episodes that were played."""
     low: float | None
     """Lower end of the 95% confidence interval of the true mean; None with one episode."""
     high: float | None
@@ -46,14 +46,15 @@ class Evaluated:
     """Result for one combination of values, with one kind of actions."""
 
     varied: Mapping[str, float]
-    """Varied values by name; empty if nothing varies."""
+    """Value of each varied parameter, by name; empty if nothing varies."""
     actions: str
     """Kind of actions: mean or sampled."""
     num_episodes: int
-    """Number of counted episodes."""
+    """Number of episodes that were played."""
     columns: Mapping[str, Estimate]
-    """Estimates by name: ``return``, ``length`` in control steps, ``reward/<term>`` (weighted, sums over an episode),
-    ``termination/<reason>`` (share of the episodes), ``metric/<name>`` and ``command/<name>/<metric>``."""
+    """Estimates by name: ``return``, ``length`` in control steps, ``reward/<term>`` (weighted, summed over an episode),
+    ``termination/<reason>`` (share of the episodes that ended for this reason), and ``metric/<name>`` and
+    ``command/<name>/<metric>`` (values of an episode)."""
 
 
 def evaluate(train_config: TrainConfig, checkpoint: Path, config: EvaluateConfig, listen: Listener) -> list[Evaluated]:
@@ -70,7 +71,7 @@ def evaluate(train_config: TrainConfig, checkpoint: Path, config: EvaluateConfig
         fastest, followed by the value of the last ``--vary``.
 
     Raises:
-        UserError: If the policy cannot be evaluated on this machine.
+        UserError: If an argument of ``--vary`` is wrong, or the policy cannot be evaluated on this machine.
         RankError: If one of several ranks ended early. If there is only one rank, its error is raised unchanged.
     """
     # Batches
@@ -88,7 +89,7 @@ def evaluate(train_config: TrainConfig, checkpoint: Path, config: EvaluateConfig
         checkpoint=checkpoint.resolve(),
         seed=config.seed,
     )
-    # Ranks, and their results in the order of the batches
+    # Play the batches on all ranks, and group the results by config and kind of actions
     ranks = _play(job, _on_devices(train_config, config), listen)
     played = sorted((batch for rank in ranks for batch in rank.batches), key=lambda batch: batch.position)
     groups: dict[tuple[int, bool], list[BatchSums]] = {}
@@ -113,7 +114,7 @@ def check(config: EvaluateConfig) -> None:
 
 
 def _on_devices(train_config: TrainConfig, config: EvaluateConfig) -> TrainConfig:
-    """Return the run's config with the devices of this machine to evaluate on."""
+    """Return the run's config, changed such that it describes the ranks and envs of the evaluation on this machine."""
     return dataclasses.replace(
         train_config,
         gpu_ids=config.gpu_ids,

@@ -38,7 +38,7 @@ class Point:
     """A combination of values."""
 
     values: Mapping[str, float]
-    """Value by name of the axis; empty if nothing varies."""
+    """Value of each axis, by the name of the axis; empty if nothing varies."""
     config: TrainConfig
     """The run's config with these values."""
 
@@ -50,7 +50,7 @@ def parse_axis(text: str) -> Axis:
         text: The argument, such as ``push=0:2:5`` or ``friction=0.3,0.6,1``.
 
     Raises:
-        UserError: If the text has the wrong form, or a number is not finite.
+        UserError: If the text has the wrong form, a number is not finite, or the count is below 1.
     """
     name, separator, numbers = text.partition("=")
     try:
@@ -69,14 +69,16 @@ def parse_axis(text: str) -> Axis:
 
 
 def make_points(config: TrainConfig, texts: Sequence[str]) -> list[Point]:
-    """Return all combinations of the values; the last axis varies fastest. Without axes, return only the run's config.
+    """Return all combinations of the values. The last axis varies fastest.
+
+    Without arguments of ``--vary``, return a single point, which contains the run's config.
 
     Args:
         config: The run's config.
         texts: The arguments of ``--vary``.
 
     Raises:
-        UserError: If an argument cannot be parsed, or the env has no entry with its name.
+        UserError: If an argument cannot be parsed, the env has no entry with its name, or a value is impossible.
     """
     axes = [parse_axis(text) for text in texts]
     names = [axis.name for axis in axes]
@@ -97,8 +99,9 @@ def make_points(config: TrainConfig, texts: Sequence[str]) -> list[Point]:
 def with_value(config: TrainConfig, name: str, value: float) -> TrainConfig:
     """Return a config with a different value of one entry.
 
-    If the entry is a randomization, it always samples this value. If it is a range of an event, such as the velocity of
-    a push, it becomes the range from minus the value to the value. Any other range then contains only the value.
+    If the entry is a randomization, it always samples this value. If the entry is an event, each range of its params
+    becomes the range from minus the value to the value. So does a single range of an event, such as the velocity of a
+    push. Any other range becomes a range that contains only the value. A number is replaced with the value.
 
     Args:
         config: The run's config.
@@ -116,13 +119,13 @@ def with_value(config: TrainConfig, name: str, value: float) -> TrainConfig:
     if isinstance(found, EventConfig):
         ranges = {param: (-value, value) for param, given in found.params.items() if _is_range(given)}
         if not ranges:
-            raise UserError(f"--vary {name}: this event has no range in its params; name a number or range of the env")
+            raise UserError(f"--vary {name}: the params of this event contain no range; vary another entry of the env")
         return replaced(config, (*path, "params"), {**found.params, **ranges})
     if _is_range(found):
         low = -value if path[:2] == ["env", "events"] else value
         return replaced(config, path, (low, value))
     if isinstance(found, bool) or not isinstance(found, int | float | None):
-        raise UserError(f"--vary {name}: is neither a number nor a range; name a number, range, randomization or event")
+        raise UserError(f"--vary {name}: is neither a number nor a range; vary a number, range, randomization or event")
     if isinstance(found, int):
         if not value.is_integer():
             raise UserError(f"--vary {name}: takes whole numbers; {value:g} is not whole")
@@ -139,7 +142,7 @@ def _find(config: TrainConfig, name: str) -> tuple[list[str], Any]:
     known = [path for path, _ in paths({"env": to_plain(env)})]
     if ".".join(path) in known:
         return path, entry(config, path)
-    # A parameter that is not in the config has its default value
+    # If the config does not set the parameter of a term, the default of the term's function applies
     *term, field, last = ["", *path]
     if field in PARAMETERS and ".".join(term[1:]) in known:
         default = parameters_of(entry(config, term[1:]), field).get(last)
@@ -166,7 +169,7 @@ def _spaced(start: float, stop: float, count: int) -> tuple[float, ...]:
 
 
 def _checked(config: TrainConfig, values: Mapping[str, float]) -> TrainConfig:
-    """Return a config, or raise if a value has a wrong type or is impossible."""
+    """Return an equal config that is checked. Raise if a value has a wrong type or is impossible."""
     try:
         checked = from_plain(to_plain(config))
         validate(checked)

@@ -65,11 +65,11 @@ class Advice:
                 emit("warning", text=text)
 
     def _memory_bytes(self) -> tuple[float, float]:
-        """Return the free bytes, and all bytes that the run can use."""
+        """Return the free memory and the memory that the run can use in total, in bytes."""
         if self._device != "cpu":
             return torch.cuda.mem_get_info(self._device)
-        # A container may get only a part of the machine's memory. The run can use what is free and what its ranks use;
-        # all ranks use about the same amount.
+        # A container may get only a part of the machine's memory, so the total is the sum of the free memory and the
+        # memory that the ranks of this run use. All ranks use about as much as this rank.
         free = free_cpu_bytes()
         return free, free + 1e6 * memory_mb(torch.device("cpu")) * (self._config.cpu_ranks or 1)
 
@@ -87,7 +87,7 @@ def waiting_advice(shares: Sequence[float], config: TrainConfig) -> str | None:
     """Return advice if a rank waits for others too long; None otherwise.
 
     Args:
-        shares: Mean share of the time that each rank waits, in order of rank.
+        shares: For each rank, the mean share of its time that it waits for others.
         config: The run's config.
     """
     waiting = [rank for rank, share in enumerate(shares) if share > MAX_WAITING]
@@ -95,13 +95,13 @@ def waiting_advice(shares: Sequence[float], config: TrainConfig) -> str | None:
         return None
     longest = max(shares)
     if len(waiting) == len(shares):
-        problem = f"all ranks spend more than {MAX_WAITING:.0%} of their time in collectives, up to {longest:.0%}"
-        fix = f"raise --sync.period (now {config.sync.period}), for fewer collectives, or raise --num-envs"
+        problem = f"all ranks spend more than {MAX_WAITING:.0%} of their time in collectives (maximum: {longest:.0%})"
+        fix = f"raise --sync.period (now {config.sync.period}) to have fewer collectives, or raise --num-envs"
     else:
         slowest = min(range(len(shares)), key=shares.__getitem__)
         verb = "waits" if len(waiting) == 1 else "wait"
-        problem = f"{in_words(waiting)} {verb} for rank {slowest}, the slowest, up to {longest:.0%} of the time"
-        fix = "end other programs on its device, choose equal devices with --gpu-ids, or raise --sync.period"
+        problem = f"{in_words(waiting)} {verb} up to {longest:.0%} of the time for the slowest rank, {slowest}"
+        fix = f"end other programs on rank {slowest}'s device, choose equal GPUs with --gpu-ids, or raise --sync.period"
     return f"{problem}; {fix}; mjlab-dist scaling {config.task} shows where the time is spent"
 
 
@@ -116,5 +116,5 @@ def memory_advice(free: float, total: float, where: str, config: TrainConfig) ->
     """
     if free > MIN_FREE * total:
         return None
-    left = f"only {byte_size(free)} of memory are left on {where}"
+    left = f"only {byte_size(free)} of memory is left on {where}"
     return f"{left}; the run may fail; lower --num-envs (now {config.num_envs})"

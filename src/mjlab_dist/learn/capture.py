@@ -23,7 +23,8 @@ from mjlab_dist.sim import Simulation
 T = TypeVar("T")
 
 WARM_UP = 3
-"""Mini-batches to run before recording. In these, libraries choose kernels, and the optimizer creates its state."""
+"""Number of mini-batches before the recording. In them, libraries choose kernels, and the optimizer creates its
+state."""
 
 
 class GraphSequence:
@@ -51,7 +52,7 @@ class GraphSequence:
         gc.collect()
         torch.cuda.synchronize()
         with no_gc(), torch.cuda.stream(self.stream), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "The CUDA Graph is empty")  # graphs without operations, between two calls
+            warnings.filterwarnings("ignore", "The CUDA Graph is empty")  # a graph between two calls may be empty
             self._begin()
             try:
                 yield
@@ -163,7 +164,7 @@ class CapturedCall(Generic[T]):
 
         Args:
             function: A function that can be recorded (docs/decisions/0014). Each call overwrites the previous result.
-            name: Name of the function for the warning if it cannot be recorded.
+            name: Name of the function. The warning that the function cannot be recorded contains this name.
             device: ``cuda:<index>``.
             sim: The physics that the function runs, if any.
         """
@@ -182,7 +183,7 @@ class CapturedCall(Generic[T]):
         return bool(self._outputs)
 
     def __call__(self, obs: TensorDict) -> T:
-        """Return the function's result for a copy of the tensors of ``obs``."""
+        """Return the function's result. A replay copies the tensors of ``obs`` into the recorded inputs first."""
         if not self._is_warm or self._has_failed:
             self._is_warm = True  # after this call, buffers exist and libraries have chosen their kernels
             return self._function(obs)
@@ -261,4 +262,4 @@ def _refuse(kernel: wp.Kernel, *_: Any, **__: Any) -> None:
 
 def _warn(what: str, error: RuntimeError) -> None:
     reason = str(error).partition("\n")[0]
-    emit("warning", text=f"{what} runs without CUDA graphs, which is slower, because it cannot be recorded: {reason}")
+    emit("warning", text=f"{what} cannot be recorded, so it runs without CUDA graphs, which is slower: {reason}")

@@ -64,7 +64,7 @@ class CheckpointStore:
     """
 
     def __init__(self, run_dir: Path, config: CheckpointConfig, lease: Lease | None = None) -> None:
-        """Remove temporary files and outdated links of a killed writer.
+        """Remove the temporary files, and update the links, that a killed process may have left.
 
         Args:
             run_dir: The run directory. Its metrics contain the mean returns of its checkpoints.
@@ -121,7 +121,7 @@ class CheckpointStore:
             self.wait()
 
     def close(self) -> None:
-        """Wait until everything is on disk.
+        """Wait until all checkpoints are on disk, and end the thread.
 
         Raises:
             OSError: As in :meth:`check`.
@@ -157,7 +157,7 @@ class CheckpointStore:
             except _UnreadableError as error:
                 refused[path] = error
                 continue
-            # Links and pruning, which the last writer may not have finished
+            # Rename unreadable files. Then link and prune, which the previous writer may not have finished
             self._set_aside(refused, path)
             with explaining(self._run_dir, self._directory):
                 self._link()
@@ -255,7 +255,7 @@ def explaining(run_dir: Path, path: Path) -> Iterator[None]:
                 "checkpoints (--checkpoint.keep-last), or choose another disk; earlier checkpoints are intact"
             )
         else:
-            text = f"{path}: cannot be written ({cause.strerror or cause}); earlier checkpoints are intact"
+            text = f"{path}: cannot be written ({cause.strerror or cause}); fix this, then resume; earlier checkpoints are intact"
         raise OSError(text) from cause
 
 
@@ -319,7 +319,7 @@ def snapshot(content: Any) -> Any:
 
 
 def _map_plain(value: Any, replace: Callable[[torch.Tensor], Any], name: str = "content") -> Any:
-    """Return the same plain containers with every tensor replaced. Equal containers are traversed in the same order."""
+    """Return the same plain containers with every tensor replaced. A second call visits the tensors in the same order."""
     if isinstance(value, torch.Tensor):
         return replace(value)
     if isinstance(value, Mapping):
