@@ -255,7 +255,7 @@ def explaining(run_dir: Path, path: Path) -> Iterator[None]:
                 "checkpoints (--checkpoint.keep-last), or choose another disk; earlier checkpoints are intact"
             )
         else:
-            text = f"{path}: cannot be written ({cause.strerror or cause}); fix this, then resume; earlier checkpoints are intact"
+            text = f"{path}: cannot be written ({cause.strerror or cause}); fix this; earlier checkpoints are intact"
         raise OSError(text) from cause
 
 
@@ -319,7 +319,7 @@ def snapshot(content: Any) -> Any:
 
 
 def _map_plain(value: Any, replace: Callable[[torch.Tensor], Any], name: str = "content") -> Any:
-    """Return the same plain containers with every tensor replaced. A second call visits the tensors in the same order."""
+    """Return the same plain containers with every tensor replaced. All calls visit the tensors in the same order."""
     if isinstance(value, torch.Tensor):
         return replace(value)
     if isinstance(value, Mapping):
@@ -411,7 +411,7 @@ def _point(link: Path, target: Path) -> None:
 
 
 def _mean_returns(run_dir: Path) -> dict[int, float]:
-    """Read the mean returns by iteration from metrics.jsonl, whose last line may be incomplete after a kill."""
+    """Return the mean return of each iteration in metrics.jsonl. Skip damaged lines, which a kill can leave."""
     returns: dict[int, float] = {}
     with contextlib.suppress(FileNotFoundError), (run_dir / METRICS_FILE).open(errors="replace") as lines:
         for line in lines:
@@ -422,7 +422,7 @@ def _mean_returns(run_dir: Path) -> dict[int, float]:
 
 
 def _os_error(error: BaseException | None) -> OSError | None:
-    """Return the OSError that caused an error, because torch.save raises a RuntimeError from the file's OSError."""
+    """Return the OSError that caused an error. For example, torch.save turns the file's OSError into a RuntimeError."""
     while error is not None and not (isinstance(error, OSError) and error.errno):
         error = error.__cause__ or error.__context__
     return error

@@ -20,7 +20,7 @@ class Clock:
     """
 
     def __init__(self, device: str) -> None:
-        """Start at zero.
+        """Create a clock that has counted no collectives.
 
         Args:
             device: ``cpu`` or ``cuda:<index>``.

@@ -35,7 +35,7 @@ class Evaluation(Hook):
     """
 
     def __init__(self, config: TrainConfig, rank: Rank, control: Control) -> None:
-        """Choose the batches of this rank.
+        """Store the arguments. The envs are built when they are needed.
 
         Args:
             config: The run's config, with ``evaluate_interval``.
@@ -55,11 +55,11 @@ class Evaluation(Hook):
         interval = self._config.evaluate_interval
         if interval is None or (iteration % interval and iteration != runner.max_iterations):
             return {}
-        # Weights and results
+        # Get the policy's weights, and allocate the sums of each batch
         state = runner.alg.sharding.whole_state(runner.alg.models["actor"])  # a collective if the policy is sharded
         names = episode_columns(runner.env)
         sums = torch.zeros(len(self._firsts), len(names), dtype=torch.float64)
-        # Batches of this rank
+        # Play the batches of this rank
         with self._separate_draws(runner.env.device):
             self._build(runner.env)
             obs, num_actions = runner.env.get_observations(), runner.env.num_actions
@@ -83,7 +83,10 @@ class Evaluation(Hook):
         return row
 
     def _build(self, training: Env) -> None:
-        """Build the envs of this rank's batches, with the config that training uses now: buffers may have grown."""
+        """Build the envs of this rank's batches. Build them again if the config of the training envs has changed.
+
+        That config changes when buffers have grown.
+        """
         if self._built is training.cfg:
             return
         self._built = training.cfg

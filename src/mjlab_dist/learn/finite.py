@@ -1,4 +1,4 @@
-"""Find non-finite numbers in a rollout without waiting for the device, and dump their envs for a replay."""
+"""Find non-finite numbers in a rollout without waiting for the device, and dump the envs with such numbers."""
 
 from __future__ import annotations
 
@@ -38,11 +38,12 @@ class Dump(TypedDict):
     num_envs: int
     """Number of envs in which a number was not finite; k is at most :data:`MAX_KEPT`."""
     env_ids: torch.Tensor
-    """Ids of the envs over all ranks, (k,), in the order of their failures."""
+    """IDs of the envs, which are unique over all ranks, (k,). The env that failed first is first."""
     steps: torch.Tensor
     """Steps of the rollout before the first non-finite number, (k,); 0 if the initial state already contained one."""
     names: list[dict[str, list[str]]]
-    """For each env, the joints, terms and actuators whose numbers were not finite after its ``steps``, by kind."""
+    """For each env, the joints, terms and actuators whose numbers were not finite after the steps in ``steps``, by
+    kind."""
     state: dict[str, torch.Tensor]
     """``Simulation.physics`` and ``episode_length``, (T + 1, k, ...)."""
     observations: dict[str, torch.Tensor]
@@ -50,7 +51,7 @@ class Dump(TypedDict):
     actions: torch.Tensor
     """The policy's output in each step, (T, k, num_actions)."""
     rewards: torch.Tensor
-    """Rewards of the learner, which include the value at time-outs, (T, k)."""
+    """Rewards of the learner, (T, k). They include the discounted value if the time limit truncated the episode."""
     dones: torch.Tensor
     """Whether the step ended an episode, (T, k) of bool. If so, the state after it belongs to the next episode."""
 
@@ -62,7 +63,7 @@ class _Part(NamedTuple):
     values: torch.Tensor
     """(rows, num_envs, ..., columns)."""
     first: int
-    """Number of steps before row 0."""
+    """Number of steps of the rollout that come before row 0."""
 
 
 class FiniteCheck:
@@ -114,9 +115,10 @@ class FiniteCheck:
 
         Args:
             task: The task.
-            totals: Totals of this iteration. If a reward term was not finite in an env, its total is not finite either.
+            totals: Totals of this iteration. They show which reward terms were not finite: the total of such a term is
+                not finite either.
         """
-        # Envs and steps
+        # Find the envs with non-finite numbers, and the first step of each
         broken = self._storage.dones.new_zeros(self._num_steps + 1, self._env.num_envs, dtype=torch.bool)
         for part in self._parts():
             rows = slice(part.first, part.first + len(part.values))
@@ -124,7 +126,7 @@ class FiniteCheck:
         steps, (found,) = broken.int().argmax(dim=0), broken.any(dim=0).nonzero(as_tuple=True)
         kept = found[steps[found].argsort(stable=True)][:MAX_KEPT]
         end = int(steps[kept].max())
-        # Names and values
+        # Name the non-finite numbers, and copy the envs
         columns = {**column_names(self._env), "value": ["critic"], "reward": self._reward_names(totals)}
         storage = self._storage
         return Dump(
@@ -188,7 +190,7 @@ def load(path: Path, task: str) -> Dump:
 
     Args:
         path: File that ``checkpoint.save`` wrote.
-        task: Task of the dump.
+        task: Task that the dump must be from.
 
     Raises:
         UserError: If the file is damaged, is not a dump, or is from another task.

@@ -11,7 +11,7 @@ def copy_to_host(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Copy tensors to the CPU and wait until all copies are complete.
 
     Args:
-        tensors: On any device.
+        tensors: Tensors on any device.
 
     Returns:
         Copies on the CPU, without gradients; each copy has its own memory.

@@ -14,7 +14,7 @@ def surrogate_loss(
         log_prob: Log-probabilities of the actions under the current policy, (samples,) or (steps, envs).
         old_log_prob: Log-probabilities of the same actions under the policy that collected the data, of the same shape.
         advantages: Normalized advantages, of the same shape.
-        clip: Range of the probability ratio around 1.
+        clip: Maximum difference between the probability ratio and 1 that can reduce the loss.
     """
     ratio = torch.exp(log_prob - old_log_prob)
     clipped = ratio.clamp(1.0 - clip, 1.0 + clip)

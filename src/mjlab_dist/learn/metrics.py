@@ -20,7 +20,8 @@ Row = dict[str, float | int | None]
 """A row of metrics.jsonl. Values that are not known yet are None."""
 
 WINDOW_EPISODES = 100
-"""Mean return and mean length are averages over at least this many of the newest episodes; all if fewer have ended."""
+"""Minimum number of episodes in the mean return and the mean length. The newest episodes are used. If fewer episodes
+have ended, all are used."""
 
 
 def memory_mb(device: torch.device) -> float:
@@ -65,7 +66,7 @@ class Sample(NamedTuple):
     nan_resets: torch.Tensor
     """Number of resets because of numbers that were not finite."""
     wants_stop: bool
-    """Whether this rank received a request to stop after the iteration."""
+    """Whether this rank has received a request to stop. If so, all ranks stop after this iteration."""
     wants_save: bool
     """Whether a checkpoint is due by the clock of rank 0; False on the other ranks."""
 
@@ -86,11 +87,11 @@ class Outcome(NamedTuple):
     ranks: list[Row]
     """Metrics of each rank, if they are logged."""
     wait_shares: list[float]
-    """Share of the iteration that each rank spent in collectives, in order of rank."""
+    """For each rank, the share of the iteration that it spent in collectives."""
 
 
 class Metrics:
-    """Computes rows from the samples of all ranks, the same on every rank.
+    """Computes rows from the samples of all ranks. All ranks compute the same rows.
 
     Attributes:
         num_samples: Control steps in one rollout, over all ranks.
@@ -170,7 +171,7 @@ class Metrics:
             [sums[f"{name}/{r}"] for r in range(self._world_size)] for name in ("collect_s", "learn_s", "wait_s")
         )
         iteration_s = max(map(sum, zip(collect_s, learn_s, strict=True)))
-        # Row
+        # Row of metrics.jsonl
         spread = math.sqrt(mean["spread"] / self._num_parameters)
         self.total_steps += self.num_samples * (iteration - self._iteration)
         self._iteration = iteration
@@ -222,7 +223,7 @@ class Metrics:
         }
 
     def _of_ranks(self, sample: Sample) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
-        """Return this rank's values in its slots, and zeros in the slots of other ranks: tensors, then numbers."""
+        """Return slots for the tensors and for the numbers of each rank. Slots of other ranks contain zeros."""
         device = sample.reward.device
         tensors = {"not_finite": sample.not_finite}
         numbers = {"collect_s": sample.collect_s, "learn_s": sample.learn_s, "wait_s": sample.wait_s}
@@ -236,13 +237,13 @@ class Metrics:
         )
 
     def _sum(self, sample: Sample) -> tuple[dict[str, float], EpisodeTotals]:
-        """Return all sums over ranks by name, and those of the episodes also as tensors.
+        """Return all sums over ranks by name. Also return the totals of the episodes as tensors.
 
         Per-rank quantities have one slot per rank. Each rank fills only its own slot and leaves 0 in the others, so the
         sum contains all ranks' values.
         """
         slots, times = self._of_ranks(sample)
-        # Tensors on the device
+        # Collect the tensors, without waiting for the device
         device = sample.reward.device
         of_episodes = (sample.totals.terms, sample.totals.terminations, sample.totals.metrics)
         scalars: dict[str, torch.Tensor] = {
@@ -261,9 +262,9 @@ class Metrics:
             "nan_resets": sample.nan_resets,
             **slots,
         }
-        # Numbers on the host
+        # Add the numbers of the host
         times |= {"stop": float(sample.wants_stop), "save": float(sample.wants_save)}
-        # One collective, then one transfer
+        # Sum everything in one collective, and transfer the result once
         packed = torch.cat(
             [
                 torch.stack([s.detach().double() for s in scalars.values()]),

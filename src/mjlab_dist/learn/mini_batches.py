@@ -61,7 +61,7 @@ def recurrent_mini_batches(
 
 
 def copy_batch(batch: Batch) -> Batch:
-    """Return a copy of a mini-batch, at addresses that CUDA graphs can keep reading."""
+    """Return a copy of a mini-batch in its own memory, from which CUDA graphs can read in every replay."""
     assert batch.observations is not None
     assert batch.old_distribution_params is not None
     return Batch(

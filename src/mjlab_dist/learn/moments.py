@@ -1,7 +1,8 @@
 """Moments (mean and variance) of advantages, observations and rewards over all ranks, as sums that ranks can add.
 
-The sums are a count, the sum of deviations from a common shift, and the sum of their squares, in fp64 (Chan, Golub and
-LeVeque 1983, "Algorithms for computing the sample variance"). Added over all ranks, they are the sums of all data.
+The sums are a count, the sum of deviations from a shift (a number that all ranks share), and the sum of squared
+deviations, in fp64 (Chan, Golub and LeVeque 1983, "Algorithms for computing the sample variance"). If ranks add their
+sums, the results are the sums for the data of all ranks.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class NormalizerMoments:
         return list(self._normalizer.state_dict().values())
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Return the tensors of the normalizer, the agreed state and the pending sums, by name; not copies."""
+        """Return the tensors of the normalizer, the agreed state and the pending sums, by name, without copying."""
         agreed = {"agreed_count": self._count, "agreed_mean": self._mean, "agreed_var": self._var}
         return {**self._normalizer.state_dict(), **agreed, "pending": self.pending}
 

@@ -15,7 +15,7 @@ from mjlab_dist.run_dir import METRICS_FILE
 
 
 class LoggerGroup:
-    """The loggers of ``--logger``, in this order. Only rank 0 creates them."""
+    """The loggers that ``--logger`` lists, in the order of the list. Only rank 0 creates them."""
 
     def __init__(self, config: TrainConfig, run_dir: Path, resumed_at: int | None) -> None:
         """Create the loggers.
@@ -33,7 +33,7 @@ class LoggerGroup:
             logger.log(scalars(row, ranks), int(row["iteration"] or 0))
 
     def video(self, file: Path, iteration: int) -> None:
-        """Show a video of the policy.
+        """Pass a video of the policy to all loggers.
 
         Args:
             file: The video.
@@ -43,7 +43,7 @@ class LoggerGroup:
             logger.video(file, iteration)
 
     def checkpoint(self, file: Path, iteration: int) -> None:
-        """Give a checkpoint to all loggers.
+        """Pass a checkpoint to all loggers.
 
         Args:
             file: The checkpoint.
@@ -97,7 +97,7 @@ class _GuardedLogger(Logger):
             reason = f"{type(error).__name__}: {error}".partition("\n")[0]
             emit(
                 "warning",
-                text=f"logger {self._name} failed {where} ({reason}); training continues without it, and "
+                text=f"logger {self._name} failed {where} ({reason}); it receives no further rows, but "
                 f"{METRICS_FILE} has every row",
             )
             emit("debug", text="".join(traceback.format_exception(error)).rstrip())
@@ -108,8 +108,8 @@ def scalars(row: Row, ranks: Sequence[Row] = ()) -> dict[str, float]:
 
     Args:
         row: Metrics of an iteration.
-        ranks: Metrics of each rank in the same iteration. In the result, those of rank 0 have names such as
-            ``rank_steps_per_s/0``.
+        ranks: Metrics of each rank in the same iteration. In the result, the name of a metric contains the rank: for
+            example, ``rank_steps_per_s/0``.
     """
     of_ranks = {f"rank_{name}/{own['rank']}": value for own in ranks for name, value in own.items() if name != "rank"}
     return {

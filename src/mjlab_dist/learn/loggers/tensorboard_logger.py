@@ -43,7 +43,7 @@ class TensorBoardLogger(Logger):
         animation = animation_path(self._run_dir, iteration)
         data = animation.read_bytes()
         width, height = struct.unpack_from("<HH", data, 6)
-        proto: Any = summary_pb2  # its classes are created at import
+        proto: Any = summary_pb2  # type checkers do not find its classes, which are created at import
         image = proto.Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=data)
         events = self._writer.file_writer
         assert events is not None, "it is open"

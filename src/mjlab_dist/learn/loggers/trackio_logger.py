@@ -1,4 +1,4 @@
-"""trackio, an optional package: a local database of runs, and pages that show it."""
+"""Logger for trackio, an optional package that stores runs in a local database and shows them on web pages."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TrackioLogger(Logger):
         Args:
             run_dir: The run directory. The name of the trackio run is ``<task>_<name of this directory>``.
             config: The run's config.
-            resumed_at: See :class:`Logger`. trackio keeps all rows that it already has, even those of later iterations.
+            resumed_at: See :class:`Logger`. trackio keeps all rows that it already has, even rows after this iteration.
         """
         import trackio  # noqa: PLC0415 (an extra, and slow to import)
 

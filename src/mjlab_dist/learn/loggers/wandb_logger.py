@@ -91,13 +91,13 @@ class WandbLogger(Logger):
         self._send({"step": step, "values": dict(row)}, self._process)
 
     def video(self, file: Path, iteration: int) -> None:
-        """Send a video. It is logged with the last row: Weights & Biases accepts no earlier steps."""
+        """Send a video. Log it at the step of the last row, because Weights & Biases refuses earlier steps."""
         if self._process is not None:
             video = {"file": str(file), "caption": f"iteration {iteration}"}
             self._send({"step": self._step, "video": video}, self._process)
 
     def checkpoint(self, file: Path, iteration: int) -> None:
-        """With ``--checkpoint.wandb``, send a hard link to a checkpoint: wandb can read it even after pruning."""
+        """With ``--checkpoint.wandb``, send a hard link, so that wandb can read the file even after it was pruned."""
         if self._process is None or not self._config.checkpoint.wandb:
             return
         copy = self._run_dir / "wandb" / f".{file.name}"
@@ -202,7 +202,7 @@ class WandbLogger(Logger):
         self._start()
 
     def _give_up(self, reason: str) -> None:
-        self._warn(f"{reason}; training continues without it, and {METRICS_FILE} has every row")
+        self._warn(f"{reason}; it receives no further rows, but {METRICS_FILE} has every row")
         self._waiting.clear()
         self._end()
 
@@ -234,7 +234,7 @@ class _WandbProcess:
         Args:
             first: The first message.
         """
-        # wandb's service process leaves files when it is killed. They are in this directory, which is removed.
+        # wandb's service process leaves temporary files when it is killed. end() removes them with this directory.
         self._temporary = tempfile.TemporaryDirectory(prefix="mjlab-dist-", ignore_cleanup_errors=True)
         # This process may have a service process of wandb for other runs. This run must not use it.
         environ = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"}

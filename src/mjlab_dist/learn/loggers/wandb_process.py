@@ -50,7 +50,7 @@ def main(temporary: str) -> None:
     end = functools.partial(_end, temporary)
     _call_with_parents_end(end)
     link = socket.socket(fileno=os.dup(0))
-    # wandb's service process would inherit standard input and keep the link open.
+    # Replace standard input. Otherwise, wandb's service process would inherit it and keep the link open.
     os.dup2(os.open(os.devnull, os.O_RDWR), 0)
     with link.makefile("rb") as lines:
         messages = map(json.loads, lines)
