@@ -54,7 +54,7 @@ def test_two_ranks_pass_and_leave_no_files(command: Command) -> None:
     assert re.findall(r"[\d,]+", figures["env streams different"]) == [f"{2 * num_envs:,}"] * 2
     assert figures["files by rank 0 alone"].endswith("rank 1: 0")
     assert figures["collectives"].startswith("1 ")
-    assert re.match(r"[\d.]+x .*\b2\b", figures["scaling against one rank"])
+    assert re.match(r"[\d.]+ times as fast with 2 ranks", figures["scaling against one rank"])
     assert {p.name for p in command.cwd.iterdir()} == {"tmp"}
     assert not list((command.cwd / "tmp").glob("mjlab-dist-verify-*"))
 
@@ -92,7 +92,7 @@ def test_a_single_rank_passes_and_a_single_iteration_is_refused(command: Command
     assert done.code == 0, report
     figures = {check["name"]: check["figure"] for check in report["checks"]}
     assert re.findall(r"\d+", figures["collectives"]) == ["0", "0"]
-    assert "x of" not in figures["scaling against one rank"]
+    assert "times as fast" not in figures["scaling against one rank"]
     refused = command(*VERIFY, "--gpu-ids", "None", "--max-iterations", "1")
     assert refused.code == 2
     assert "--max-iterations 1: " in refused.err
@@ -151,7 +151,7 @@ def test_good_evidence_passes_every_check(config: TrainConfig) -> None:
     assert report.passed
     assert not any(check.why for check in report.checks)
     assert [row.env_ids for row in report.ranks] == ["0 to 1", "2 to 3"]
-    assert report.checks[-1].figure == "1.80x of 2: 180 against 100 steps/s"
+    assert report.checks[-1].figure == "1.80 times as fast with 2 ranks: 180 instead of 100 steps/s"
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,8 @@ NUM_RESAMPLES = 2000
 """Number of bootstrap resamples."""
 
 CUT = 0.25
-"""Share of the lowest values, and share of the highest values, that an interquartile mean leaves out (Agarwal et al.
-2021, arXiv:2108.13264)."""
+"""Share of the values that an interquartile mean leaves out at each end: the lowest and the highest quarter (Agarwal et
+al. 2021, arXiv:2108.13264)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ class Curve:
     x: NDArray[np.float64]
     """Positions on the horizontal axis, (num_points,)."""
     middle: NDArray[np.float64]
-    """Mean of the runs at these positions, interquartile if the band is ``iqm``; (num_points,)."""
+    """Mean over the runs at these positions, or their interquartile mean if the band is ``iqm``; (num_points,)."""
     low: NDArray[np.float64] | None
     """Lower edge of the band, (num_points,); None with one run."""
     high: NDArray[np.float64] | None

@@ -100,8 +100,9 @@ def with_value(config: TrainConfig, name: str, value: float) -> TrainConfig:
     """Return a config with a different value of one entry.
 
     If the entry is a randomization, it always samples this value. If the entry is an event, each range of its params
-    becomes the range from minus the value to the value. So does a single range of an event, such as the velocity of a
-    push. Any other range becomes a range that contains only the value. A number is replaced with the value.
+    becomes the range from minus the value to the value. If the entry is a single range of an event, such as the
+    velocity of a push, only this range changes in this way. Any other range becomes a range that contains only the
+    value. A number is replaced with the value.
 
     Args:
         config: The run's config.
@@ -169,7 +170,7 @@ def _spaced(start: float, stop: float, count: int) -> tuple[float, ...]:
 
 
 def _checked(config: TrainConfig, values: Mapping[str, float]) -> TrainConfig:
-    """Return an equal config that is checked. Raise if a value has a wrong type or is impossible."""
+    """Return a copy of a config after checking it. Raise if a value has a wrong type or is impossible."""
     try:
         checked = from_plain(to_plain(config))
         validate(checked)

@@ -255,7 +255,10 @@ def explaining(run_dir: Path, path: Path) -> Iterator[None]:
                 "checkpoints (--checkpoint.keep-last), or choose another disk; earlier checkpoints are intact"
             )
         else:
-            text = f"{path}: cannot be written ({cause.strerror or cause}); fix this; earlier checkpoints are intact"
+            text = (
+                f"{path}: cannot be written ({cause.strerror or cause}); resolve this, then resume the run; earlier "
+                "checkpoints are intact"
+            )
         raise OSError(text) from cause
 
 

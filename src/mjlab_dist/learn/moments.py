@@ -144,7 +144,7 @@ class RewardScale:
         self.pending, self.sums = torch.zeros(2, 3, dtype=torch.float64, device=device)
 
     def observe(self, rewards: torch.Tensor, dones: torch.Tensor) -> None:
-        """Add a step.
+        """Add the rewards of a step to the discounted sums, and these sums to the pending sums.
 
         Args:
             rewards: (num_envs,).

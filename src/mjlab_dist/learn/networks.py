@@ -52,7 +52,7 @@ def make_networks(config: AgentConfig, obs: TensorDict, num_actions: int, device
     critic = _make_network(
         config, obs, group=critic_group, output_dim=1, hidden_dims=config.critic_hidden_dims, distribution=None
     ).to(device)
-    # The last layer's gain is small in the policy: at first, its actions hardly depend on the observation.
+    # The last layer of the policy has a small gain, so that at first the actions hardly depend on the observation.
     for network, last_gain in ((actor, 0.01), (critic, 1.0)):
         _activate_in_place(network)
         if config.orthogonal_init:
@@ -73,7 +73,7 @@ def load_policy(env: Env, config: TrainConfig, path: Path) -> MLPModel:
         path: A checkpoint of the run.
 
     Returns:
-        The policy without exploration: from observations to actions.
+        The policy. By default, a call maps observations to actions without exploration.
 
     Raises:
         UserError: If the checkpoint is damaged, or its networks differ in size from the config's.
@@ -91,7 +91,7 @@ def load_policy_without_env(config: TrainConfig, path: Path, device: str) -> MLP
         device: ``cpu`` or ``cuda:<index>``.
 
     Returns:
-        The policy without exploration: from observations to actions.
+        The policy. By default, a call maps observations to actions without exploration.
 
     Raises:
         UserError: If the checkpoint is damaged, or its networks differ in size from the config's.
@@ -152,7 +152,7 @@ def _make_network(
 
 
 def _init_orthogonal(network: nn.Module, last_gain: float) -> None:
-    """Draw the weights of all layers again, except those of recurrent layers."""
+    """Replace the initial weights of all layers, except recurrent layers, by random orthogonal matrices."""
     for mlp in network.modules():
         if isinstance(mlp, MLP):
             gains = [math.sqrt(2.0)] * len(mlp)
@@ -161,7 +161,7 @@ def _init_orthogonal(network: nn.Module, last_gain: float) -> None:
 
 
 def _activate_in_place(network: nn.Module) -> None:
-    """Make activations overwrite their input, which saves memory: in rsl_rl's MLP, nothing else reads this input."""
+    """Make activations overwrite their input, which saves memory. Nothing else in rsl_rl's MLP reads this input."""
     for mlp in network.modules():
         if isinstance(mlp, MLP):
             for layer in mlp:
@@ -191,5 +191,5 @@ def check_fit(models: Mapping[str, nn.Module], saved: Mapping[str, Any], flag: s
                 raise UserError(
                     f"{flag}: its networks differ from the config's: {name} {key} is {there} in the checkpoint and "
                     f"{here} in the config; use a checkpoint of a task with the same observations and actions, and the "
-                    "same --agent flags"
+                    "--agent flags of its run"
                 )

@@ -15,7 +15,7 @@ MIN_LEARNING_RATE, MAX_LEARNING_RATE = 1e-5, 1e-2
 
 
 class Adam(torch.optim.Adam):
-    """Torch's Adam with unwrapped methods: the wrappers would import all of torch's compiler."""
+    """Torch's Adam without the wrappers of its methods, because they would import all of torch's compiler."""
 
     step = torch.no_grad()(inspect.unwrap(torch.optim.Adam.step))
     add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
@@ -71,7 +71,7 @@ def whole_state(optimizer: Adam, parameters: Sequence[torch.Tensor], sharding: S
 def load_whole_state(
     optimizer: Adam, whole: dict[str, Any], parameters: Sequence[torch.Tensor], sharding: Sharding
 ) -> None:
-    """Load ``whole``, a result of :func:`whole_state`, which explains the other arguments."""
+    """Load the state ``whole``, which :func:`whole_state` returned. For the other arguments, see that function."""
     (own,) = optimizer.param_groups
     (group,) = whole["param_groups"]
     rate: torch.Tensor = own["lr"]

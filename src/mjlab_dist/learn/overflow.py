@@ -30,11 +30,11 @@ class Shortage(NamedTuple):
     """A buffer that was too small on some rank."""
 
     field: str
-    """Name of the ``SimConfig`` field that sets its size."""
+    """Name of the ``SimConfig`` field that sets the size of the buffer."""
     what: str
-    """Its contents, in words."""
+    """Contents of the buffer, in words."""
     size: int
-    """Its size, per env."""
+    """Size of the buffer, per env."""
     needed: int
     """Size that was needed, per env; a lower bound if rows were dropped."""
     larger: int
@@ -105,14 +105,14 @@ class OverflowCheck:
     def _shortages(self) -> list[Shortage]:
         """Return the buffers that were too small on any rank."""
         sim = self._env.sim
-        # Maxima over all ranks: whether contacts overflowed, whether rows overflowed, number of contacts of all envs of
-        # a rank, number of rows of one env
+        # Over all ranks: whether contacts overflowed on any, whether rows overflowed on any, maximum number of contacts
+        # of all envs of a rank, maximum number of rows of one env
         flags = [sum(int(mjw.OverflowType[name]) for name in names) for names in (CONTACT_OVERFLOWS, ROW_OVERFLOWS)]
         bits = [((sim.overflow & flag) != 0).any() for flag in flags]
         counts = [sim.demand[-1], sim.demand[:-1].max()]
         over_ranks = gather(torch.stack([number.long() for number in (*bits, *counts)])).amax(dim=0)
         has_contacts, has_rows, contacts, rows = over_ranks.tolist()
-        # Sizes
+        # Needed sizes, and sizes with a margin
         njmax, nconmax = sim.buffer_sizes
         per_env = math.ceil(contacts / sim.num_envs)
         found = [
@@ -138,7 +138,7 @@ def _as_error(when: str, shortages: list[Shortage], policy: Literal["grow", "sto
         return BufferOverflowError(f"{problem}; resume with {flags}, or with --env.sim.on-overflow grow")
     if max(larger.values()) > MAX_SIZE:
         return BufferOverflowError(
-            f"{problem}; more than {MAX_SIZE} per env suggest that the physics is not stable; if the task needs them, "
+            f"{problem}; a size above {MAX_SIZE} suggests that the physics is not stable; if the task needs this size, "
             f"resume with {flags}"
         )
     return BufferOverflowError(problem, larger)

@@ -12,7 +12,7 @@ from mjlab_dist.learn.networks import load_policy_without_env
 
 
 class Policy:
-    """A trained policy without exploration: from observations to actions, on one device.
+    """A trained policy, which maps observations to actions without exploration, on one device.
 
     Attributes:
         config: The run's config.
@@ -34,7 +34,7 @@ class Policy:
         """
         self.config = config
         self.checkpoint = checkpoint
-        with torch.random.fork_rng():  # creating networks draws random weights
+        with torch.random.fork_rng():  # creating networks draws random numbers, which must not affect the caller
             self._network = load_policy_without_env(config, checkpoint, device)
         self.num_observations = self._network.obs_dim
         layers = [layer for layer in self._network.mlp if isinstance(layer, torch.nn.Linear)]

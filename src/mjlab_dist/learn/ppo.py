@@ -72,8 +72,8 @@ class PPO(rsl_rl.algorithms.PPO):
             device: ``cpu`` or ``cuda:<index>``.
         """
         agent = config.agent
-        # rsl_rl's constructor sets `learning_rate`, so `rate`, which stores it, must exist. It also creates an
-        # optimizer, which is replaced below, but must be our Adam, too: torch's own Adam would import torch's compiler.
+        # rsl_rl's constructor sets `learning_rate`, whose setter needs `rate`. The constructor also creates an
+        # optimizer. It is replaced below, but must be our Adam, because torch's Adam would import torch's compiler.
         self.rate = torch.zeros((), device=device)
         with patched(rsl_rl.algorithms.ppo, "resolve_optimizer", lambda _name: Adam):
             super().__init__(
@@ -97,7 +97,7 @@ class PPO(rsl_rl.algorithms.PPO):
                 use_mixed_precision=agent.precision == "bf16",
                 device=device,
             )
-        # Synchronizer and options that rsl_rl does not have
+        # Store the synchronizer and the options that rsl_rl does not have
         self.synchronizer = synchronizer
         self._all_reduce = synchronizer if isinstance(synchronizer, AllReduce) else None
         self.clock = Clock(device)
@@ -220,13 +220,13 @@ class PPO(rsl_rl.algorithms.PPO):
             moments.apply()
         if self.synchronizer.keeps_equal:
             self.replicas.agree()
-        # Metrics
+        # Clear the storage, and return the metrics
         self.storage.clear()
         means = self._totals / (self.num_learning_epochs * self.num_mini_batches)
         return dict(zip(("value", "surrogate", "entropy", "kl"), means.unbind(), strict=True))
 
     def save(self) -> dict[str, Any]:
-        """Return whole tensors in the layout of unmodified rsl_rl. If any are sharded, this is a collective."""
+        """Return the learner's state as unmodified rsl_rl does. A collective joins the parts of sharded parameters."""
         optimizer = whole_state(self.optimizer, self._parameters, self.sharding)
         states = {f"{name}_state_dict": self.sharding.whole_state(model) for name, model in self.models.items()}
         scale = {} if self._reward_scale is None else {"reward_sums": self._reward_scale.sums}
@@ -378,7 +378,7 @@ class PPO(rsl_rl.algorithms.PPO):
         values = self.critic(batch.observations, masks=batch.masks, hidden_state=critic_memory)
         clip = self.clip_param if self.use_clipped_value_loss else None
         value = value_loss(values, batch.values, batch.returns, clip)
-        # KL divergence, for the learning rate only
+        # KL divergence, which is not part of the loss
         with torch.no_grad():
             params = self._raw_actor.output_distribution_params
             kl = self._raw_actor.get_kl_divergence(batch.old_distribution_params, params).mean()

@@ -18,7 +18,7 @@ def random_state(device: str) -> dict[str, torch.Tensor]:
     """
     version, words, gauss = random.getstate()
     assert version == 3
-    # A task's own functions may draw from NumPy's global generator.
+    # Include NumPy's global generator, because a task's own functions may use it.
     name, keys, position, has_gauss, cached = np.random.get_state()
     assert name == "MT19937"
     state = {

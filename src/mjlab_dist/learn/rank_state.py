@@ -23,7 +23,7 @@ def pack(state: Mapping[str, torch.Tensor]) -> torch.Tensor:
     on_device = [name for name in names if state[name].device.type != "cpu"]
     parts = {name: _bytes(state[name]) for name in names}
     if on_device:
-        # One copy for all tensors, to memory that is not pinned: torch would keep pinned memory allocated.
+        # Copy all tensors at once, to memory that is not pinned, because torch would keep pinned memory allocated.
         packed = torch.cat([parts[name] for name in on_device]).cpu()
         sizes = [len(parts[name]) for name in on_device]
         parts |= dict(zip(on_device, packed.split(sizes), strict=True))
@@ -42,7 +42,7 @@ def unpack(packed: torch.Tensor, like: Mapping[str, torch.Tensor]) -> RankState:
     """
     names = sorted(like)
     parts = packed.split([like[name].numel() * like[name].element_size() for name in names])
-    # Copies: views into one buffer may not be aligned for their dtype.
+    # Copy each part, because views into one buffer may not be aligned for their dtype.
     return {
         name: part.clone().view(like[name].dtype).view(like[name].shape)
         for name, part in zip(names, parts, strict=True)
@@ -85,7 +85,7 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def difference(num_saved: int, world_size: int) -> str:
-    """Return the reason why the envs of a checkpoint cannot continue their episodes.
+    """Return the end of the message "Resuming from iteration 5": why the envs cannot continue their episodes.
 
     Args:
         num_saved: Number of ranks that saved their envs.
@@ -94,4 +94,4 @@ def difference(num_saved: int, world_size: int) -> str:
     if num_saved == world_size:
         return " with new episodes: the envs differ from those of the checkpoint"
     ranks = "1 rank" if num_saved == 1 else f"{num_saved} ranks"
-    return f" with new episodes: the checkpoint has the envs of {ranks}"
+    return f" with new episodes: the checkpoint has the envs of {ranks}, not of {world_size}"

@@ -64,8 +64,8 @@ class Replicas:
         """Return one line about the ranks that round differently."""
         verb = "rounds" if len(self.unlike_ranks) == 1 else "round"
         return (
-            f"{in_words(self.unlike_ranks)} {verb} differently than rank 0, because devices or instruction sets "
-            "differ: rank 0's learner is copied to all ranks after every update."
+            f"{in_words(self.unlike_ranks)} {verb} differently from rank 0, because devices or instruction sets "
+            "differ; after every update, rank 0 therefore copies its learner to all ranks."
         )
 
     def sum(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -99,7 +99,7 @@ class Replicas:
     def agree(self) -> None:
         """Make all copies equal for the next iteration. If any rank rounds differently, rank 0 sends its copy to all.
 
-        Call this after :meth:`NormalizerMoments.apply`. Copies of sharded parameters need a second message.
+        Call this after :meth:`NormalizerMoments.apply`. Copies of sharded parameters need a second collective.
         """
         if self.unlike_ranks:
             normalizers = [t for moments in self._normalizers.values() for t in moments.normalized()]
@@ -121,7 +121,7 @@ class Replicas:
         return {name: tensor.clone() for name, tensor in self._differing().items()}
 
     def restore(self, own: Mapping[str, torch.Tensor]) -> None:
-        """Overwrite this rank's tensors.
+        """Restore the tensors that :meth:`own` copied.
 
         Args:
             own: Result of :meth:`own`, on any device.
@@ -166,11 +166,11 @@ def find_unlike_ranks(size: int, device: str) -> list[int]:
 
 def _sample_results(size: int, device: str) -> torch.Tensor:
     """Apply the operations of an update to fixed numbers, and return the results, (results,) in fp32."""
-    # Numbers between -0.5 and 0.5, from integers, which all devices convert exactly
+    # Numbers between -0.5 and 0.5. They are computed from integers, because all devices convert these exactly.
     integers = torch.arange(max(size, 64 * 64), device=device) * 2654435761 % 2**32
     numbers = (integers.double() / 2**32 - 0.5).float()
-    # Norms of tensors with different alignments: some libraries choose instructions by the alignment of a tensor, which
-    # differs between networks.
+    # Norms of tensors with several alignments, because some libraries choose instructions by the alignment of a tensor,
+    # and alignments differ between networks.
     norms = torch.stack([numbers[start:].dot(numbers[start:]).sqrt() for start in range(8)])
     matrix = numbers[: 64 * 64].view(64, 64)
     # Two steps of Adam

@@ -166,7 +166,7 @@ class Runner:
                 iteration=done,
                 counters=content and content.get("counters"),
             )
-            # Iterations for the remaining steps: iterations before the resume may have had more or fewer steps.
+            # Number of iterations from the remaining steps, because earlier iterations may have had more or fewer steps
             if self._config.total_timesteps is not None:
                 left = self._config.total_timesteps - metrics.total_steps
                 self.max_iterations = done + max(0, left // metrics.num_samples)
@@ -189,13 +189,13 @@ class Runner:
         return self._run_dir if self._rank.is_main else None
 
     def _newest_checkpoint(self) -> dict[str, Any] | None:
-        """Return the newest checkpoint. Rank 0 reads and sends it: other ranks may have no access to the directory."""
+        """Return the newest checkpoint. Rank 0 reads and sends it, because only rank 0 may have access to the file."""
         newest = self._store.read_newest(LEARNER) if self._store else None
         data = broadcast_from_main(newest[1] if newest else None)
         return checkpoint.load(data, "cpu") if data else None
 
     def _writers(self, done: int) -> list[Writer]:
-        """Return the writers of rank 0. They drop rows after iteration ``done``, from which the run resumes."""
+        """Return the writers of rank 0. They remove older rows of iterations after ``done``, where the run resumes."""
         if not self._output_dir or not self._store:
             return []
         self._store.check()
@@ -224,7 +224,7 @@ class Runner:
         check_fit(self.alg.models, content, f"--resume {self._run_dir}")
         self.alg.load(content, None, strict=True)
         done = self.current_learning_iteration = self._last_check = content["iter"]
-        # Whether the state of every rank can be restored
+        # Check whether the state of every rank can be restored
         obs = self.env.get_observations()
         own = self._rank_state(obs)
         states = [upgraded(state, own) for state in content.get("ranks") or []]
@@ -292,7 +292,7 @@ class Runner:
             row, totals, stops, save_is_due, not_finite, ranks, wait_shares = metrics.outcome(iteration, sample)
             self._raise_if_not_finite(row, not_finite, sample)
             row |= hook_columns(self, iteration)
-            # Curricula
+            # Curricula, buffers of the physics, and warnings
             self.env.end_iteration(totals)
             stops |= self._overflow.must_end(row)
             self._advice.check(iteration, wait_shares)
@@ -336,7 +336,7 @@ class Runner:
         own = self._rank_state(obs, learner)
         packed = gather_on_main(pack(own))
         self._saved_at = time.monotonic()
-        # File
+        # Write the file
         if self._store:
             ranks = [unpack(one, own) for one in packed]
             full = {**content, "infos": None, "counters": metrics.counters(), "ranks": ranks}
@@ -426,11 +426,11 @@ class Runner:
         return obs
 
     def _is_save_due(self) -> bool:
-        """Return whether a checkpoint is due by the clock of rank 0. All ranks use its result."""
+        """Return whether a checkpoint is due by the clock of rank 0. All ranks use the result of rank 0."""
         return self._rank.is_main and time.monotonic() - self._saved_at >= (self._interval_s or math.inf)
 
     def _raise_if_not_finite(self, row: Row, ranks: list[int], sample: Sample) -> None:
-        """Raise on every rank if a number of any rank is not finite. A rank dumps its envs with such numbers."""
+        """Raise on every rank if a number of any rank is not finite. A rank with such numbers dumps the envs."""
         when = f"iteration {row['iteration']}"
         if self._rank.rank in ranks:
             dump = self._finite.dump(self._config.task, sample.totals)
@@ -441,7 +441,7 @@ class Runner:
                 text += f". Look at it: uv run play {self._config.task} --nan-dump {path}"
             raise NonFiniteError(text)
         if ranks:
-            raise NonFiniteError(f"{when}: not finite on {in_words(ranks)}", of_another_rank=True)
+            raise NonFiniteError(f"{when}: a number is not finite on {in_words(ranks)}", of_another_rank=True)
         bad = [name for name, value in row.items() if name.startswith("loss/") and not math.isfinite(value or 0.0)]
         if bad:
             raise NonFiniteError(

@@ -29,7 +29,7 @@ MAX_STARTS = 2
 """Maximum number of starts of the process. After two crashes, further crashes are likely."""
 
 LAST_S = 120.0
-"""Maximum seconds to wait for the last video, plus :data:`LAST_S_PER_S` per second of the video."""
+"""Maximum seconds to wait for the last video. :data:`LAST_S_PER_S` is added for each second of the video."""
 
 LAST_S_PER_S = 10.0
 
@@ -46,7 +46,7 @@ class VideoWriter:
         Args:
             run_dir: The run directory. The process reads the run's config and checkpoints.
             config: The run's config.
-            loggers: The loggers that show the videos.
+            loggers: The loggers that receive the videos.
         """
         self._run_dir = run_dir
         self._config = config
@@ -60,7 +60,7 @@ class VideoWriter:
         self._thread.start()
 
     def write(self, row: Row, ranks: Sequence[Row] = ()) -> None:  # noqa: ARG002 (only the loggers write rows)
-        """Show the videos that were finished since the last row."""
+        """Pass the videos that were finished since the last row to the loggers."""
         while self._finished:
             iteration = self._finished.popleft()
             self._loggers.video(video_path(self._run_dir, iteration), iteration)
@@ -75,7 +75,7 @@ class VideoWriter:
         return leave
 
     def finish(self, control: Control) -> None:
-        """Wait for a video of the last checkpoint, and show it.
+        """Wait for a video of the last checkpoint, and pass it to the loggers.
 
         Args:
             control: Receives heartbeats. A stop request ends the wait.
@@ -86,19 +86,19 @@ class VideoWriter:
         last = due_checkpoint(checkpoints, list_videos(self._run_dir), interval, is_last=True)
         if last is None or not self._thread.is_alive() or control.stop_requested:
             return
-        emit("last_video", text=f"Making the video of iteration {last} (Ctrl-C: end without it).")
-        # Request
+        emit("last_video", text=f"Making the video of iteration {last} (Ctrl-C ends the command without it).")
+        # Request the video
         with self._lock:
             self._is_last = True
             self._request_last()
-        # Wait
+        # Wait for the video
         limit_s = LAST_S + LAST_S_PER_S * self._config.video_length
         end_by = time.monotonic() + limit_s
         while self._thread.is_alive() and not control.wait_for_stop(POLL_S):
             control.beat(last)
             emit("beat", rank=0, iteration=last)  # otherwise the launcher would consider this rank hung
             if time.monotonic() > end_by:
-                emit("warning", text=f"the video of iteration {last} was not finished within {limit_s:g} s")
+                emit("warning", text=f"the video of iteration {last} is not finished after {limit_s:g} s and is lost")
                 break
         self.write({})
         if video_path(self._run_dir, last).exists():
@@ -115,7 +115,7 @@ class VideoWriter:
         remove_unfinished(video_path(self._run_dir, 0).parent)
 
     def _watch(self) -> None:
-        """Run the process until it ends. If this thread ended earlier, the kernel would kill the process."""
+        """Run the process until it ends. If this thread ended first, the kernel would kill the process."""
         # The process inherits this mask. Schedulers send SIGTERM to every process, but only the ranks should handle it.
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         for start in range(1, MAX_STARTS + 1):
@@ -151,7 +151,7 @@ class VideoWriter:
                 start_new_session=True,  # Ctrl-C in the terminal is for the launcher only
             )
             self._request_last()
-        # Results, until the process ends
+        # Read results until the process ends
         assert process.stdout is not None
         for line in process.stdout:
             message = json.loads(line)

@@ -60,7 +60,7 @@ class JsonlWriter:
 
 
 class CheckpointWriter:
-    """Gives checkpoints to the loggers after they are on disk."""
+    """Passes checkpoints to the loggers after the files are on disk."""
 
     def __init__(self, store: CheckpointStore, loggers: LoggerGroup) -> None:
         """Store the checkpoints and loggers.
@@ -72,13 +72,13 @@ class CheckpointWriter:
         self._store, self._loggers = store, loggers
 
     def write(self, row: Row, ranks: Sequence[Row] = ()) -> None:  # noqa: ARG002 (only the loggers write rows)
-        """Give the loggers the checkpoints that were written since the last row."""
+        """Pass the checkpoints that were written since the last row to the loggers."""
         while self._store.written:
             iteration, path = self._store.written.popleft()
             self._loggers.checkpoint(path, iteration)
 
     def close(self) -> None:
-        """Wait for the last checkpoint, and give it to the loggers."""
+        """Wait for the last checkpoint, and pass it to the loggers."""
         self._store.wait()
         self.write({})
 

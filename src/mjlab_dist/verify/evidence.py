@@ -56,7 +56,7 @@ def verify_rank(config: TrainConfig, plan: RankPlan, control: Control) -> Eviden
     with _Written(plan.run_dir) as written, joined(config, plan) as learner:
         from mjlab_dist.verify.watched import Watch  # noqa: PLC0415 (imports torch)
 
-        # Training, watched
+        # Train, and watch the training
         runner, watch = learner.runner, Watch(config.agent.desired_kl)
         runner.hooks.append(watch)
         first = _digest_rows(runner.env.get_observations()["actor"])
@@ -65,7 +65,7 @@ def verify_rank(config: TrainConfig, plan: RankPlan, control: Control) -> Eviden
         from mjlab_dist.learn.ppo import flatten  # noqa: PLC0415
 
         digests = {name: _digest(tensor) for name, tensor in flatten(runner.alg.save()).items()}
-    # Evidence
+    # Collect the evidence
     per_mini_batch, per_iteration = watch.collectives()
     return Evidence(
         info=learner.info,

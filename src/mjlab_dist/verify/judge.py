@@ -9,7 +9,7 @@ from mjlab_dist.config import TrainConfig
 from mjlab_dist.verify.evidence import Evidence
 
 TOLERANCE = {"none": 1e-5, "bf16": 1e-2, "fp16": 1e-2}
-"""Maximum of ``WatchedSynchronizer.difference``, for each number format of ``--sync.compression``."""
+"""Maximum allowed ``WatchedSynchronizer.difference``, for each number format of ``--sync.compression``."""
 
 
 MAX_COLLECTIVES = 3
@@ -29,7 +29,7 @@ class RankRow:
     memory_gb: int
     """Total memory of the device, in GB of 10^9 bytes."""
     env_ids: str
-    """Ids of the rank's first and last env."""
+    """IDs of the rank's first and last env."""
     seed: int
     """Seed of the rank."""
     egl_device: str | None
@@ -57,7 +57,7 @@ class VerifyReport:
     """Report on all ranks and all checks."""
 
     ranks: list[RankRow]
-    """The ranks, in order."""
+    """The ranks, rank 0 first."""
     checks: list[Check]
     """The checks, the most important ones first."""
 
@@ -72,7 +72,7 @@ def judge(config: TrainConfig, evidence: Sequence[Evidence], speed: float, speed
 
     Args:
         config: The run's config.
-        evidence: Evidence of every rank, in order of rank.
+        evidence: Evidence of every rank, rank 0 first.
         speed: Steps per second of all ranks together.
         speed_of_one: Steps per second of a single rank with the same number of envs per rank; None if the run has one
             rank.
@@ -109,7 +109,7 @@ def _parameters_equal(evidence: Sequence[Evidence]) -> Check:
     names = list(evidence[0].digests)
     differing = [n for n in names if len({one.digests[n] for one in evidence}) > 1]
     if not differing:
-        return _check(name, f"{len(names)} tensors, bit by bit", True)
+        return _check(name, f"{len(names)} tensors are equal bit for bit", True)
     return _check(name, f"{len(differing)} of {len(names)} tensors differ", False, f"the first one is {differing[0]}")
 
 
@@ -154,7 +154,7 @@ def _collectives(config: TrainConfig, evidence: Sequence[Evidence]) -> Check:
     elif config.sync.period == 1 and config.sync.synchronizer is None and config.fsdp_devices == 1:
         passed = per_mini_batch == 1 and per_iteration <= MAX_COLLECTIVES
     else:
-        passed = True  # the number depends on the synchronizer
+        passed = True  # any number passes, because it depends on the synchronizer and on sharding
     return _check(
         "collectives",
         f"{per_mini_batch:g} per mini-batch, {per_iteration:g} more per iteration",
@@ -170,7 +170,7 @@ def _scaling(num_ranks: int, speed: float, speed_of_one: float | None) -> Check:
     factor = speed / speed_of_one
     return _check(
         name,
-        f"{factor:.2f}x of {num_ranks}: {speed:,.0f} against {speed_of_one:,.0f} steps/s",
+        f"{factor:.2f} times as fast with {num_ranks} ranks: {speed:,.0f} instead of {speed_of_one:,.0f} steps/s",
         factor > 1,
         "ranks slow each other down: they share a device or cores, or other programs run on this machine",
     )

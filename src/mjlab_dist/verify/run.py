@@ -1,4 +1,4 @@
-"""Verify machines: a short run on all ranks, then another on a single rank. Both remove their files."""
+"""Verify machines: a short run on all ranks, then another on a single rank. The files of both are removed."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def verify(config: TrainConfig, listen: Listener) -> VerifyReport:
     note = budget.note if budget else None
     for text in filter(None, (note, f"Training {config.task} for {max_iterations} iterations with {ranks}.")):
         listen({"kind": "status", "text": text})
-    # Runs, whose files are removed
+    # Run on all ranks, then on one rank, and remove the files
     with tempfile.TemporaryDirectory(prefix="mjlab-dist-verify-") as log_root:
         config = dataclasses.replace(
             config,

@@ -50,8 +50,8 @@ class WatchedSynchronizer:
     Attributes:
         keeps_equal: Value of this attribute of the watched synchronizer.
         difference: Largest relative difference between the first reduction and the mean over ranks. Differences of
-            gradients are divided by the largest gradient. The difference of the KL divergence is divided by its mean,
-            or by ``desired_kl`` if the mean is smaller. None if ranks keep their own gradients.
+            gradients are divided by the largest gradient. The difference of the KL divergence is divided by the mean
+            KL divergence, or by ``desired_kl`` if this mean is smaller. None if ranks keep their own gradients.
         num_calls: Number of reductions so far.
         num_collectives: Number of collectives in these reductions.
     """
@@ -73,7 +73,7 @@ class WatchedSynchronizer:
         self._desired_kl = desired_kl
 
     def reduce(self, buffer: torch.Tensor) -> None:
-        """Reduce the buffer with the watched synchronizer."""
+        """Reduce the buffer. In the first call, also compare the result with the mean over ranks."""
         compares = self.keeps_equal and self.num_calls == 0
         own = buffer.clone() if compares else buffer
         before = self._collectives.count
@@ -86,14 +86,14 @@ class WatchedSynchronizer:
             self._collectives.count = after  # do not count the comparison's own collective
 
     def due(self, iteration: int) -> bool:
-        """Return whether parameters are averaged now, according to the watched synchronizer."""
+        """Return whether the watched synchronizer averages parameters after an iteration."""
         return self._synchronizer.due(iteration)
 
     def _distance(self, reduced: torch.Tensor, mean: torch.Tensor) -> float:
         apart = (reduced - mean).abs()
         scale = mean[:-1].abs().max() if len(mean) > 1 else mean.new_ones(())
         gradients = apart[:-1].max() / scale if len(mean) > 1 else mean.new_zeros(())
-        # The KL divergence of the first mini-batch is nearly 0: divide by at least the desired KL divergence.
+        # The KL divergence of the first mini-batch is nearly 0, so divide by at least the desired KL divergence.
         kl = apart[-1] / mean[-1].abs().clamp(min=self._desired_kl)
         return torch.maximum(gradients, kl).item()
 

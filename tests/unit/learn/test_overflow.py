@@ -91,7 +91,7 @@ def test_absurd_sizes_end_the_run(fallen: Simulation, monkeypatch: pytest.Monkey
     monkeypatch.setattr(overflow, "MAX_SIZE", 7)
     check = check_of(fallen, "grow")
     assert check.must_end(ROW)
-    with pytest.raises(BufferOverflowError, match="more than 7 per env suggest"):
+    with pytest.raises(BufferOverflowError, match="a size above 7 suggests"):
         check.raise_pending()
 
 
