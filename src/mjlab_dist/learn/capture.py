@@ -216,7 +216,7 @@ class CapturedCall(Generic[T]):
 
     @contextlib.contextmanager
     def _launches_cut(self) -> Iterator[None]:
-        """Launch the programs of the physics only in replays, and raise if another Warp kernel is launched."""
+        """Launch the recorded programs of the physics only in replays. Raise if another Warp kernel is launched."""
         if self._sim is None:
             yield
             return

@@ -37,7 +37,7 @@ class Sample(NamedTuple):
     """Measurements of one rank in one iteration. Tensors are scalars on its device unless stated otherwise."""
 
     totals: EpisodeTotals
-    """Episodes that ended."""
+    """Totals of the episodes that ended."""
     curricula: dict[str, torch.Tensor]
     """Metrics of the curricula by name: means over this rank's envs."""
     reward: torch.Tensor

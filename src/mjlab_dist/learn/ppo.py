@@ -36,9 +36,9 @@ class PPO(rsl_rl.algorithms.PPO):
     """Proximal policy optimization (Schulman et al. 2017, arXiv:1707.06347) over all ranks.
 
     Losses and schedule are rsl_rl's. Advantages and observations are normalized with mean and variance over all ranks.
-    Gradients are averaged together with the KL divergence, then clipped. Nothing waits for the device: the learning
-    rate is a tensor that the optimizer reads. Recurrent networks are the exception: rsl_rl splits their mini-batches
-    into episodes, whose lengths depend on the data.
+    Gradients are averaged together with the KL divergence, then clipped. Nothing waits for the device. Therefore, the
+    learning rate is a tensor that the optimizer reads. Recurrent networks are the exception: rsl_rl splits their
+    mini-batches into episodes, whose lengths depend on the data.
 
     rsl_rl's extensions (random network distillation, symmetry) are not part of this update.
 

@@ -438,7 +438,7 @@ class Runner:
             if self._run_dir:
                 path = self._run_dir / ERRORS_DIR / f"nan_rank{self._rank.rank}.pt"
                 checkpoint.save(path, dict(dump))
-                text += f". Look at it: uv run play {self._config.task} --nan-dump {path}"
+                text += f". Inspect this dump: uv run play {self._config.task} --nan-dump {path}"
             raise NonFiniteError(text)
         if ranks:
             raise NonFiniteError(f"{when}: a number is not finite on {in_words(ranks)}", of_another_rank=True)

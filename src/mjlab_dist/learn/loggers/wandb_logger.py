@@ -34,7 +34,7 @@ CLOSE_S = 4.5
 """Maximum seconds that a run waits at its end for Weights & Biases to receive the remaining rows."""
 
 CLOSE_FILES_S = 60.0
-"""Used instead of :data:`CLOSE_S` if ``--checkpoint.wandb`` is set, because the last checkpoint must be uploaded."""
+"""Maximum seconds of this wait if ``--checkpoint.wandb`` is set, because the last checkpoint must be uploaded."""
 
 CLOSE_START_S = 2.0
 """Maximum seconds that a run waits at its end for Weights & Biases to start, if it has not started yet."""
@@ -53,8 +53,8 @@ class WandbLogger(Logger):
     """Logger for Weights & Biases.
 
     It is offline if W&B's environment variables request this, or if W&B cannot start online.
-    Only :meth:`close` waits for Weights & Biases, at most :data:`CLOSE_S` or :data:`CLOSE_FILES_S`. If Weights & Biases
-    fails, one warning is printed, and training continues without it.
+    Only :meth:`close` waits for Weights & Biases, at most :data:`CLOSE_S` or :data:`CLOSE_FILES_S` seconds. If Weights
+    & Biases fails, one warning is printed, and training continues without it.
     """
 
     def __init__(self, run_dir: Path, config: TrainConfig, resumed_at: int | None) -> None:  # noqa: ARG002
