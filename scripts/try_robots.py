@@ -53,8 +53,9 @@ COLUMNS = 6
 NOTES = {
     "gymnasium_robotics": (
         "Copies of gymnasium's robots, and the hands with touch sensors, are left out. gymnasium_robotics",
-        "moves the base and the hand of the Fetch without motors. `new-task` adds motors for 11 joints of the",
-        "Fetch. Only `pick_and_place.xml` has actuators, for the two fingers, and gets no other motors.",
+        "moves the base and the hand of the Fetch without motors. In `pick_and_place.xml`, actuators drive",
+        "the two fingers, and `new-task` adds no motors. The other MJCFs of the Fetch have no actuators, so",
+        "`new-task` adds motors for 11 joints.",
     ),
     "metaworld": (
         "All 43 scenes have the same arm, so only the arm itself and two scenes were tried. metaworld moves",
@@ -252,7 +253,7 @@ def page(results: list[Tried], work: Path, pictures: Path) -> str:
         "Each section covers one folder with MJCFs. `new-task` was called for each MJCF that MuJoCo compiles",
         "and that has a joint to drive. Each task was trained for "
         f"{ITERATIONS} iterations with {NUM_ENVS} envs on a CPU:",
-        f"{trained} of {len(results)} robots train.",
+        f"{trained} of {len(results)} robots train without an error.",
         "[performance.md](performance.md#robots-of-new-task) shows how well four of these robots learn. The",
         "pictures are taken with the camera of the MJCF, if this camera shows the robot.",
         "`scripts/try_robots.py` makes this page.",
@@ -268,7 +269,8 @@ def page(results: list[Tried], work: Path, pictures: Path) -> str:
             drawn.save(file, optimize=True)
             lines += ["", f"![The robots of {package} after {SETTLE_STEPS} steps]({pictures.name}/{file.name})"]
         lines += ["", "| MJCF | result |", "|---|---|"]
-        lines += [f"| `{tried.file}` | {tried.problem or tried.kind} |" for tried in of_package]
+        results_of = {t.file: f"does not train: {t.problem}" if t.problem else t.kind for t in of_package}
+        lines += [f"| `{file}` | {result} |" for file, result in results_of.items()]
     return "\n".join(lines) + "\n"
 
 
