@@ -509,6 +509,27 @@ def test_a_wandb_that_accepts_no_rows_is_stopped(
     assert re.search(r"\biteration \d+", warning)
 
 
+def test_a_wandb_that_accepts_no_checkpoint_is_stopped(
+    config: TrainConfig,
+    run_dir: Path,
+    warnings: list[str],
+    stub: Stub,
+    monkeypatch: pytest.MonkeyPatch,
+    close: Callable[[WandbLogger], None],
+):
+    monkeypatch.setattr(module, "MAX_WAITING_ROWS", 100)
+    stub(init="time.sleep(99)")
+    config = dataclasses.replace(config, checkpoint=dataclasses.replace(config.checkpoint, wandb=True))
+    writer = WandbLogger(run_dir, config, None)
+    file = run_dir / "model_1.pt"
+    file.touch()
+    writer.checkpoint(file, 1)
+    fill(writer, range(1, 102))
+    close(writer)
+    (warning,) = warnings
+    assert " iteration 1;" in warning
+
+
 def test_a_full_disk_does_not_fail_because_of_wandb(
     config: TrainConfig, warnings: list[str], close: Callable[[WandbLogger], None]
 ):

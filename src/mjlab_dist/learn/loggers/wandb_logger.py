@@ -118,7 +118,8 @@ class WandbLogger(Logger):
     def _send(self, message: Message, process: _WandbProcess) -> None:
         self._waiting.append(message)
         if len(self._waiting) > MAX_WAITING_ROWS:
-            self._give_up(f"has accepted no rows since iteration {self._waiting[0]['step']}")
+            oldest = next((waiting["step"] for waiting in self._waiting if "step" in waiting), self._step)
+            self._give_up(f"has accepted no rows since iteration {oldest}")
             return
         self._exchange(process)
 
