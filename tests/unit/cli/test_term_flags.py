@@ -123,6 +123,12 @@ def test_values_without_a_plain_type(
     assert from_plain(yaml.safe_load(yaml.safe_dump(to_plain(config)))) == config
 
 
+@pytest.mark.parametrize("flag", ["--env.rewards.alive.params", "--env.sim.model-params", "--env.sim.model_params"])
+def test_a_flag_for_all_parameters_together_is_refused(flag: str) -> None:
+    with pytest.raises(UserError, match=rf"^{flag}: .* {flag}\.<name> <value>$"):
+        read(flag, "target_m", "0.1")
+
+
 def test_help_shows_all_parameters_with_their_meaning(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         read("--help", "env.events.root")
