@@ -51,9 +51,6 @@ class Actions:
         """
         # Terms
         found = list(_find(blocks, env.sim.model))
-        actuators = [actuator for block in found for actuator in block.ids]
-        if len(set(actuators)) < len(actuators):
-            raise UserError("--env.actions: an actuator is driven by two actions; name each actuator once")
         self.terms = terms = tuple(binder.make_actions(found))
         configs = [term.block.config for term in terms for _ in term.names]
         self.names = [
@@ -149,6 +146,7 @@ class Actions:
 def _find(blocks: Mapping[str, ActionConfig], model: mujoco.MjModel) -> Iterator[ActionBlock]:
     """Yield each block with the actuators that its patterns match."""
     known = [model.actuator(i).name for i in range(model.nu)]
+    owners: dict[int, str] = {}
     for name, config in blocks.items():
         ids: list[int] = []
         for pattern in config.actuators:
@@ -158,6 +156,12 @@ def _find(blocks: Mapping[str, ActionConfig], model: mujoco.MjModel) -> Iterator
                     f"--env.actions.{name}.actuators {pattern}: matches no actuator; the model has {', '.join(known)}"
                 )
             ids += matches
+            for actuator in matches:
+                if owners.setdefault(actuator, name) != name or ids.count(actuator) > 1:
+                    raise UserError(
+                        f"--env.actions.{name}.actuators {pattern}: {known[actuator]} is already driven by "
+                        f"{owners[actuator]}; name each actuator once"
+                    )
         yield ActionBlock(name, config, tuple(known[i] for i in ids), tuple(ids))
 
 

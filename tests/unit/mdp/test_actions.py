@@ -157,6 +157,7 @@ def test_scales_and_offsets_by_regular_expression() -> None:
             {"scale": {"a[1-5]": 1.0}},
             "--env.actions.some.scale a[1-5]: has no number for a6; add one",
         ),
+        ({"actuators": ("a1", "a.")}, "--env.actions.some.actuators a.: a1 is already driven by some; "),
         ({"offset": {"(": 1.0}}, "--env.actions.some.offset (: is not a regular expression"),
         ({"scale": float("nan")}, "--env.actions.some.scale nan: is not a number"),
         ({"func": "mjlab_dist.mdp.rewards:alive"}, "--env.actions.some.func mjlab_dist.mdp.rewards:alive: does not"),
