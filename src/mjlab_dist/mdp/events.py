@@ -253,7 +253,9 @@ def _read_states(env: Env, file: str) -> list[np.ndarray]:
     num_states = found["qpos"].shape[0] if found["qpos"].ndim else 0
     for name, width in (("qpos", nq), ("qvel", nv)):
         states = found[name]
-        if states.shape != (num_states, width) or not num_states or states.dtype.kind not in "fiu":
+        if states.dtype.kind not in "fiu":
+            raise UserError(f"{flag}: {name} has the type {states.dtype}; write it with numbers, such as float32")
+        if states.shape != (num_states, width) or not num_states:
             raise UserError(
                 f"{flag}: {name} has the shape {states.shape}; it must be (states, {width}), with equally many states "
                 "in qpos and qvel"

@@ -100,7 +100,9 @@ def read_motions(file: str) -> MotionFile:
 
 
 def _checked(flag: str, frames: NDArray[np.generic], width: int) -> Floats:
-    if frames.dtype.kind not in "fiu" or frames.ndim != 2 or frames.shape[1] != width or len(frames) < 2:
+    if frames.dtype.kind not in "fiu":
+        raise UserError(f"{flag} has the type {frames.dtype}; write it with numbers, such as float32")
+    if frames.ndim != 2 or frames.shape[1] != width or len(frames) < 2:
         raise UserError(f"{flag} has the shape {frames.shape}; it must be (2 or more frames, {width} numbers)")
     numbers = frames.astype(np.float64)
     if not np.isfinite(numbers).all():

@@ -247,6 +247,7 @@ def test_states_of_one_array_are_those_of_two(tmp_path: Path) -> None:
         (np.zeros(23), "has the shape (23,); it must be (states, 23)"),
         (np.zeros((0, 23)), "qpos has the shape (0, 12)"),
         (np.full((3, 23), np.nan), "qpos contains numbers that are not finite"),
+        (np.zeros((3, 23), dtype=bool), "qpos has the type bool"),
         (np.array([{}] * 23), "is neither an npz file with the arrays qpos and qvel, nor an npy file"),
     ],
 )

@@ -382,6 +382,7 @@ def test_a_step_never_waits(file: str) -> None:
         ({"joints": ("FL_hip", "FL_hip")}, "joints repeats a name (FL_hip, FL_hip)"),
         ({"walk": np.zeros((10, 5))}, " 11 "),
         ({"walk": np.zeros((1, 11))}, " 11 "),
+        ({"walk": np.zeros((3, 11), dtype=bool)}, "walk has the type bool"),
         ({"walk": np.full((3, 11), np.nan)}, "frame 0"),
         ({"walk": np.zeros((3, 11))}, "columns 3 to 6 of frame 0"),
     ],
