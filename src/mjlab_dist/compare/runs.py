@@ -118,7 +118,7 @@ def read_run(path: Path, metric: str) -> Run:
     if not has_file(path, METRICS_FILE):
         raise UserError(f"{path}: has no {METRICS_FILE}; leave out runs that have not finished an iteration")
     history = read_history(path)
-    _check_metric(history, metric, str(path))
+    _check_metric(history, metric, str(path), METRICS_FILE)
     provenance = read_provenance(path, lambda _: None)
     return Run(
         path=path,
@@ -153,15 +153,15 @@ def read_ranks(path: Path, metric: str) -> list[Group]:
             if row["rank"] == rank and row["iteration"] in of_run
         ]
         history = by_column(own)
-        _check_metric(history, metric, f"rank {rank} of {path}")
+        _check_metric(history, metric, f"rank {rank} of {path}", RANK_METRICS_FILE)
         run = Run(path=path, config={}, origin={}, history=history)
         groups.append(Group(name=f"{path.name}, rank {rank}", runs=[run]))
     return groups
 
 
-def _check_metric(history: Mapping[str, NDArray[np.float64]], metric: str, where: str) -> None:
+def _check_metric(history: Mapping[str, NDArray[np.float64]], metric: str, where: str, file: str) -> None:
     if metric not in history:
-        near = did_you_mean(metric, history, "see the columns of its metrics file")
+        near = did_you_mean(metric, history, f"see the columns of its {file}")
         raise UserError(f"--metric {metric}: {where} has no such column; {near}")
     if not np.isfinite(history[metric]).any():
         raise UserError(f"--metric {metric}: has no value in any row of {where}; leave the run out, or train longer")

@@ -223,7 +223,7 @@ def _chosen(
         width = field.shape[-1] if field.dim() > 2 else 0
         wrong = [column for column in config.columns if not 0 <= column < width]
         if wrong:
-            has = f"has columns 0 to {width - 1}" if width else "has one value per object; omit columns"
+            has = f"has columns 0 to {width - 1}" if width else "has no columns; omit columns"
             raise UserError(f"{flag}.columns {wrong[0]}: {config.field} {has}")
         columns = torch.zeros(width, dtype=torch.bool)
         columns[list(config.columns)] = True

@@ -147,5 +147,7 @@ def _evaluate_onnx(flag: str, model: onnx.ModelProto, given: onnx.ValueInfoProto
             assert isinstance(results, list)
             outputs.append(torch.from_numpy(np.asarray(results[0], dtype=np.float32)).reshape(num_rows, -1)[0])
     except (RuntimeError, ValueError) as error:
-        raise UserError(f"{flag}: cannot be evaluated: {str(error).splitlines()[0]}") from error
+        raise UserError(
+            f"{flag}: cannot be evaluated: {str(error).splitlines()[0]}; export it as TorchScript"
+        ) from error
     return torch.stack(outputs)

@@ -168,9 +168,8 @@ class LearnedMotor(Action):
         if activation not in _ACTIVATIONS:
             raise UserError(f"{flag}.activation {activation}: use {', '.join(_ACTIVATIONS)}")
         if not history or min(history) < 0:
-            raise UserError(
-                f"{flag}.history {' '.join(map(str, history))}: give at least one age in physics steps, none below 0"
-            )
+            given = " ".join(map(str, history))
+            raise UserError(f"{flag}.history {given}: give at least one age in physics steps, none below 0")
         layers = read_layers(f"{flag}.file {file}", file, 2 * len(history), activation)
         columns = self._find_positions(env)
         # State: errors and velocities of the latest physics steps, newest first
