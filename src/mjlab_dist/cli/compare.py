@@ -29,7 +29,7 @@ def main(argv: Sequence[str], prog: str) -> None:
     Raises:
         UserError: If the command line is wrong, or a run cannot be read.
     """
-    # Flags
+    # Runs and flags
     first = next((i for i, word in enumerate(argv) if word.startswith("-")), len(argv))
     words, flags = argv[:first], argv[first:]
     config = parse(CompareConfig(), flags, f"{prog} RUN...")
@@ -48,7 +48,7 @@ def main(argv: Sequence[str], prog: str) -> None:
     if config.output is not None:
         check_figure_file("--output", config.output, [".png", ".html"])
 
-    # Figures
+    # Final values of the runs, and differences between them
     groups = read_groups(find_runs(words, config.log_root), config.metric, of_ranks=config.ranks)
     summaries = [summarize(group, config.metric, config.threshold) for group in groups]
     configs = config_differences([group.runs[0] for group in groups])

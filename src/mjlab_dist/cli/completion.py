@@ -1,8 +1,8 @@
 """completion: scripts for bash, zsh and fish, and their suggestions. Imports neither torch nor tyro.
 
-The scripts call this command with the words of the command line at every press of Tab. The command prints one
-suggestion per line, with its meaning after a tab. If the shell should complete file names instead, the command exits
-with 1.
+The scripts call this command with the words of the command line whenever the user presses Tab. The command prints one
+suggestion per line: the suggested word, a tab character and the meaning of the word. If the shell should complete file
+names instead, the command exits with 1.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def suggestions(words: Sequence[str]) -> Suggestions | None:
 
 
 def _flags(command: str, task: str | None) -> list[Flag]:
-    """Return the flags of a command, including those of the task if one is typed."""
+    """Return the flags of a command, including the flags of the task if the command line names a task."""
     config = registry.task_config(task) if task is not None else general_config()
     run_flags = [flag for flag in flags_of(config) if flag.path != "task"]
     if command in (of_runs := {"play": PlayConfig, "evaluate": EvaluateConfig}):
@@ -175,9 +175,11 @@ def _start_with(words: Mapping[str, str], typed: str) -> Suggestions:
 
 
 def _folded(names: Mapping[str, str], typed: str) -> Suggestions:
-    """Return the names that start with the typed text; each group becomes one entry that ends with a dot.
+    """Return the names that start with the typed text.
 
-    If only one group is left, return its names instead: otherwise, a shell would complete the group and append a space.
+    Cut each name after the first dot that follows the typed text: ``--env.a`` and ``--env.b`` become one entry,
+    ``--env.``. If this entry is the only one, return the names that start with it instead, because a shell would append
+    a space to the only suggestion.
     """
     found: Suggestions = {}
     num_flags: dict[str, int] = {}

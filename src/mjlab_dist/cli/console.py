@@ -32,7 +32,7 @@ Row = dict[str, Any]
 def make_console(**options: Any) -> Console:
     """Return a console that prints text unchanged.
 
-    Otherwise, Rich would read brackets in paths and messages, such as ``[0]``, as markup, and ``:ok:`` as an emoji.
+    By default, Rich interprets brackets in paths and messages, such as ``[0]``, as markup, and ``:ok:`` as an emoji.
 
     Args:
         options: More options of :class:`rich.console.Console`.
@@ -76,7 +76,7 @@ class EventPrinter:
         self.close()
 
     def close(self) -> None:
-        """Remove the progress bar if it is shown; otherwise the cursor would stay hidden."""
+        """Remove the progress bar, if there is one, and show the cursor again, which the bar hides."""
         with self._lock:
             if self._bar is not None:
                 self._bar.stop()
@@ -85,7 +85,7 @@ class EventPrinter:
     def _show_compiling(self, done: int, total: int) -> None:
         with self._lock:
             if done == 0:
-                self.close()  # remove the bar of an earlier attempt
+                self.close()  # remove the bar of ranks that ended while they compiled, if the ranks are restarted
                 self._printed_at = time.monotonic()
                 modules = "1 module" if total == 1 else f"{total} modules"
                 self._console.print(f"Compiling {modules} of physics kernels; later runs load them from the cache.")
@@ -113,7 +113,7 @@ class TrainConsole:
         Args:
             task: Name of the task.
             console: Console to print to; standard output by default.
-            verbose: Whether to print the steps of the setup too.
+            verbose: Whether to print debug lines too.
         """
         self._task = task
         self._max_iterations = 0  # a rank reports this number before the first iteration
@@ -155,7 +155,7 @@ class TrainConsole:
         return bool(self._row)
 
     def stopping(self, signum: int) -> None:
-        """Report that a signal arrived, and that the run stops after this iteration."""
+        """Report that a signal arrived, and how the run ends: after this iteration, or without the last video."""
         if self._is_trained:
             self.print_line(f"{_name(signum)}: ending without the last video.")
             return
@@ -175,7 +175,7 @@ class TrainConsole:
         """Print how the run ended, its directory, and the command that plays it; print nothing if no iteration ended.
 
         Args:
-            run_dir: The run directory. If another launcher started the ranks, the directory was unknown until now.
+            run_dir: The run directory. If torchrun or SLURM started the ranks, it is unknown until the run ends.
             stopped: Whether the run was stopped before its last iteration.
         """
         with self._lock:
@@ -199,7 +199,7 @@ class TrainConsole:
             self._print_run_dir()
 
     def failed(self, report: str, message: str) -> None:
-        """Print why a run failed: first the traceback, then one line."""
+        """Print why a run failed: the traceback, the message, and the run directory if it is known."""
         with self._lock:
             self._close()
             lines = [report.rstrip()] if report else []
@@ -207,7 +207,7 @@ class TrainConsole:
             if self._run_dir.name:
                 lines.append(f"The run's files are in {self._run_dir}")
             sys.stdout.flush()
-            # One write, because, with torchrun, other ranks write to the same stream
+            # Write all lines at once: if torchrun started the ranks, other ranks write to the same stream
             sys.stderr.write("\n".join([*lines, ""]))
 
     def _print_run_dir(self) -> None:
@@ -271,7 +271,10 @@ def _name(signum: int) -> str:
 
 
 def _columns(row: Row) -> list[tuple[str, Text, str, Text]]:
-    """Return table rows, each with two names and their values: a metric of the policy and a metric of the update."""
+    """Return table rows: name and value of a metric of the episodes, then name and value of a metric of the update.
+
+    Waiting times, reset envs and overflows are listed after the metrics of the update.
+    """
     left = [("return", row["mean_return"]), ("episode length", row["mean_episode_length"])]
     left += [("step reward", row["mean_step_reward"])]
     not_of_policy = ("loss/", "curriculum/", "num_termination/")

@@ -26,7 +26,7 @@ class DemoConfig:
     """Show a small trained quadruped in the browser, where sliders steer it. Needs no training."""
 
     video: str | None = None
-    """Video file to write instead of opening a page, such as demo.mp4."""
+    """Video file to write, such as demo.mp4. No page is opened if this flag is given."""
     seconds: float = 10.0
     """Simulated time of the video, in s."""
     port: int | None = None

@@ -43,13 +43,16 @@ def umbrella() -> None:
 
 
 def end_at_interrupt() -> None:
-    """End this process at once at Ctrl-C, without a traceback. A process that ignores Ctrl-C keeps ignoring it."""
+    """Make Ctrl-C end this process at once, without a traceback. A process that ignores Ctrl-C keeps ignoring it."""
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         signal.signal(signal.SIGINT, _end)
 
 
 def raise_at_interrupt() -> None:
-    """Raise KeyboardInterrupt at the first Ctrl-C, so that temporary files are removed. End at once at the second."""
+    """Make the first Ctrl-C raise KeyboardInterrupt, so that temporary files are removed.
+
+    The second Ctrl-C ends this process immediately. A process that ignores Ctrl-C keeps ignoring it.
+    """
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         signal.signal(signal.SIGINT, _raise)
 

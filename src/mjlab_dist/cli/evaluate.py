@@ -43,7 +43,7 @@ def main(argv: Sequence[str], prog: str) -> None:
     if config.plot is not None:
         check_plot(config.plot, len(config.vary))
 
-    # Episodes
+    # Choose the checkpoint and evaluate it
     with waiting_for_ranks(prog) as listen:
         same = ("run", "checkpoint", "disturbances", "seed", "log_root", "trust")
         chosen = PlayConfig(**{name: getattr(config, name) for name in same})

@@ -55,7 +55,8 @@ def main(argv: Sequence[str], prog: str) -> None:
     # Report
     made = exported.made
     _show(made.description, console)
-    print(f"Largest difference between files and policy in {made.num_checked} observations: {made.max_difference:.1e}")
+    compared = f"outputs of the files and of the policy for {made.num_checked} observations"
+    print(f"Largest difference between the {compared}: {made.max_difference:.1e}")
     for file in exported.files:
         print(f"Wrote {file}")
 

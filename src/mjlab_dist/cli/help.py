@@ -55,7 +55,7 @@ class Flag:
     takes: str = ""
     """Form of the value in words, such as "a whole number"."""
     default: str = ""
-    """Value if the flag is not given; empty if there is no value, or for a switch that is off."""
+    """Default value; empty if the flag has no default, or is a switch that is off by default."""
     text: str
     """Meaning."""
 
@@ -66,7 +66,7 @@ class Flag:
 
     @property
     def spellings(self) -> tuple[str, ...]:
-        """The flag as it is typed. A switch that is on by default also has a second form, which turns it off."""
+        """The forms in which users type the flag. A switch that is on by default has a second form to turn it off."""
         if self.metavar or not self.default:
             return (f"--{self.name}",)
         group, dot, name = self.name.rpartition(".")
@@ -74,7 +74,7 @@ class Flag:
 
     @property
     def usage(self) -> str:
-        """The flag with its value."""
+        """The flag and the form of its value, as a help page shows them."""
         if self.metavar or not self.default:
             return f"--{self.name} {self.metavar}".rstrip()
         group, dot, name = self.name.rpartition(".")
@@ -117,7 +117,7 @@ HELP_FLAGS = (
     Flag(path="help", metavar="", text="Print help."),
     Flag(path="help-all", metavar="", text="Print help on all flags."),
 )
-"""Flags that every command takes."""
+"""Flags that print help, of every command that takes flags."""
 
 CONFIG_FLAG = Flag(path="config", metavar="FILE", text="Config file of an earlier run; other flags replace its values.")
 
@@ -200,7 +200,7 @@ def prefix_page(prefix: str, prog: str, config: TrainConfig) -> str:
     """Return a page of the flags that start with a prefix, by group, with their full texts.
 
     Args:
-        prefix: Prefix such as env.rewards, with dashes or underscores.
+        prefix: Prefix such as env.rewards. Leading dashes are ignored; hyphens and underscores are equivalent.
         prog: The command, with the task if there is one.
         config: Defaults.
 
@@ -243,7 +243,7 @@ def _walk(path: str, value: Any, hint: Any, text: str) -> Iterator[Flag]:
 
 
 def _parameters(path: str, config: Any, field: str) -> Iterator[Flag]:
-    """Yield the flags of a function's parameters: first the parameters in the config, then the other parameters."""
+    """Yield the flags of a function's parameters: first the parameters that the config sets, then the others."""
     known, given = parameters_of(config, field), getattr(config, field)
     defaults = {name: one.default for name, one in known.items() if one.default is not REQUIRED}
     for name, value in {**given, **{n: d for n, d in defaults.items() if n not in given}}.items():
@@ -305,7 +305,7 @@ def _docs_of_module(name: str) -> dict[str, dict[str, str]]:
 
 
 def shortened(flag: Flag) -> Flag:
-    """Keep the text up to its first full stop or semicolon. Omit ``|None`` from the form of a flag without a default.
+    """Cut a flag's text at the first full stop or semicolon. Without a default, remove ``|None`` from its value's form.
 
     A flag that takes predefined names or any other text, such as --logger, is shown as ``NAME ...``.
     """

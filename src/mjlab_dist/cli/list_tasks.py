@@ -21,7 +21,9 @@ def main(argv: Sequence[str], prog: str) -> None:
         raise UserError(f"{argv[0]}: {prog} takes no arguments")
     summaries = registry.task_summaries()
     if not summaries:
-        raise UserError(f"no task is installed: no package offers one in the entry point group {registry.GROUP}")
+        raise UserError(
+            f"no task is installed: the entry point group {registry.GROUP} has no entries; install mjlab-dist again"
+        )
     width = max(map(len, summaries))
     for name, summary in summaries.items():
         print(f"{name:<{width}}  {summary}")

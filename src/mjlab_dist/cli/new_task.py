@@ -27,15 +27,16 @@ class NewTaskConfig:
     mjcf: str = ""
     """The robot's MJCF or URDF."""
     robot: str = ""
-    """Name of the robot, such as go2, instead of --mjcf. The package robot_descriptions downloads its files."""
+    """Name of a known robot, such as go2; replaces --mjcf. The package robot_descriptions downloads the robot's files."""
     robots_dir: str | None = None
-    """Directory that contains the --robot, such as a checkout of MuJoCo Menagerie. Then nothing is downloaded."""
+    """Directory that contains the files of --robot, such as a checkout of MuJoCo Menagerie. With this flag, nothing is
+    downloaded."""
     floating: bool = False
     """Add a free joint to the root link of a URDF, for a robot that walks."""
     goal: Literal["walk", "reach", "balance", "swing-up", "hold", "none"] | None = None
     """Goal of the task. walk: move forward. reach: move the end effector to targets. balance: keep the last link of a
-    pendulum upright. swing-up: bring it upright. hold: move the joints to targets, or stand still. none: no goal; write
-    your own rewards. Default: a guess from the MJCF."""
+    pendulum upright. swing-up: bring this link upright. hold: move the joints to targets, or, if the robot is not fixed
+    to the world, stand still. none: no goal; write your own rewards. Default: a guess from the MJCF."""
     dir: str | None = None
     """Directory to create a package in, even in a checkout of mjlab_dist. It is created if it does not exist.
     Default: the current directory."""
@@ -54,7 +55,7 @@ def main(argv: Sequence[str], prog: str) -> None:
     if config.mjcf and config.robot:
         raise UserError(f"--mjcf {config.mjcf}: cannot be combined with --robot {config.robot}; drop one of the two")
     if not config.mjcf and not config.robot:
-        raise UserError(f"--mjcf: is missing; type {prog} {task} --mjcf robot.xml, or name a known --robot")
+        raise UserError(f"--mjcf: is missing; type {prog} {task} --mjcf robot.xml, or add --robot NAME")
     if config.robots_dir is not None and not config.robot:
         raise UserError(f"--robots-dir {config.robots_dir}: needs a robot to search for; add --robot NAME")
 

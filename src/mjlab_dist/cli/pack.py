@@ -15,7 +15,7 @@ from mjlab_dist.wording import byte_size, listed
 
 
 def main(argv: Sequence[str], prog: str) -> None:
-    """Pack a run, and print what the file contains. Exit with 1 if the exported policy does not act like the policy.
+    """Pack a run, and print what the file contains. Exit with 1 if the exported policy gives wrong actions.
 
     Raises:
         UserError: If the command line is wrong, or the run cannot be packed.

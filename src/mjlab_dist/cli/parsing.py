@@ -237,7 +237,7 @@ def _unknown(flag: str, known: Iterable[str], prog: str) -> str:
 
 
 def _one_line(box: str, argv: Sequence[str], prog: str, flags: Sequence[Flag]) -> str:
-    """Return tyro's error message as one line; tyro draws a box around it, and colors it on a terminal."""
+    """Convert tyro's error message, which may have a box and colors, to one line like this package's messages."""
     # First paragraph, without box and colors; if tyro cannot draw a box, it prints a title and lines of dashes
     lines = [line.strip("│ \t") for line in re.sub(r"\x1b\[[0-9;]*m", "", box).splitlines()]
     rules = [i for i, line in enumerate(lines) if re.fullmatch(r"-{3,}", line)]
