@@ -27,7 +27,7 @@ class NewTaskConfig:
     mjcf: str = ""
     """The robot's MJCF or URDF."""
     robot: str = ""
-    """Name of a known robot, such as go2; replaces --mjcf. The package robot_descriptions downloads the robot's files."""
+    """Name of a robot, such as go2; replaces --mjcf. The package robot_descriptions downloads the robot's files."""
     robots_dir: str | None = None
     """Directory that contains the files of --robot, such as a checkout of MuJoCo Menagerie. With this flag, nothing is
     downloaded."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from mjlab_dist.play import PlayResult, Replayed
 
 SHOWN = 4
-"""Maximum number of envs that are printed for a dump."""
+"""Maximum number of envs of a NaN dump whose states are printed."""
 
 
 def main(argv: Sequence[str], prog: str) -> None:
@@ -80,7 +80,7 @@ def show(task: str, config: PlayConfig, prog: str, changes: Sequence[str] = ()) 
 def chosen_run(
     task: str, config: PlayConfig, prog: str, changes: Sequence[str], warn: Callable[[str], None]
 ) -> tuple[TrainConfig, Path]:
-    """Return the run's config, with the env to play in, and its checkpoint or dump.
+    """Return the run's config, whose env is changed by the flags, and the path of the checkpoint or NaN dump to play.
 
     Args:
         task: Name of the task.

@@ -37,7 +37,7 @@ HELP = Page(
     own=(
         Flag(path="rounds", metavar="INT", default=str(ROUNDS), text="Number of runs with each number of ranks."),
         Flag(path="until_return", metavar="FLOAT", text="Train until the mean return reaches this value."),
-        Flag(path="plot", metavar="FILE", text="PNG file to draw the speeds and the shares of the time in."),
+        Flag(path="plot", metavar="FILE", text="PNG file for plots of the speeds and of how the ranks spend time."),
         Flag(path="json", metavar="", text="Print one JSON object instead of the tables."),
     ),
     groups={
@@ -49,7 +49,7 @@ HELP = Page(
 
 
 def main(argv: Sequence[str], prog: str) -> None:
-    """Measure, print the results, and draw them if requested.
+    """Measure how training scales, print the results, and plot them if requested.
 
     Raises:
         UserError: If the command line is wrong, or the runs cannot be started.
@@ -123,7 +123,7 @@ def _show(scaling: Scaling, until_return: float | None, console: Console) -> Non
             times = [", ".join(f"{one.seconds:.3g}" for one in row.reached) or "-"] if reached else []
             speeds.add_row(mode, *_speed(row), *times)
     console.print(speeds)
-    # Parts of the time
+    # Shares of the time
     shares = Table(title="\nShares of the time", title_justify="left")
     for column in ("scaling", "ranks", *(field.name for field in dataclasses.fields(Shares))):
         shares.add_column("comm." if column == "communication" else column, justify="right", no_wrap=True)

@@ -44,7 +44,7 @@ HELP = Page(
 
 
 def main(argv: Sequence[str], prog: str) -> None:
-    """Measure, and print a table with recommended sizes.
+    """Measure how full the buffers get, and print a table with recommended sizes.
 
     Raises:
         UserError: If the command line is wrong, or the task or run cannot be used.
@@ -72,7 +72,7 @@ def main(argv: Sequence[str], prog: str) -> None:
     validate(config)
     budget = plan_budget(config, 1)
     if budget is None:
-        raise UserError(f"--num-envs auto: give a number, such as {NUM_ENVS}; this command does not measure memory")
+        raise UserError(f"--num-envs auto: size-buffers cannot choose the number; give one, such as {NUM_ENVS}")
     device = plan_devices(config, os.environ, find_gpus())[0]
     # Measurement
     actions = "random actions" if checkpoint is None else f"the policy of {checkpoint}"
@@ -86,7 +86,7 @@ def main(argv: Sequence[str], prog: str) -> None:
 
 
 def _of_run(run: str, argv: Sequence[str]) -> tuple[Path, list[str]]:
-    """Return the newest checkpoint of a run, and flags that start from the run's config."""
+    """Return the newest checkpoint of a run, and the flags, preceded by ``--config`` with the run directory."""
     task, flags = split_task(argv)
     if task is None:
         raise UserError(f"--run {run}: no task is named; type mjlab-dist size-buffers TASK --run {run}")

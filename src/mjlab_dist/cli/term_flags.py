@@ -19,10 +19,12 @@ from mjlab_dist.wording import did_you_mean, listed
 def take_term_flags(config: TrainConfig, argv: Sequence[str]) -> tuple[TrainConfig, list[str]]:
     """Apply the term flags that tyro cannot read, and take them out of argv.
 
-    - ``--env.rewards.effort None`` removes a term, a randomization or an observation group.
-    - ``--env.events.root.params.pitch-rad -0.1 0.1``: a parameter that the config does not name gets its default, so
-      that tyro accepts the flag and converts the values.
-    - If the current value of a parameter is None, or contains tuples or mappings, the new value is read as YAML.
+    - A flag with the value None, such as ``--env.rewards.effort None``, removes a term, a randomization or an
+      observation group.
+    - If a flag such as ``--env.events.root.params.pitch-rad -0.1 0.1`` sets a parameter that the config does not name,
+      the parameter's default is added to the config. tyro then accepts the flag and converts the values.
+    - The new value of a parameter is read as YAML if it is None, or if the current value is missing, None, a mapping,
+      or a tuple whose parts are not scalars of one type.
 
     Args:
         config: The config that the flags change.
@@ -111,7 +113,11 @@ def _spelled(name: str, value: Any) -> str:
 
 
 def _set_parameter(env: EnvConfig, found: _Entry, flag: str, values: Sequence[str]) -> tuple[EnvConfig, bool]:
-    """Set a parameter that tyro cannot read; return the config, and whether this function has read the values."""
+    """Set a parameter of a term if tyro cannot read it; otherwise, only ensure that the config names the parameter.
+
+    Return the env's config, and whether this function has read the values. If the term has no such parameter, return
+    the config unchanged.
+    """
     name, params = found.name, dict(found.mapping)
     known = parameters_of(entry(env, found.path[:-1]), found.path[-1])
     if name not in params and name not in known:

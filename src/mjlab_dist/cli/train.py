@@ -198,7 +198,7 @@ def _find_run(run: str, task: str | None, file: str | None, flags: Sequence[str]
 
 
 def _print_general_help(asked: HelpRequest, prog: str, page: Page, **defaults: Any) -> None:
-    """Print help if no task is named.
+    """Print the help of a command line that names no task.
 
     Raises:
         UserError: If the requested flags depend on the task, or do not exist.

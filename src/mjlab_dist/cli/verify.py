@@ -1,4 +1,4 @@
-"""verify: check that the ranks of one or several machines train one policy."""
+"""verify: check that all ranks, on one or several machines, train the same policy."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ITERATIONS = 5
 """Number of iterations if --max-iterations is not given."""
 
 HELP = Page(
-    summary="Train for a few iterations and check that the ranks train one policy.",
+    summary="Train for a few iterations and check that all ranks train the same policy.",
     own=(Flag(path="json", metavar="", text="Print one JSON object instead of the tables."),),
     groups={
         "Run": ("json", "config", "seed"),

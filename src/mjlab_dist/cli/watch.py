@@ -1,4 +1,4 @@
-"""watch: show a run while it trains."""
+"""watch: show a run in the browser, also while it trains."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def main(argv: Sequence[str], prog: str) -> None:
     check_port(config.port)
     run_dir = find_any_run(config.log_root, run)
     if run_dir.is_file():
-        raise UserError(f"{run}: is a pack, not a run that trains; show it with play TASK --run {run} --viewer web")
+        raise UserError(f"{run}: is a pack, but watch needs a run; show it with play TASK --run {run} --viewer web")
     train_config = read_config_file(run_dir, trust=config.trust, uses_ssh=False)
     print(f"Watching {run_dir}", flush=True)
 

@@ -14,7 +14,7 @@ from mjlab_dist.messages import Listener
 
 @contextlib.contextmanager
 def waiting_for_ranks(prog: str) -> Iterator[Listener]:
-    """Print events on standard error. At a signal, exit after the ranks have ended and their files are removed.
+    """Print events on standard error. At a signal, end the ranks, remove temporary files, and exit.
 
     Args:
         prog: The command, for messages.
@@ -27,7 +27,7 @@ def waiting_for_ranks(prog: str) -> Iterator[Listener]:
     """
     from mjlab_dist.launch.signals import handled_signals  # noqa: PLC0415 (--help does not need it)
 
-    # Handle SIGTERM and SIGHUP like Ctrl-C: the ranks end, their files are removed, and this command exits.
+    # Handle SIGTERM and SIGHUP like Ctrl-C: end the ranks, remove temporary files, and exit.
     for signum in handled_signals() - {signal.SIGINT}:
         signal.signal(signum, lambda signum, _: sys.exit(128 + signum))
     try:

@@ -1,4 +1,4 @@
-"""Play a trained policy: returns, videos, and the steps that led to numbers that are not finite."""
+"""Play a trained policy, record videos of it, and repeat the steps of a run that led to NaN or infinity."""
 
 from mjlab_dist.play.choice import resolve, without_disturbances
 from mjlab_dist.play.episodes import PlayResult, load_env_and_policy, play

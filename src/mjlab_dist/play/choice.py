@@ -35,7 +35,7 @@ MAX_PIXELS = 4096
 
 
 def resolve(task: str, config: PlayConfig, warn: Callable[[str], None]) -> tuple[TrainConfig, Path]:
-    """Return the run's config, and its checkpoint or dump.
+    """Return the run's config, and the path of the checkpoint or NaN dump to play.
 
     Args:
         task: Name of the task.
@@ -43,7 +43,7 @@ def resolve(task: str, config: PlayConfig, warn: Callable[[str], None]) -> tuple
         warn: Called with one line if ``latest`` skips newer runs.
 
     Raises:
-        UserError: If the run or file does not exist or belongs to another task, or a number cannot be used.
+        UserError: If the run or file does not exist or belongs to another task, or the value of a flag is not allowed.
     """
     if config.num_played < 1:
         raise UserError(f"--num-envs {config.num_played}: must be at least 1")
@@ -59,7 +59,7 @@ def resolve(task: str, config: PlayConfig, warn: Callable[[str], None]) -> tuple
         return read_config_file(run_dir, trust=config.trust, uses_ssh=False), find(run_dir)
     checkpoint = Path(config.checkpoint)
     if not checkpoint.is_file():
-        raise UserError(f"--checkpoint {checkpoint}: there is no such file; give a file, or latest or best with --run")
+        raise UserError(f"--checkpoint {checkpoint}: there is no such file; give an existing file, latest or best")
     return read_config_file(
         find_run(config.log_root, task, str(run_of(checkpoint))), trust=config.trust, uses_ssh=False
     ), checkpoint
@@ -124,7 +124,7 @@ def _validate_pictures(config: PlayConfig) -> None:
             f"--frames {config.frames}: cannot be combined with --video {config.video}, which has another size; "
             "run play once for each"
         )
-    # Envs
+    # Envs in the picture
     missing = [env for env in config.env if not 0 <= env < config.num_played]
     if missing or not config.env:
         raise UserError(
@@ -203,7 +203,7 @@ def _resolve_dump(task: str, dump: Path, config: PlayConfig) -> tuple[TrainConfi
     run_dir = dump.resolve().parent.parent
     if not (run_dir / CONFIG_FILE).is_file():
         raise UserError(
-            f"--nan-dump {dump}: is not in a run's {ERRORS_DIR} directory, so the run's config is not known; leave "
-            "the file where the run wrote it"
+            f"--nan-dump {dump}: is not in a run's {ERRORS_DIR} directory, so the run's config is not known; move "
+            "the file back to that directory"
         )
     return read_config_file(find_run(config.log_root, task, str(run_dir)), trust=config.trust, uses_ssh=False), dump

@@ -51,7 +51,7 @@ def load_env_and_policy(train_config: TrainConfig, checkpoint: Path, num_envs: i
         seed: Random seed.
 
     Returns:
-        The env, and the policy without exploration noise, which maps observations to actions.
+        The env, and the policy, which maps observations to actions without exploration noise.
     """
     env = load_env(train_config, num_envs, seed)
 
@@ -136,7 +136,7 @@ def play_policy(env: Env, policy: MLPModel, checkpoint: Path, config: PlayConfig
     result = PlayResult(checkpoint=checkpoint, returns=[], lengths=[], outcomes={})
     outcomes = dict.fromkeys(env.episode_outcomes(), 0.0)
     playing = torch.ones(config.num_played, dtype=torch.bool)
-    # Steps: for the given time or, without one, until an episode has ended in every env
+    # Steps: for the given time, or, if no time is given, until an episode has ended in every env
     step = 0
     obs = env.reset()
     with torch.inference_mode():

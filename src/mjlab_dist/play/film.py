@@ -45,7 +45,7 @@ POLL_S = 1.0
 """Interval between checks for a new checkpoint, in seconds."""
 
 MAX_ANIMATION_FRAMES = 100
-"""Maximum number of frames of an animation for TensorBoard; a GIF is much larger than a video."""
+"""Maximum number of frames of an animation for TensorBoard. It is low because a GIF is much larger than a video."""
 
 ANIMATION_FPS = 10
 """Maximum frame rate of an animation."""

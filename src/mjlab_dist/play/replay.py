@@ -38,7 +38,8 @@ class Replayed:
     action: dict[str, float]
     """The policy's output, by actuator; empty if step is 0."""
     state: dict[str, tuple[float, ...]]
-    """Positions and velocities by joint: before the step, after it in the run, and after its repetition."""
+    """Positions and velocities by joint. Three values each: before the step, after the step in the run, and after the
+    repetition of the step."""
     ended: bool
     """Whether the step ended an episode in the run, so that the state after it belongs to a new episode."""
     reproduced: bool

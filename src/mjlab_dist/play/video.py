@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 VIDEO_FPS = 30
-"""Maximum number of frames per second; steps in between are not rendered."""
+"""Maximum number of frames per second of a video. If there are more control steps per second, some are not rendered."""
 
 
 GAP = 2
@@ -255,8 +255,8 @@ def _renderer(model: mujoco.MjModel, size: tuple[int, int], camera: int) -> Rend
 def _egl_by_default() -> Iterator[None]:
     """Make MuJoCo's renderers use EGL, unless the user chose a backend.
 
-    GLFW, MuJoCo's default, needs a screen; without a screen, the second renderer would abort the process. Setting the
-    variable MUJOCO_GL may be too late, because MuJoCo reads it only when it is imported.
+    GLFW, MuJoCo's default, needs a screen; without a screen, the second renderer would abort the process. The class
+    of MuJoCo's contexts is replaced because setting MUJOCO_GL would have no effect once MuJoCo is imported.
     """
     if "MUJOCO_GL" in os.environ:
         yield
