@@ -72,7 +72,7 @@ def main(argv: Sequence[str], prog: str) -> None:
     validate(config)
     budget = plan_budget(config, 1)
     if budget is None:
-        raise UserError(f"--num-envs auto: size-buffers cannot choose the number; give one, such as {NUM_ENVS}")
+        raise UserError(f"--num-envs auto: this command does not support auto; give a number, such as {NUM_ENVS}")
     device = plan_devices(config, os.environ, find_gpus())[0]
     # Measurement
     actions = "random actions" if checkpoint is None else f"the policy of {checkpoint}"

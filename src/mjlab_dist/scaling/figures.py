@@ -1,4 +1,4 @@
-"""Figures of runs with different numbers of ranks: speeds, efficiencies, shares of the time. Imports no torch."""
+"""Compute speeds, efficiencies and shares of the time of runs with different numbers of ranks. Imports no torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Literal
 from mjlab_dist.scaling.rank import IterationTimes, RankTimes
 
 Mode = Literal["weak", "strong"]
-"""weak: the same number of envs per rank. strong: the same number of envs over all ranks."""
+"""weak: all runs have the same number of envs per rank. strong: all runs have the same total number of envs."""
 
 SKIPPED = 2
 """Number of iterations at the start that are not counted, because they warm up caches and choose kernels."""
@@ -149,7 +149,7 @@ def _shares(iterations: Sequence[Sequence[IterationTimes]]) -> Shares:
         for one in of_ranks:
             for name in ("physics", "env", "policy", "update"):
                 parts[name] += getattr(one, f"{name}_s")
-        # The rank that arrives last at a collective does not wait: its time is that of the collective itself.
+        # The rank that arrives last at a collective does not wait: its time is the duration of the collective itself.
         for waits in zip(*(one.waits_s for one in of_ranks), strict=True):
             parts["communication"] += num_ranks * min(waits)
             parts["waiting"] += sum(waits) - num_ranks * min(waits)

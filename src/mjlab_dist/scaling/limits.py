@@ -11,7 +11,7 @@ from mjlab_dist.machine.devices import cores
 from mjlab_dist.scaling.figures import Row
 
 GOOD = 0.9
-"""Minimum efficiency for the report that nothing limits the ranks."""
+"""If no limit is found and the efficiency is at least this value, nothing is reported to limit the ranks."""
 
 MAX_COMMUNICATION = 0.15
 MAX_WAITING = 0.15
@@ -19,7 +19,7 @@ MAX_UPDATE = 0.5
 """Larger shares of an iteration's time for communication, waiting or update are reported as a limit."""
 
 MAX_MEMORY = 0.9
-"""A larger share of the memory in use is reported as a limit."""
+"""Memory is reported as a limit if a larger share of it is in use."""
 
 SLOW_RANK = 1.15
 """A rank limits the others if its computing time is at least this multiple of the median rank's."""
@@ -78,7 +78,7 @@ def _waiting(row: Row) -> list[str]:
     if row.shares.waiting <= MAX_WAITING:
         return []
     return [
-        f"waiting: ranks wait {row.shares.waiting:.0%} of the time, and not always for the same rank; raise "
+        f"waiting: ranks wait {row.shares.waiting:.0%} of the time until the last rank reaches a collective; raise "
         "--num-envs, or let ranks train independently for several iterations with --sync.period 4"
     ]
 
@@ -90,7 +90,7 @@ def _network(row: Row, config: TrainConfig) -> list[str]:
     if config.sync.period > 1:
         return [f"{share}; raise --sync.period (now {config.sync.period})"]
     return [
-        f"{share}; use --sync.period 4 or --sync.compression bf16, which halves the bytes; or lower "
+        f"{share}; use --sync.period 4, halve the data with --sync.compression bf16, or lower "
         f"--agent.num-mini-batches (now {config.agent.num_mini_batches})"
     ]
 

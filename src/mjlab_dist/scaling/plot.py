@@ -1,4 +1,4 @@
-"""Draw the figures of a measurement of scaling."""
+"""Plot the results of a measurement of scaling."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Launch runs with 1, 2, 4, ... ranks, in rounds, and return their figures. Imports no torch."""
+"""Launch runs with 1, 2, 4, ... ranks, in rounds, and return their speeds and times. Imports no torch."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MIN_ITERATIONS = SKIPPED + 2
 
 @dataclass(frozen=True, kw_only=True)
 class Scaling:
-    """Figures of a task on the machines of a config."""
+    """Results of a measurement of scaling."""
 
     modes: dict[Mode, list[Row]]
     """A row per number of ranks, by kind of scaling."""
@@ -63,7 +63,8 @@ class _Case:
 def measure(config: TrainConfig, rounds: int, until_return: float | None, listen: Listener) -> Scaling:
     """Measure weak and strong scaling on the devices of a config. Each run uses as few machines as possible.
 
-    A round has one run for each number of ranks, so that a slow phase of the machine affects all numbers of ranks.
+    Each round launches all runs once: every number of ranks with every kind of scaling. If the machine is slow for a
+    while, this therefore affects all numbers of ranks.
 
     Args:
         config: The run's config. The log root and the logger are ignored.
@@ -191,7 +192,7 @@ def _case(config: TrainConfig, mode: Mode, hosts: tuple[Host, ...], gpus: list[G
 
 
 def _run(case: _Case, until_return: float | None, listen: Listener) -> Round:
-    """Train, and return the figures. All files are removed."""
+    """Train, remove the files of the run, and return its speed and times."""
     from mjlab_dist.launch.ranks import run_ranks  # noqa: PLC0415 (torchrunx imports torch)
 
     control, reached = Control(), list[Reached]()

@@ -53,7 +53,7 @@ class Stopwatch:
     """
 
     def __init__(self, clock: Clock) -> None:
-        """Start without calls.
+        """Create a stopwatch that has not recorded any calls yet.
 
         Args:
             clock: The clock of the device.
@@ -98,7 +98,7 @@ class Timing(Hook):
     """
 
     def __init__(self, num_steps: int) -> None:
-        """Start without iterations.
+        """Create the hook for a run that has not started yet.
 
         Args:
             num_steps: Control steps of a rollout.
@@ -141,7 +141,7 @@ class Timing(Hook):
     def _times(self, steps: StepTimes | None) -> Iterator[IterationTimes]:
         walls = [end - start for start, end in zip(self._starts_s, self._starts_s[1:], strict=False)]
         for wall_s, own, after in zip(walls, self._own, self._own[1:], strict=False):
-            # The first collective sums the metrics of the previous iteration, and counts as part of it.
+            # The first collective sums the metrics of the previous iteration, so it counts as part of that iteration.
             waits = own.waits_s[1:]
             physics_s = own.physics_s if steps is None else self._num_steps * steps.physics_s
             env_step_s = own.env_step_s if steps is None else self._num_steps * steps.env_step_s
