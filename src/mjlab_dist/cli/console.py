@@ -175,7 +175,7 @@ class TrainConsole:
         """Print how the run ended, its directory, and the command that plays it; print nothing if no iteration ended.
 
         Args:
-            run_dir: The run directory. If torchrun or SLURM started the ranks, it is unknown until the run ends.
+            run_dir: The run directory. If torchrun or SLURM started the ranks, :meth:`started` was not called.
             stopped: Whether the run was stopped before its last iteration.
         """
         with self._lock:

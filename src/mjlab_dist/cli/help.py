@@ -117,7 +117,7 @@ HELP_FLAGS = (
     Flag(path="help", metavar="", text="Print help."),
     Flag(path="help-all", metavar="", text="Print help on all flags."),
 )
-"""Flags that print help, of every command that takes flags."""
+"""Help flags of all commands that have other flags too."""
 
 CONFIG_FLAG = Flag(path="config", metavar="FILE", text="Config file of an earlier run; other flags replace its values.")
 
@@ -305,9 +305,10 @@ def _docs_of_module(name: str) -> dict[str, dict[str, str]]:
 
 
 def shortened(flag: Flag) -> Flag:
-    """Cut a flag's text at the first full stop or semicolon. Without a default, remove ``|None`` from its value's form.
+    """Cut a flag's text at the first full stop or semicolon.
 
-    A flag that takes predefined names or any other text, such as --logger, is shown as ``NAME ...``.
+    If the flag has no default, remove ``|None`` from the form of its value, such as ``INT|None``. A flag that takes
+    predefined names or any other text, such as --logger, is shown as ``NAME ...``.
     """
     text = re.split(r"[.;](?:\s|$)", flag.text, maxsplit=1)[0] + "."
     metavar = flag.metavar if flag.default else flag.metavar.removesuffix("|None")

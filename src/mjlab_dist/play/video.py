@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 VIDEO_FPS = 30
-"""Maximum number of frames per second of a video. If there are more control steps per second, some are not rendered."""
+"""Approximate maximum number of frames per second of a video. At higher control frequencies, steps are skipped."""
 
 
 GAP = 2

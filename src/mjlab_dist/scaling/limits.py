@@ -11,7 +11,7 @@ from mjlab_dist.machine.devices import cores
 from mjlab_dist.scaling.figures import Row
 
 GOOD = 0.9
-"""If no limit is found and the efficiency is at least this value, nothing is reported to limit the ranks."""
+"""If no limit is found, and the efficiency is at least this value, the report states that nothing limits the ranks."""
 
 MAX_COMMUNICATION = 0.15
 MAX_WAITING = 0.15
