@@ -32,7 +32,7 @@ NUM_STEPS = 75
 
 @pytest.fixture(autouse=True)
 def _measure_the_speed_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shorten the measurement of the speed, except in the test below that starts the installed command."""
+    """Shorten the measurement of the speed. An installed command, which is another process, measures for longer."""
     monkeypatch.setattr(checks, "SPEED_S", 0.01)
 
 
@@ -50,20 +50,20 @@ def with_term(kind: str, one: Any) -> TrainConfig:
 
 
 def results(config: TrainConfig) -> dict[str, Check]:
-    """Check a task, and return the results by name."""
+    """Check a task, and return a dict from the name of each check to its result."""
     return {result.name: result for result in check(config)}
 
 
 def failures(config: TrainConfig) -> dict[str, str]:
-    """Check a task, and return the texts of the checks that failed, by name."""
+    """Check a task, and return a dict from the name of each check that failed to the text of its result."""
     return {name: result.text for name, result in results(config).items() if not result.passed}
 
 
 QUICK = {"arm-reach", "cartpole-balance", "everything", "gym-reacher", "quadruped-velocity-flat"}
-"""One task of each kind. Long tests check the other tasks."""
+"""Tasks that the tests check even without `-m long`. The other tasks are checked only with it."""
 
 WITH_SHORT_ROLLOUTS = {"everything"}
-"""Tasks that exist only for tests. All of their terms have an effect within a short rollout."""
+"""Tasks that exist only for tests. All of their terms have an effect within a short rollout, so it is sufficient."""
 
 
 @pytest.mark.slow
@@ -214,7 +214,7 @@ def test_buffers_that_are_too_small_are_found(changes: dict[str, int], found: st
     assert set(result) <= {"resume"}, "resume may fail too: the state does not determine which contacts are dropped"
 
 
-# Checks from Python, and as a command
+# The checks are started from Python, or by a command
 
 
 @pytest.mark.slow
@@ -233,7 +233,8 @@ def test_check_task_raises_with_a_line_per_failure_and_keeps_random_states() -> 
 
 
 def test_recording_operations_does_not_import_the_compiler_of_torch() -> None:
-    assert not hasattr(HostSyncs.__torch_dispatch__, "__wrapped__"), "torch imports its compiler in its own wrapper"
+    wrapped = hasattr(HostSyncs.__torch_dispatch__, "__wrapped__")
+    assert not wrapped, "torch has put a wrapper around the method, and the wrapper imports torch's compiler"
 
 
 def test_wrong_fields_are_refused() -> None:

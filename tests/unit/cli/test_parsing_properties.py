@@ -55,7 +55,7 @@ def values_of(hint: Any, value: Any) -> st.SearchStrategy[Any]:
     if hint == ParamValue:
         return values_of(tuple[type(value[0]), ...] if isinstance(value, tuple) else type(value), value)
     if origin in (typing.Union, types.UnionType):
-        # A text that looks like a number is read as a number, even if the flag also takes texts.
+        # If a flag takes whole numbers and texts, draw no texts: one that looks like a number would become a number.
         kinds = [values_of(arg, value) for arg in args if arg is not str or int not in args]
         return st.one_of(kinds).filter(
             lambda drawn: float not in args or not isinstance(drawn, tuple) or len(drawn) > 1

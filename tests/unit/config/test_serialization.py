@@ -251,7 +251,7 @@ def test_a_missing_key_is_refused_by_name(config: TrainConfig, tmp_path: Path):
 )
 def test_a_value_of_the_wrong_type_is_refused_by_its_name(config: TrainConfig, tmp_path: Path, path: str, value: Any):
     message = file_refusal(edited(config, tmp_path, path, value))
-    # For an entry of a dict, the message names the dict: env.rewards for the weight of a reward.
+    # The message leaves out keys of dicts: it names env.rewards.weight instead of env.rewards.smooth.weight.
     field = path.replace("params.low", "params").rpartition(".")[2]
     assert field in message.removeprefix(f"--config {tmp_path}")
 

@@ -18,7 +18,7 @@ from mjlab_dist.config import TrainConfig
 from mjlab_dist.config.serialization import from_plain
 from mjlab_dist.run_dir import to_yaml
 
-# Texts of characters that YAML allows in files.
+# Texts that a YAML file can contain. Some of them are read as numbers, dates or booleans if they are not quoted.
 texts = st.one_of(
     st.text(st.characters(codec="utf-8", exclude_categories=["C", "Zl", "Zp"])),
     st.sampled_from(["1", "1e-3", "1.0", ".inf", "nan", "yes", "null", "~", "0x10", "1_000", "2026-11-22", "a: b"]),
@@ -30,7 +30,7 @@ reals = st.floats(allow_nan=False)
 
 
 def values_of(hint: Any) -> st.SearchStrategy[Any]:
-    """Draw values of a field's type, which is not a dataclass."""
+    """Draw values of the type of a field. The type must not be a dataclass."""
     args = typing.get_args(hint)
     origin = typing.get_origin(hint)
     if origin is Literal:

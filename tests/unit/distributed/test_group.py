@@ -1,4 +1,7 @@
-"""The process group that ranks on GPUs join. In tests/distributed, ranks on CPUs join real process groups."""
+"""The process group that ranks on GPUs join: functions of torch.distributed are replaced, so no GPU is needed.
+
+The tests in tests/distributed use real process groups, of ranks on CPUs.
+"""
 
 from __future__ import annotations
 

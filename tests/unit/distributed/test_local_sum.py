@@ -1,4 +1,4 @@
-"""Sums over ranks of one machine. In these tests, ranks are threads, and stores and sockets are real."""
+"""Sums over ranks of one machine. In these tests, each rank is a thread. The ranks use real stores and sockets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Actuator inputs are computed from the policy's output. The tests compare them with delay lines in NumPy."""
+"""Actuator inputs are computed from the policy's output. A simple delay line in Python gives the expected inputs."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_previous_actions_are_kept_within_an_episode() -> None:
 
 
 class DelayLine:
-    """Records the actions of one env's episode, and measures their delays."""
+    """Records the actions of one env's episode, and finds their delay from an actuator's inputs."""
 
     def __init__(self, latency: tuple[int, int]) -> None:
         self.latency = latency
@@ -134,7 +134,10 @@ class DelayLine:
         self.lag = None
 
     def check(self, action: float, seen: float) -> None:
-        """Record an action and the actuator input after it. All actions must differ."""
+        """Record an action, and check that the actuator input after it is an action with a possible delay.
+
+        All actions must differ, because the delay is found by comparing values.
+        """
         self.sent.append(action)
         known = range(self.latency[0], self.latency[1] + 1) if self.lag is None else [self.lag]
         fits = [lag for lag in known if self._at(lag) == pytest.approx(seen, abs=1e-6)]
@@ -160,7 +163,7 @@ def test_each_env_draws_a_latency_for_each_episode(latency: tuple[int, int]) -> 
         sent = float64(actions)
         env.step(actions)
         arrived = (float64(env.sim.ctrl[:, :2]) - 0.3) / 0.5
-        # Skip envs that were reset, because their inputs are those of the keyframe, and earlier actions are removed.
+        # Skip envs that were reset in this step: their actuator inputs come from the keyframe, not from an action.
         for i in np.flatnonzero(~ends):
             for line, action, seen in zip(lines[i], sent[i].clip(-0.8, 0.8), arrived[i], strict=False):
                 line.check(float(action), float(seen))
@@ -186,7 +189,7 @@ def test_every_latency_is_equally_likely() -> None:
 
 @pytest.mark.slow
 def test_with_jitter_actions_arrive_in_order_and_every_latency_is_drawn() -> None:
-    """Each action is proportional to the number of its step, so an actuator input shows the step of its action."""
+    """Each action is proportional to the number of its step, so an actuator input shows when its action was sent."""
     num, jitter = 2000, 0.3
     legs = ActionConfig(actuators=("F._leg",), latency=(1, 4), latency_jitter=jitter)
     rear = ActionConfig(actuators=("R._leg",), latency=(0, 2))
@@ -220,7 +223,7 @@ def test_the_offset_applies_until_the_first_action_arrives() -> None:
         np.testing.assert_allclose(env.sim.ctrl[:, :4], (HOME[:4] + arrives).expand(4, -1), rtol=0, atol=1e-6)
 
 
-# Classes of the user
+# User-defined classes of actions
 
 
 @pytest.mark.parametrize("kind", ["Counter", "CounterOutside"])
@@ -246,7 +249,7 @@ def test_a_user_defined_class_has_its_own_width_and_programs_before_each_physics
     assert env.state()["actions.legs.substeps"].flatten().tolist() == [12.0, 0.0, 12.0]
 
 
-# Mistakes
+# Wrong configs are refused
 
 
 def test_a_pattern_that_matches_no_actuator_is_refused_with_the_available_names() -> None:

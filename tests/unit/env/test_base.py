@@ -57,7 +57,7 @@ def _load(env: Env) -> None:
 CHANGES: dict[str, Callable[[Env], object]] = {
     "a step": lambda env: env.step(torch.ones(env.num_envs, env.num_actions)),
     "a reset of all": lambda env: env.reset(),
-    "a reset of some by the physics": lambda env: env.sim.reset(torch.arange(env.num_envs) < 3),
+    "a reset of some envs by the physics": lambda env: env.sim.reset(torch.arange(env.num_envs) < 3),
     "an event": lambda env: env._events.reset(env, torch.ones(env.num_envs, dtype=torch.bool)),
     "a loaded state": _load,
     "a write by torch": _write_rows,

@@ -74,7 +74,10 @@ def env() -> Env:
 
 
 def c_distance(data: mujoco.MjData, ones: tuple[str, ...], others: tuple[str, ...]) -> tuple[float, np.ndarray]:
-    """Return the smallest distance between geoms, and the closest points."""
+    """Return the smallest distance between a geom of `ones` and one of `others`, and the closest points.
+
+    If all distances are above MAX_M, return MAX_M and zeros.
+    """
     best, points = MAX_M, np.zeros(6)
     for one in ones:
         for other in others:

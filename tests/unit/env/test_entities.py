@@ -39,7 +39,7 @@ MODEL = """
   </worldbody>
   <actuator><motor name="lid_leg" joint="lid"/></actuator>
 </mujoco>"""
-"""The scene. Together with the robots and the box, it needs the same kernels as the scene in test_frames.py."""
+"""The scene. With the robots and the box, it needs the same kernels as test_frames.py, so none are compiled twice."""
 
 BOX = """
 <mujoco>
@@ -77,7 +77,10 @@ def make(**changes: Any) -> Env:
 
 
 def owners(env: Env, kind: str) -> list[str]:
-    """Return the entity of each element: the prefix of its body's name, or of a named geom's own name."""
+    """Return the entity of each element, which is the prefix of a name.
+
+    The name is that of the element's body. Only a geom that has a name is assigned by its own name.
+    """
     model = env.sim.model
     bodies = {"body": range(model.nbody), "geom": model.geom_bodyid, "dof": model.dof_bodyid, "site": model.site_bodyid}
     names = [model.body(int(body)).name for body in bodies[kind]]

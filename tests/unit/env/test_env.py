@@ -100,7 +100,10 @@ def c_step(env: Env, actions: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass
 class Step:
-    """Results of one step of the env. The test computes `qpos` and `terms`, with their values before any reset."""
+    """Results of one step of the env.
+
+    The env returns the first four. The test computes `qpos` and `terms` with MuJoCo's C code, so no reset changes them.
+    """
 
     obs: Any
     rewards: torch.Tensor
@@ -337,9 +340,8 @@ def test_totals_cover_whole_episodes() -> None:
     totals = env.pop_episode_totals()
     assert_totals(totals, episodes)
     assert_totals(env.pop_episode_totals(), [])
-    assert totals.episodes == len(
-        episodes
-    )  # pop_episode_totals returns a copy, so resetting the totals does not change it
+    # The second call has not changed the totals of the first call, because they are a copy.
+    assert totals.episodes == len(episodes)
 
 
 def test_the_return_of_an_episode_is_the_sum_of_its_rewards() -> None:
@@ -396,7 +398,7 @@ def test_weights_scale_rewards_and_a_weight_of_0_disables_a_term() -> None:
 
 
 def test_an_overflow_is_still_reported_after_the_episode_ends() -> None:
-    """metrics.Sample.overflows counts the envs with any overflow. It is read once per iteration, after many resets."""
+    """`env.sim.overflow` is read only once per iteration, so a reset must not clear an env's overflow."""
     config = dataclasses.replace(CONFIG, sim=dataclasses.replace(BOX, njmax=4), **box_terms())
     env = make(config, num_envs=4, episode_length_s=0.3)
     assert env.max_episode_length == 60
@@ -426,7 +428,10 @@ def everything(forward: bool = False, **changes: Any) -> EnvConfig:
 
 
 def advance(env: Env, actions: torch.Tensor) -> list[torch.Tensor]:
-    """Return all outputs of an env during some steps: states, observations, rewards, ends of episodes, totals."""
+    """Step an env with each row of `actions`.
+
+    Return all outputs: states, observations, rewards, ends of episodes and totals.
+    """
     seen = []
     for row in actions:
         obs, rewards, dones, extras = env.step(row)
@@ -525,9 +530,9 @@ def test_the_state_includes_all_memory_of_terms_randomizations_and_observations(
 def poisoned_and_healthy(
     config: EnvConfig, poison: Callable[[Env], None]
 ) -> tuple[list[torch.Tensor], list[torch.Tensor], Env]:
-    """Step two envs with the same random numbers. One env gets NaN before its 11th step.
+    """Step two batches of envs with the same random numbers. Call `poison` with the first batch before its 11th step.
 
-    Return the outputs of the env with NaN, those of the other env, and the env with NaN.
+    Return the outputs of the first batch, the outputs of the second batch, and the first batch.
     """
 
     def show(env: Env, row: torch.Tensor) -> torch.Tensor:
@@ -595,7 +600,8 @@ def test_envs_with_nan_are_reset_and_counted_and_other_envs_are_unaffected(
     config = {"cartpole": CONFIG, "dragged": dragged_config(), "everything": EVERYTHING}[model]
     sim = dataclasses.replace(config.sim, forward_before_observation=forward)
     config = dataclasses.replace(config, sim=sim, nan_policy="reset")
-    if not forward and model != "everything":  # without forward, observed poses are from before the reset
+    # Without forward, an env that is reset observes poses from before the reset, which can be NaN. Observe no poses.
+    if not forward and model != "everything":
         config = dataclasses.replace(config, observations={"actor": config.observations["actor"]})
     ours, oracle, env = poisoned_and_healthy(config, poison)
     assert all(a.isfinite().all() for a in ours)
@@ -650,7 +656,7 @@ def test_an_observation_that_is_not_finite_is_replaced_by_0_and_ends_the_episode
     observations = {**ROOT, "critic": CONFIG.observations["critic"]}
     env = make(nan_policy="reset", terminations={}, events=AHEAD, observations=observations)
     env.sim.qpos[2, 0] = -0.2
-    env.sim.qpos[5, 0] = float("inf")  # detected in the physics in the same step
+    env.sim.qpos[5, 0] = float("inf")  # the step resets this env, because its physics state is not finite
     third = torch.arange(NUM_ENVS) == 2
     obs, rewards, dones, _ = env.step(torch.zeros(NUM_ENVS, 1))
     assert dones.tolist() == [i == 5 for i in range(NUM_ENVS)]
@@ -770,7 +776,7 @@ def test_all_coordinates_of_a_free_joint_are_observed() -> None:
     assert torch.equal(obs["critic"], env.sim.qvel)
 
 
-# Mistakes
+# Wrong configs are refused
 
 
 def refused(**changes: Any) -> str:
@@ -983,7 +989,7 @@ def test_a_class_that_is_not_a_curriculum_is_refused() -> None:
     assert "Curriculum" in message
 
 
-# Ids
+# Indices of the envs of all ranks
 
 
 def test_envs_of_all_ranks_are_distributed_over_the_tiles_of_a_terrain() -> None:
@@ -995,7 +1001,7 @@ def test_envs_of_all_ranks_are_distributed_over_the_tiles_of_a_terrain() -> None
     assert torch.equal(torch.cat([start_positions(terrain, ids[:9]), start_positions(terrain, ids[9:])]), whole)
     tiles = {tuple(row) for row in whole.tolist()}
     assert tiles == {tuple(row) for row in terrain.origins.reshape(-1, 3).tolist()}
-    assert torch.equal(whole[:12], whole[12:])  # there are 12 tiles, which repeat
+    assert torch.equal(whole[:12], whole[12:])  # there are 12 tiles, so env 12 starts on the tile of env 0
     assert torch.equal(whole[:4], torch.from_numpy(terrain.origins[0]))  # the first four envs are on the first level
     assert not start_positions(None, ids).any()
 

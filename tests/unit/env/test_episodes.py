@@ -1,4 +1,4 @@
-"""Metrics of episodes and reasons for their ends. The tests compute expected values from single steps."""
+"""Metrics of episodes and reasons for their ends. The tests record every step to compute the expected values."""
 
 from __future__ import annotations
 
@@ -43,13 +43,14 @@ def make(num_envs: int = NUM_ENVS, first_env_id: int = 0, **changes: Any) -> Env
 
 @dataclasses.dataclass
 class Played:
-    """Steps of an env that a test recorded."""
+    """Values that a test recorded in every step of its envs."""
 
     values: np.ndarray
     """Sums of squared actions, (steps, num_envs)."""
     terminated: np.ndarray
+    """Whether a termination ended the episode in this step, booleans (steps, num_envs)."""
     timed_out: np.ndarray
-    """Like `terminated`, booleans with shape (steps, num_envs)."""
+    """Whether the time limit ended the episode in this step, booleans (steps, num_envs)."""
 
     def episodes(self) -> list[tuple[int, int, int]]:
         """Return the env, the first step, and the step after the last step of every episode that ended."""
@@ -99,7 +100,8 @@ def test_two_halves_sum_to_the_whole() -> None:
     whole_totals, parts = whole.pop_episode_totals(), [env.pop_episode_totals() for env in halves]
     assert whole_totals.episodes > 0
     assert whole_totals.terminations.tolist() == (parts[0].terminations + parts[1].terminations).tolist()
-    of_actions = slice(len(METRICS))  # other metrics depend on randomly sampled commands
+    # Compare only metrics of actions. The other metrics depend on commands, which are sampled at random.
+    of_actions = slice(len(METRICS))
     both = (parts[0].metrics + parts[1].metrics)[of_actions]
     assert whole_totals.metrics[of_actions].tolist() == pytest.approx(both.tolist(), rel=1e-3)
 

@@ -31,7 +31,7 @@ class Source:
         return self._base + self.time
 
     def at(self, time: np.ndarray) -> np.ndarray:
-        """Return the term's values, with a different time for each env, (num_envs,)."""
+        """Return the values of the term, with shape (num_envs, width). `time` has one time per env, (num_envs,)."""
         return self._base.numpy() + time[:, None]
 
 
@@ -55,7 +55,7 @@ def constant(*values: float, num_envs: int = NUM_ENVS) -> Callable[[], torch.Ten
     return lambda: row
 
 
-# Without memory
+# Clipping, scaling and noise
 
 
 def test_terms_are_concatenated_after_clipping_and_then_scaling() -> None:
@@ -171,7 +171,7 @@ def test_two_groups_draw_independent_noise() -> None:
     assert not clean.any()
 
 
-# With memory
+# Delay and history
 
 
 class Bookkeeping:
@@ -220,7 +220,7 @@ def test_delayed_and_past_values_come_from_the_current_episode(
         assert (row[:, 2 + history * width :] == -3.0).all()
         values = row[:, 2 : 2 + history * width].reshape(NUM_ENVS, history, width)
 
-        # In episodes at least as old as the maximum delay, the newest value shows the delay. The delay is constant.
+        # In episodes at least as old as the maximum delay, the newest value shows the delay, which must not change.
         newest = values[:, -1, 0] / 2.0 - source.at(np.zeros(NUM_ENVS))[:, 0]
         old = now - book.start >= delay[1]
         lag = (now - newest).round().astype(int)

@@ -57,7 +57,7 @@ def _warp() -> None:
 
 
 def schedule(parameter: str, *values: tuple[float, ...], by: str = "iteration") -> TermConfig:
-    """Return a curriculum with a value for each iteration (or step) 0, 1, 2 and so on."""
+    """Return a curriculum that sets a parameter to `values[i]` in iteration i, or in step i if `by` is "step"."""
     points = tuple((when, *value) for when, value in enumerate(values))
     return term("curricula:Schedule", parameter=parameter, points=points, by=by)
 
@@ -76,7 +76,7 @@ def end_iteration(env: Env) -> None:
 
 
 def seen(env: Env) -> dict[str, torch.Tensor]:
-    """Reset the envs, and return the results of some steps. Most episodes end in these steps."""
+    """Reset the envs, and return the results of some steps. The first episode of each env ends in these steps."""
     torch.manual_seed(3)
     env.reset()
     env.episode_length_buf.copy_(env.max_episode_length - 1 - torch.arange(env.num_envs) % NUM_STEPS)
@@ -95,7 +95,10 @@ def metrics(env: Env) -> dict[str, torch.Tensor]:
 
 
 def differences(mine: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) -> list[str]:
-    """Return the names of values that differ by more than rounding. Contacts amplify rounding differences."""
+    """Return the names of values that differ by more than rounding errors.
+
+    The tolerance is large, because contacts amplify rounding errors.
+    """
     return [name for name, value in mine.items() if not torch.allclose(value, theirs[name], rtol=2e-3, atol=2e-3)]
 
 
@@ -259,7 +262,7 @@ def test_a_run_resumes_with_its_current_value(tmp_path: Path) -> None:
     assert [row["curriculum/it/value"] for row in read_metrics(tmp_path)] == pytest.approx([0.1, 0.2, 0.3, 0.4])
 
 
-# Curricula and terms of the user
+# User-defined curricula and terms
 
 
 class Halve(Curriculum):
@@ -309,7 +312,7 @@ def test_user_defined_curricula_change_parameters_of_user_defined_classes() -> N
         end_iteration(env)
 
 
-# Disturbances
+# Play without disturbances
 
 
 def test_play_without_disturbances_drops_the_schedules_of_what_it_removes() -> None:
@@ -333,7 +336,7 @@ def test_play_without_disturbances_drops_the_schedules_of_what_it_removes() -> N
     build(dataclasses.replace(calm, observations=observations))
 
 
-# Mistakes
+# Wrong curricula are refused
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def draw(field: str, low: float, high: float, **other: Any) -> RandomizationConf
 
 
 def own(env: Env, field: str) -> np.ndarray:
-    """Return the values of a field in the original model in MuJoCo's C library."""
+    """Return the values of a field of the original model, which is an mjModel of MuJoCo's C library."""
     return np.asarray(env.sim.model.opt.gravity if field == "gravity" else getattr(env.sim.model, field))
 
 
@@ -139,7 +139,7 @@ def test_several_randomizations_of_one_field_apply_in_order() -> None:
     np.testing.assert_allclose(values[:, 2:], np.tile(2 * before[2:], (NUM_ENVS, 1)), rtol=1e-6)
 
 
-# Effects
+# Effects of randomized values
 
 
 def test_constants_derived_from_masses_match_mujoco() -> None:
@@ -483,7 +483,7 @@ def test_without_randomizations_all_envs_share_one_model() -> None:
     assert env.sim.field("geom_friction").stride(0) == 0
 
 
-# Mistakes
+# Wrong randomizations are refused
 
 
 @pytest.mark.parametrize(

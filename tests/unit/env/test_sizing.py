@@ -233,7 +233,7 @@ def test_free_memory_of_this_machine():
     assert 10**8 < sizing.free_bytes("cpu") < 10**14
 
 
-# A rank
+# A rank trains with the calculated number of envs
 
 
 def small(tmp_path: Path, **changes: Any) -> TrainConfig:

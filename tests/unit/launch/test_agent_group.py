@@ -59,7 +59,7 @@ def make(listener: socket.socket, rank: int, num_agents: int) -> Any:
 
 
 def join(pool: ThreadPoolExecutor, listener: socket.socket, num_agents: int) -> list[Any]:
-    """Connect the launcher and the agents in reverse order of their ranks. Return their groups in order."""
+    """Connect the launcher and the agents in reverse order of their ranks. Return their groups in order of rank."""
     joined: list[Future[Any]] = [pool.submit(make, listener, rank, num_agents) for rank in range(num_agents, -1, -1)]
     return [future.result() for future in reversed(joined)]
 
