@@ -1,4 +1,4 @@
-"""After an early interrupt, torchrunx's launcher may still be starting in a thread. It must then start no process."""
+"""If an interrupt comes early, torchrunx's launcher is still starting in a thread. It must not start processes later."""
 
 from __future__ import annotations
 

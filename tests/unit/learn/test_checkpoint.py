@@ -230,7 +230,7 @@ def make_store(run_dir: Path) -> Iterator[MakeStore]:
 
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Event that must be set before checkpoints are written."""
+    """Event that delays the writing of checkpoints until a test sets it."""
     opened, whole = threading.Event(), torch.save
 
     def save(*args: Any) -> None:
@@ -593,8 +593,8 @@ print(json.dumps(kill_while_saving(Path(sys.argv[1]), int(sys.argv[2]))))
 @pytest.mark.slow
 @pytest.mark.parametrize("times", [40, pytest.param(200, marks=pytest.mark.long)])
 def test_the_newest_checkpoint_loads_whenever_saving_is_killed(run_dir: Path, times: int, command: Command):
-    # Another process forks the processes to kill, because this process has threads. Forking is faster than starting an
-    # interpreter for each kill, because an interpreter would have to import torch.
+    # Another process forks the processes to kill, because this process has threads, so a fork could deadlock. Forking
+    # is faster than starting an interpreter for each kill, because an interpreter would have to import torch.
     script = command.script(KILL_WHILE_SAVING)
     done = command(script, str(run_dir), str(times), env={"PYTHONPATH": str(Path(killed_saves.__file__).parent)})
     assert done.code == 0, done.err

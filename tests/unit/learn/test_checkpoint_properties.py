@@ -1,4 +1,4 @@
-"""Properties of kept checkpoints: the newest and the best are always kept, and never more than the config allows."""
+"""Properties of kept checkpoints: they include the newest and the best, and are not more than the config allows."""
 
 from __future__ import annotations
 

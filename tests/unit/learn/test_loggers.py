@@ -1,4 +1,4 @@
-"""Loggers of users, several loggers at once, and loggers that fail."""
+"""User-defined loggers, several loggers at once, and loggers that fail."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ value = 3
 
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
-    """Write a module with loggers. Return a function that returns a logger of this module by its name."""
+    """Write modules with loggers. Return a function that takes a name, and returns that attribute of own_loggers."""
     (tmp_path / "modules").mkdir()
     (tmp_path / "modules" / "own_loggers.py").write_text(OWN)
     (tmp_path / "modules" / "broken_loggers.py").write_text("import math\nmath.no_such_name\n")

@@ -40,7 +40,7 @@ def test_a_loaded_policy_computes_the_same_actions_as_in_its_env(tmp_path: Path,
             obs, _, dones, _ = env.step(actions)
             expected.reset(dones)
         policy.reset(dones)
-    # Checkpoints and runs by name, and names that do not exist
+    # Select a checkpoint by its name. Refuse checkpoints and runs that do not exist
     assert mjlab_dist.load_policy(str(run), checkpoint="model_1.pt").checkpoint.resolve() == policy.checkpoint.resolve()
     for wrong in ({"checkpoint": "model_7.pt"}, {"run": tmp_path}):
         with pytest.raises(UserError, match="|".join(map(str, wrong.values()))):

@@ -156,9 +156,10 @@ def test_the_scale_of_rewards_is_restored_from_a_checkpoint() -> None:
 
 
 def test_mixed_precision_equals_stock_rsl_rl() -> None:
-    """Compare with a tolerance for bf16's rounding. Stock rsl_rl gets the results of a rollout in bf16.
+    """Compare with a tolerance for bf16's rounding.
 
-    The learning rate is fixed, because small errors can change an adaptive rate by a large factor.
+    Stock rsl_rl collects its rollout in fp32, so the test replaces the results with results in bf16. The learning rate
+    is fixed, because small errors can change an adaptive rate by a large factor.
     """
     stock, ours = both(precision="bf16", schedule="fixed")
     _, full = both(schedule="fixed")
@@ -195,14 +196,15 @@ def test_mixed_precision_is_not_measured_as_a_change_of_the_policy(rnn: str) -> 
         fields = {"rnn": rnn, "learning_rate": 0.0, "init_std": 0.02, "use_clipped_value_loss": clips}
         _, ours = both(precision="bf16", schedule="fixed", **fields)
         with torch.no_grad():
-            ours.critic.mlp[-1].bias.fill_(300.0)  # bf16 rounds values near 300 by up to 1. The clip range is 0.2
+            # bf16 rounds values near 300 by up to 1. If this counted as a change, it would exceed the clip range of 0.2
+            ours.critic.mlp[-1].bias.fill_(300.0)
         collect(ours, make_data(NUM_ENVS, 0))
         torch.manual_seed(0)
         losses.append({name: loss.item() for name, loss in ours.update().items()})
     for measured in losses:
         assert measured["kl"] == 0
         assert measured["surrogate"] == pytest.approx(0, abs=1e-6), (
-            "if every ratio is 1, this loss is the mean of normalized advantages"
+            "if every ratio is 1, this loss is the negative mean of normalized advantages, which is 0"
         )
     assert losses[0]["value"] == losses[1]["value"]
 

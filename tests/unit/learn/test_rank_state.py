@@ -53,7 +53,7 @@ def draws() -> list[float]:
 
 def test_every_random_generator_resumes_from_its_state():
     random.gauss()
-    np.random.randn()  # NumPy and Python draw pairs, and keep the second number for the next call
+    np.random.randn()  # NumPy and Python draw pairs, and keep the second number, which the state must contain
     state = {name: tensor.clone() for name, tensor in random_state("cpu").items()}
     first = [draws() for _ in range(3)]
     restore_random_state(state, "cpu")

@@ -319,7 +319,7 @@ def teardown():
 
 @pytest.fixture
 def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stub:
-    """Function that replaces wandb with a library that runs code of the test."""
+    """Function that replaces wandb with a fake library whose functions run the code that the test passes."""
 
     def put(init: str = "pass", log: str = "pass", finish: str = "pass") -> Callable[[], list[dict[str, Any]]]:
         output = tmp_path / "logged.jsonl"

@@ -93,7 +93,7 @@ def in_namespace(flags: str, script: str, *args: object) -> str:
 
 
 def python(code: str) -> str:
-    """Return a command line that imports preflight and doctor, and runs code."""
+    """Return a command line that runs Python code. The code can use all names of preflight and doctor."""
     header = """
         import sys
         from pathlib import Path

@@ -168,7 +168,7 @@ def test_a_block_that_does_not_fit_is_refused(fields: dict[str, Any], expected: 
     assert refused(dataclasses.replace(ActionConfig(actuators=ARM), **fields)).startswith(expected)
 
 
-# Classes
+# Results of single classes
 
 
 @pytest.mark.slow
@@ -293,7 +293,8 @@ def test_inverse_kinematics_solve_the_damped_least_squares_of_mujocos_jacobian(
     damping, width = 0.2, 6 if rotation else 3
     block = action(DifferentialIK, ARM, mode=mode, rotation=rotation, damping=damping, **frame)
     env = scattered(actions={"some": block})
-    end_episodes(env, torch.arange(NUM_ENVS) % 2 == 0)  # the simulation still has the poses before the reset
+    # The first step below resets every second env. After it, the simulation still has their poses from before the reset
+    end_episodes(env, torch.arange(NUM_ENVS) % 2 == 0)
     env.step(0.1 * drawn(env, 8))
     given, before = drawn(env, 9), float64(env.sim.qpos[:, :6])
     expected = []

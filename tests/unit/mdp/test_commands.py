@@ -214,7 +214,7 @@ def test_a_pose_without_rotation_is_upright() -> None:
     assert env.command("pose")[:, 3:].tolist() == [[1.0, 0.0, 0.0, 0.0]] * 4
 
 
-# Order
+# The order of commands, reset events and curricula
 
 
 def test_reset_events_read_the_command_of_the_new_episode_and_curricula_that_of_the_last_one() -> None:
@@ -259,7 +259,7 @@ def test_a_command_that_implements_update_is_refused() -> None:
             def update(self, env: Env) -> None: ...
 
 
-# Several commands, and mistakes
+# Several commands, and wrong configs
 
 
 def test_several_commands_have_independent_timers() -> None:

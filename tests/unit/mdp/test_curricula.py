@@ -132,7 +132,8 @@ def test_the_expected_distance_after_an_early_fall_is_that_of_the_whole_episode(
     levels(env).fill_(1)
     tell(env, 0.9)
     move(env, walked_m)
-    env.episode_length_buf.fill_(50)  # half of 51 steps (1 past, 50 remaining) at 0.9 m/s is 0.23 m
+    # In 51 steps (1 past, 50 remaining), the commanded distance at 0.9 m/s is 0.46 m. Half of it is 0.23 m
+    env.episode_length_buf.fill_(50)
     terms = env._curricula["terrain"]
     terms.episode_ends(env, torch.ones(NUM_ENVS, dtype=torch.bool))
     assert levels(env).tolist() == [after] * NUM_ENVS
@@ -468,7 +469,7 @@ def test_a_schedule_continues_after_a_resume() -> None:
         assert range_of(env) == pytest.approx([-0.2, 0.48])
 
 
-# Mistakes
+# Wrong curricula are refused
 
 
 @pytest.mark.parametrize(

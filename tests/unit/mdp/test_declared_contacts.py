@@ -150,7 +150,7 @@ def test_declared_contacts_equal_the_forces_of_mujocos_contacts() -> None:
         env.step(2.0 * torch.randn(NUM_ENVS, 4))
         for data, ctrl in zip(copies, env.sim.ctrl.double().numpy(), strict=True):
             data.ctrl = ctrl
-            mujoco.mj_forward(model, data)  # sensors measure at the start of the only substep
+            mujoco.mj_forward(model, data)  # computes contacts at the start of the only substep, as sensors do
         for name, rows in ROWS.items():
             sensor = env.sensor(name, Contact)
             for i, (kind, element, others) in enumerate(rows):
@@ -253,7 +253,7 @@ def test_a_saved_state_continues_exactly() -> None:
             assert torch.equal(tensor, theirs[name])
 
 
-# Mistakes
+# Wrong contacts and sensors are refused
 
 
 def declared(**fields: Any) -> Callable[[], str]:

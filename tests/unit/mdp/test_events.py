@@ -197,7 +197,7 @@ def test_events_run_in_config_order() -> None:
     assert make(2, events={"add": add, "draw": draw}).sim.qpos[:, 11].tolist() == [5.0, 5.0]
 
 
-# States of a file
+# Start states that a file contains
 
 
 def states_file(path: Path, num_states: int, env: Env) -> tuple[np.ndarray, np.ndarray]:
@@ -492,7 +492,7 @@ def test_two_events_have_independent_timers() -> None:
     assert state["events.seldom.times"].tolist() == [6.0, 6.0]
 
 
-# Mistakes
+# Wrong events are refused
 
 
 def test_mistakes_in_an_event_are_refused() -> None:

@@ -45,7 +45,10 @@ def scanning(sim: Any = ON_STAIRS, **params: Any) -> Env:
 
 
 def rays_of_c(env: Env, geoms: tuple[str, ...] = ("floor",)) -> np.ndarray:
-    """Compute the expected scan with MuJoCo's C code: rotate the grid with the body's x axis, and cast rays."""
+    """Compute the expected scan by casting rays with MuJoCo's C code.
+
+    The grid's x axis points in the horizontal direction of the body's x axis.
+    """
     model = env.sim.model
     groups = model.geom_group.copy()
     model.geom_group[:] = [int(model.geom(i).name in geoms) for i in range(model.ngeom)]

@@ -89,7 +89,7 @@ def expected(time_s: float) -> np.ndarray:
 
 
 def difference(env: Env, before: np.ndarray, after: np.ndarray, time_s: float) -> np.ndarray:
-    """Return the velocity of root and hips that leads from one pose to another."""
+    """Return the velocity of root and hips that leads from the pose `before` to the pose `after` in `time_s`."""
     model: Any = env.sim.model
     velocity, rest = np.zeros(model.nv), np.zeros(1)
     mujoco.mj_differentiatePos(model, velocity, time_s, np.append(before, rest), np.append(after, rest))
@@ -102,7 +102,7 @@ def time_of(env: Env) -> np.ndarray:
     return frames.numpy() * DT_S
 
 
-# Playing
+# Playing a motion
 
 
 def test_a_cyclic_motion_continues_along_its_circle(file: str) -> None:
@@ -169,7 +169,7 @@ def test_motions_are_chosen_by_name(file: str) -> None:
         assert seen.max() == frames - 1
 
 
-# Starting
+# Starting an episode within a motion
 
 
 def test_an_episode_starts_in_the_pose_of_the_motion(file: str) -> None:
@@ -241,7 +241,7 @@ def earlier(env: Env, motion: Motion) -> torch.Tensor:
     return torch.from_numpy(poses).float()
 
 
-# Terms
+# Rewards and observations of a motion
 
 
 def test_rewards_equal_the_formulas_of_the_paper_in_numpy(file: str) -> None:
