@@ -1,4 +1,4 @@
-"""If an interrupt comes early, torchrunx's launcher is still starting in a thread. It must not start processes later."""
+"""If an interrupt comes early, torchrunx's launcher is still starting in a thread. It must not start any process."""
 
 from __future__ import annotations
 

@@ -32,7 +32,10 @@ TORQUES = dataclasses.replace(
     actuators={"arm": ActuatorConfig(joints=("j.",), kind="effort")},
     options=OptionsConfig(integrator="euler"),
 )
-"""The arm with torque motors. With the Euler integrator, both simulations integrate all torques explicitly."""
+"""The arm with torque motors.
+
+With the Euler integrator, torques are constant in a physics step, whether a term or an actuator computes them.
+"""
 POSITION_MOTOR = action(DcMotor, ("a1",), stiffness=1.0, damping=0.0)
 LIMITS: dict[str, Any] = {"stiffness": 60.0, "damping": 1.5, "effort_limit": 12.0, "velocity_limit": 6.0}
 
@@ -87,7 +90,8 @@ def test_a_dc_motor_produces_the_torques_of_mujocos_dcmotor() -> None:
 def c_run(env: Env, given: Sequence[torch.Tensor], torque: Callable[[int, int, np.ndarray, mujoco.MjData], np.ndarray]):
     """Step the env and MuJoCo's C code, and compare positions.
 
-    `torque` is evaluated before each physics step of the C code.
+    Before each physics step of the C code, `torque` computes the torques from the control step, the index of the env,
+    the target positions and the data.
     """
     copies = []
     for i in range(env.num_envs):

@@ -240,7 +240,7 @@ def test_sensors_are_selected_by_patterns_in_model_order(patterns: tuple[str, ..
     assert found.in_contact[0].tolist() == [name != "trunk_touch" for name in names]
 
 
-# Mistakes
+# Wrong sensors are refused
 
 
 def test_a_sensor_without_force_is_refused_with_the_fix() -> None:

@@ -35,7 +35,7 @@ def test_buffers_that_are_too_small_are_enlarged(monkeypatch: pytest.MonkeyPatch
 
     def overflow(names: Names, parent: Path) -> tuple[TrainConfig | None, list[Check]]:
         tried.append((parent / names.module / "config.py").read_text())
-        # If constraints are dropped, the physics becomes unstable.
+        # Both checks fail, because dropped constraints make the physics unstable.
         problems = [failed("physics", "not finite"), failed("buffers", "overflow")]
         return None, problems if len(tried) < 3 else []
 

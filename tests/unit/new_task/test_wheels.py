@@ -62,7 +62,7 @@ def test_wheels_have_no_limits_and_reach_the_ground(xml: str, is_rover: bool) ->
 
 
 def test_an_action_of_1_drives_forward_at_twice_the_rewarded_speed(tmp_path: Path) -> None:
-    # Axes of the right wheels point outwards.
+    # The axes of the right wheels point outwards, so these wheels drive forward at negative speeds.
     (tmp_path / "rover.xml").write_text(rover(axes={"fr": "0 -1 0", "rr": "0 -1 0"}))
     robot = examine(tmp_path / "rover.xml")
     model = mujoco.MjModel.from_xml_path(str(tmp_path / "rover.xml"))

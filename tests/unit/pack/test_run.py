@@ -1,4 +1,4 @@
-"""What a pack keeps of a run's provenance."""
+"""The fields of a run's provenance that a pack keeps, and the flags and directories that it removes from commands."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def test_one_header_is_precompiled_and_kept(
     assert result(10, 20) == 30
     assert "Generating precompiled header" not in capfd.readouterr().out
     assert [*cache.glob("wp_headers_*/*")] == [header]
-    assert not list(Path(tempfile.gettempdir()).iterdir()), "a killed rank would leave its temporary files behind"
+    assert not list(Path(tempfile.gettempdir()).iterdir()), "no temporary files, which a killed rank could not delete"
 
 
 @pytest.mark.usefixtures("cache")

@@ -113,7 +113,7 @@ CHANGES: dict[str, Change] = {
 }
 
 POSES = {"geom_xpos", "geom_xmat"}
-"""Fields that differ between envs if static geoms may move. They also depend on joint positions."""
+"""Fields that differ between envs if static geoms may move. They depend on joint positions: they are not constants."""
 
 NOT_OF_MOTION = {"cam_pos", "light_pos", "light_dir"}
 
@@ -147,7 +147,7 @@ def own_value(model: Any, name: str) -> np.ndarray:
 def model_of_env(model: Any, values: dict[str, np.ndarray]) -> Any:
     """Return the model with different values, and with the constants that MuJoCo computes from these values."""
     own = copy.deepcopy(model)
-    # Undo simplifications of the compiler for frames that coincide.
+    # Where frames coincide, the compiler lets MuJoCo skip computations. Undo this, because new values can move frames.
     own.body_sameframe[:] = own.geom_sameframe[:] = own.site_sameframe[:] = 0
     for name, value in values.items():
         if hasattr(own, name):
@@ -395,7 +395,7 @@ def test_a_shared_field_can_be_read_but_not_written(model: Any) -> None:
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_derived_fields_are_known(model: Any, lab: Simulation, name: str) -> None:
-    """Test all constants that MuJoCo's C code recomputes."""
+    """`derived` lists all constants that MuJoCo's C code recomputes if the field has other values."""
     rng = np.random.default_rng(8)
     own = own_value(model, name)
     before = model_of_env(model, {})

@@ -33,16 +33,17 @@ Trajectory = tuple[np.ndarray, np.ndarray]
 
 # Tolerances of float32 after 200 steps, for qpos in m and rad, and for qvel in m/s and rad/s.
 FREE_TOL = (1e-4, 3e-4)
-"""Cartpoles that do not reach an end of the rail (differences of up to 4.1e-5 and 9.6e-5 with 40 seeds)."""
+"""For cartpoles that do not reach an end of the rail. With 40 seeds, differences are up to 4.1e-5 and 9.6e-5."""
 RAIL_TOL = (5e-4, 2e-3)
-"""Cartpoles that reach an end of the rail (differences of up to 9.1e-5 and 3.2e-4 with the seeds of the test).
+"""For cartpoles that reach an end of the rail. With the seeds of the test, differences are up to 9.1e-5 and 3.2e-4.
 
-With 40 seeds, differences are up to 2.4e-3 and 6.7e-2, because some cartpoles reach the end one substep later.
+With 40 seeds, differences are up to 2.4e-3 and 6.7e-2, because some cartpoles reach the end one substep later than in
+MuJoCo's C code.
 """
 FLIGHT_TOL = (5e-5, 1e-4)
-"""A free body in the air (differences of up to 1.5e-5 and 4.1e-5 with 40 seeds)."""
+"""For a free body in the air. With 40 seeds, differences are up to 1.5e-5 and 4.1e-5."""
 LANDING_TOL = (1e-5, 1e-4)
-"""A box that lands flat (differences of up to 8.1e-8 and 1.5e-6)."""
+"""For a box that lands flat. Differences are up to 8.1e-8 and 1.5e-6."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -681,6 +682,6 @@ def test_compiling_reports_every_module_once_and_covers_every_kernel(command: Co
     assert first["after"] == first["built"]  # eager and captured calls compiled nothing more
     assert second["progress"] == []
     assert second["built"] == first["built"]
-    # The third process lacks one of the binaries
+    # The third process deletes one of the binaries, and compiles only this one
     assert third["progress"] == [["compiling", 0, 1], ["compiling", 1, 1]]
     assert third["built"] == first["built"]

@@ -197,7 +197,7 @@ def test_a_tile_does_not_depend_on_the_others(terrain: Terrain) -> None:
     assert np.array_equal(tile(fewer, "rough", 0), tile(terrain, "rough", 0))
 
 
-# In MuJoCo
+# Heights and contacts in MuJoCo
 
 SHAPES = """
 <mujoco>
@@ -486,7 +486,7 @@ def test_contacts_without_room_are_reported() -> None:
     assert (sim.overflow & int(mjw.OverflowType.NARROWPHASE)).all()
 
 
-# Mistakes
+# Wrong terrains are refused
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ DRAWS: dict[str, Callable[[int], torch.Tensor]] = {
         }.items()
     },
 }
-"""Functions that draw random numbers, by name. The argument is the number of envs."""
+"""Functions that draw random numbers. The keys describe the functions. The argument is the number of envs."""
 
 REFUSED: dict[str, Callable[[int], torch.Tensor]] = {
     "randperm": torch.randperm,
@@ -99,7 +99,10 @@ def weights(num_envs: int) -> torch.Tensor:
 
 
 def drawn(draw: Callable[[int], torch.Tensor], num_envs: int, first: int) -> list[torch.Tensor]:
-    """Draw twice after seeding. The second draw differs if the first one did not advance all generators equally."""
+    """Draw twice after seeding.
+
+    The second draw shows whether the first one has advanced the generators of all ranks equally.
+    """
     draws = Draws("cpu", num_envs, first, TOTAL)
     draws.seed(5)
     results = []

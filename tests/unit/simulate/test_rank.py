@@ -1,4 +1,4 @@
-"""Ranks on different machines compare their models. A program that starts ranks does not import their libraries."""
+"""Ranks on different machines compare their models. A program that starts ranks imports no simulation libraries."""
 
 from __future__ import annotations
 

@@ -48,12 +48,12 @@ def test_rows_of_a_rank_are_exchanged_in_both_directions(ends: tuple[Transport, 
         "rewards": (3,),
         "terminated": (3, 3),
     }
-    # Actions
+    # The launcher sends values to the rank, as it sends actions
     whole.tensors["rewards"][:] = torch.arange(5.0)
     ours.send()
     theirs.receive()
     assert theirs.tensors["rewards"].tolist() == [2, 3, 4]
-    # Results
+    # The rank sends values to the launcher, as it sends results
     theirs.tensors["wide"].fill_(2.0)
     theirs.tensors["terminated"].fill_(True)
     theirs.send()

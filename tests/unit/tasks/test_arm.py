@@ -180,7 +180,7 @@ def test_gravity_moves_no_joint_away_from_its_target(arm: Any) -> None:
 
 
 def joint_targets(model: Any, data: Any, position: tuple[float, float, float]) -> np.ndarray:
-    """Return joint positions with the gripper at a position and the fingers down, by damped least squares."""
+    """Compute, with damped least squares, joint positions that put the gripper at `position` with the fingers down."""
     down = np.diag([1.0, -1.0, -1.0])
     scratch = mujoco.MjData(model)
     scratch.qpos = data.qpos
@@ -273,7 +273,8 @@ def test_reaching_is_rewarded_by_distance_and_angle() -> None:
     for _ in range(20):
         env.step(torch.randn(NUM_ENVS, 7))
     target = env.command("target").double().numpy()
-    # The env's poses are from the start of the last substep, and differ from the current poses by a few mm.
+    # The env's poses are from the start of the last substep, and differ from the current poses by a few mm, which the
+    # tolerances below allow.
     positions, rotations = c_sites(env)
     distance = np.linalg.norm(positions - target[:, :3], axis=1)
     angles = []
