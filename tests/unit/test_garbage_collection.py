@@ -13,7 +13,10 @@ from mjlab_dist.garbage_collection import frozen, no_gc
 
 @pytest.fixture(autouse=True)
 def _enable_collector() -> Iterator[None]:
-    """Start with an enabled collector and no frozen objects. Restore both after the test."""
+    """Start with an enabled collector and no frozen objects.
+
+    After the test, enable the collector again, and freeze all objects if some were frozen before the test.
+    """
     was_frozen = gc.get_freeze_count() > 0
     gc.unfreeze()
     gc.enable()

@@ -143,7 +143,7 @@ def test_a_damaged_lease_is_replaced_after_a_wait(tmp_path: Path, content: bytes
 
 def test_a_replaced_launch_notices_and_keeps_the_file(tmp_path: Path) -> None:
     with leased(tmp_path, ignore) as own:
-        elsewhere_after = pickle.loads(pickle.dumps(own))  # rank 0 gets a copy by pickling
+        elsewhere_after = pickle.loads(pickle.dumps(own))  # rank 0 gets a pickled copy, which must also notice
         change(tmp_path, token="other", host="node7")
         for one in (own, elsewhere_after):
             with pytest.raises(TakenOverError, match=rf" on node7 .*{tmp_path}"):

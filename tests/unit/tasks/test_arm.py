@@ -326,7 +326,7 @@ def test_lifting_is_rewarded_in_stages() -> None:
     told.value[:, :3] = torch.tensor([0.5, 0.1, 0.3])
     gripper = env.sim.view("site_xpos")[0, env.sim.model.site("gripper").id].clone()
     cube = env.sim.qpos[:, env.joints["cube/root"].qpos]
-    # Cubes on the table, in the gripper, half lifted, and at the target.
+    # Put the cubes of the four envs on the table, into the gripper, halfway up, and at the target.
     places = [(0.5, 0.0, 0.02), gripper.tolist(), (0.5, 0.1, 0.045), (0.5, 0.1, 0.3)]
     cube[:, :3] = torch.tensor(places)
     pads: Any = env._sensors["pads"]

@@ -115,7 +115,7 @@ def test_the_worst_step_is_worth_nothing() -> None:
     assert rewards.tolist() == pytest.approx([0.0], abs=1e-6)
 
 
-# 4,000 start states
+# The distribution of 4,000 start states
 
 
 def starts(task: Callable[[], TrainConfig]) -> tuple[np.ndarray, np.ndarray]:

@@ -195,7 +195,10 @@ def test_every_step_of_the_ant_equals_that_of_gymnasium_with_elliptic_friction_c
 
 @pytest.mark.slow
 def test_half_of_the_steps_of_the_ant_equal_those_of_gymnasium_with_pyramidal_cones() -> None:
-    """MuJoCo Warp and MJX orient a steep capsule's friction pyramid differently: see google-deepmind/mujoco#2774."""
+    """For a steep capsule, MuJoCo Warp and MJX orient the friction pyramid differently than MuJoCo's C code.
+
+    See google-deepmind/mujoco#2774.
+    """
     found = follow(make(ANT.env), oracles(ANT.gym_id), NUM_STEPS)
     assert np.mean(found.errors < 10 * TOLERANCE) > 0.5
     assert found.with_contact > 100
@@ -217,7 +220,7 @@ def test_free_trajectories_stay_close_to_gymnasium(task: Task, num_steps: int) -
     assert found.errors.max() < 10 * TOLERANCE
 
 
-# 1,000 start states
+# The distribution of 1,000 start states
 
 
 def assert_uniform(x: np.ndarray, most: float) -> None:

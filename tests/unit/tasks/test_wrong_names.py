@@ -84,7 +84,7 @@ CASES = cases()
 
 
 def broken(config: TrainConfig, path: str, parameter: str) -> EnvConfig:
-    """Return a config in which a parameter has a name that does not exist."""
+    """Return a config in which the value of one parameter is a name that does not exist."""
     one = dict(terms(config.env))[path]
     known = {name: one.default for name, one in parameters(one.func).items()} | one.params
     value = tuple(WRONG for _ in known[parameter]) or (WRONG,) if isinstance(known[parameter], tuple) else WRONG

@@ -64,7 +64,7 @@ def test_each_new_checkpoint_is_loaded(follower: Follower, trained: Path, copy: 
 
 
 def test_a_damaged_checkpoint_is_skipped_until_it_changes(follower: Follower, trained: Path, copy: Path) -> None:
-    # Before the first checkpoint, there is no robot
+    # As long as the first checkpoint cannot be read, there is no player
     first = checkpoint_path(copy, 1)
     first.write_bytes(checkpoint_path(trained, 1).read_bytes()[:1000])
     assert _update(follower) is None

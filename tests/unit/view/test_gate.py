@@ -92,7 +92,7 @@ def test_without_the_token_a_server_gives_nothing(public: Server) -> None:
     assert _get(url.port, "/")[0] == 403
     assert _get(url.port, "/assets/any.js")[0] == 403
     assert _get(url.port, f"/?token={token[:-1]}")[0] == 403
-    # The websocket, which sends all data
+    # The websocket, which sends all data, refuses connections without the token or from other websites
     address = f"ws://127.0.0.1:{url.port}"
     with pytest.raises(InvalidStatus, match="403"):
         websockets.sync.client.connect(address)
@@ -102,7 +102,7 @@ def test_without_the_token_a_server_gives_nothing(public: Server) -> None:
         websockets.sync.client.connect(
             address, origin=Origin("http://evil.example"), additional_headers={"Cookie": f"viewer-{url.port}={token}"}
         )
-    # With the token
+    # With the token, the page and the websocket can be opened
     status, cookie = _get(url.port, f"/?token={token}")
     assert status == 303
     assert cookie is not None
