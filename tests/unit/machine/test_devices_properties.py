@@ -26,7 +26,7 @@ def machine(num_gpus: int) -> list[Gpu]:
 
 @st.composite
 def shown(draw: st.DrawFn) -> tuple[list[Gpu], dict[str, str], list[int]]:
-    """Draw the GPUs of a machine, environment variables, and the indices of the visible GPUs in order."""
+    """Draw the GPUs of a machine, environment variables, and the indices of the visible GPUs in CUDA's order."""
     gpus = machine(draw(st.integers(1, 8)))
     cards = draw(st.lists(st.sampled_from(range(len(gpus))), unique=True))
     if draw(st.booleans()):

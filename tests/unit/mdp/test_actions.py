@@ -1,5 +1,7 @@
-"""Action terms compute the same inputs as MuJoCo's C code, NumPy or formulas. All terms work with masks, resume
-exactly, and never wait for the device."""
+"""Action terms compute the same inputs as MuJoCo's C code, NumPy or formulas.
+
+Resetting some envs does not affect the others. All terms resume exactly, and never wait for the device.
+"""
 
 from __future__ import annotations
 

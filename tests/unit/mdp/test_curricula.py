@@ -62,7 +62,7 @@ def _warp() -> None:
 
 
 def curricula(**terms: dict[str, Any]) -> dict[str, TermConfig]:
-    """Return curricula by name. The parameter `of` names a curriculum's class."""
+    """Return a dict of curricula. In the parameters of a curriculum, `of` is the name of its class."""
     return {
         name: TermConfig(func=f"{CURRICULA}:{params.pop('of')}", params=params)
         for name, params in ((name, dict(params)) for name, params in terms.items())

@@ -40,7 +40,7 @@ def terms(env: EnvConfig) -> Iterator[tuple[str, Any]]:
 
 
 def named(func: str) -> list[str]:
-    """Return the names of those parameters of a term that have names as values."""
+    """Return the parameters of a term whose values are names in the model or the task."""
     return [name for name, one in parameters(func).items() if "str" in one.annotation and name not in NOT_NAMES]
 
 

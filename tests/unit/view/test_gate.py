@@ -1,4 +1,4 @@
-"""Which requests the viewer answers.
+"""The requests that the viewer answers.
 
 On a loopback address, it answers all programs of this machine. On other addresses, it answers only requests with the
 token. It never answers requests from other websites.

@@ -171,7 +171,7 @@ def test_runs_of_all_tasks_are_listed(tmp_path: Path) -> None:
     assert (found[0].task, found[0].state) == ("template", "stopped")
     assert (found[0].iteration, found[0].mean_return) == (None, None)
     assert found[1].task == "cartpole-balance"
-    # The run trains, and its last row is incomplete. Then the run ends
+    # While the run trains, its last row is incomplete. Then the run completes the row, and ends
     lease = acquire(newest, print)
     _add_rows(newest, 1, 2)
     with (newest / "metrics.jsonl").open("a") as file:
