@@ -20,7 +20,9 @@ def _count(numbers: wp.array2d[float]):
 
 
 class Counter(Action):
-    """Action term with two numbers, whose sum is sent to every actuator. It counts the physics steps of each episode.
+    """Action term that adds two numbers of the policy's action and sends the sum to every actuator.
+
+    The term also counts the physics steps of each episode.
 
     Attributes:
         substeps: Number of physics steps in this episode, (num_envs, 1).

@@ -11,10 +11,10 @@ ARGS = (
 """Flags to run Chromium without a display or GPU. Emulated OpenGL draws only the 3D scene, not the rest of the page."""
 
 WAIT_MS = 200_000
-"""Limit of every wait for the browser. It draws without a GPU, which is slow on a busy machine."""
+"""Timeout of every wait for the browser, in ms. It is long, because drawing without a GPU is slow on a busy machine."""
 
 FEW_PIXELS = "?fixedDpr=0.2"
-"""End of a page's address that makes the viewer draw coarsely, and thus faster."""
+"""URL query that makes the viewer draw at a low resolution, and thus faster."""
 
 FEW_FRAMES = """
 window.requestAnimationFrame = draw => setTimeout(() => draw(performance.now()), 1000);
@@ -30,14 +30,15 @@ const image = new Blob([Uint8Array.from(atob(gray), letter => letter.charCodeAt(
 const addressOf = URL.createObjectURL.bind(URL);
 URL.createObjectURL = blob => addressOf(blob.type === image.type ? image : blob);
 """
-"""Script that lets a gray picture of 64 x 32 pixels light the scene.
+"""Script that replaces the viewer's environment map, the picture that lights the scene, with a small gray picture.
 
-Blurring the original picture of 1024 x 512 pixels takes several seconds of CPU time.
+The viewer blurs the picture when it starts. With the original picture of 1024 x 512 pixels, this takes several seconds
+of CPU time. The gray picture has only 64 x 32 pixels.
 """
 
 
 def row(tab: Page, label: str) -> Locator:
-    """Return the row of the page that contains a control."""
+    """Return the row that contains the label and the control of a setting."""
     return tab.get_by_text(label, exact=True).locator("xpath=ancestor::div[2]")
 
 

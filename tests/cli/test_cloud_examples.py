@@ -64,7 +64,7 @@ def test_the_pods_agree_with_each_other():
 def test_an_evicted_pod_saves_a_checkpoint_and_the_next_start_resumes(
     command: Command, wait_for: Callable[[Callable[[], bool]], None]
 ):
-    """Run the manifest's command as one pod on the CPU. To evict a pod, Kubernetes sends SIGTERM to its process 1."""
+    """Run the manifest's command on the CPU as if in a pod, and send SIGTERM, as Kubernetes does to evict a pod."""
     (container,) = pod(read(KUBERNETES)["spec"]["replicatedJobs"][0]["template"]["spec"])["containers"]
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

@@ -1,4 +1,4 @@
-"""The installed commands: list of tasks, help, mistakes and exit codes. None of these may import torch."""
+"""The installed commands: list of tasks, help, mistakes and exit codes. Commands that train nothing import no torch."""
 
 from __future__ import annotations
 
@@ -232,7 +232,7 @@ def test_an_invalid_fault_is_refused(command: Command, fault: str) -> None:
 
 
 def test_repeated_gpu_is_refused(command: Command) -> None:
-    """This test works with and without a GPU: if GPU 0 is missing, the error names the flag and its value too."""
+    """Without a GPU, GPU 0 is missing. The error then has a different reason, but starts with the same words."""
     done = command("train", "cartpole-balance", "--gpu-ids", "0", "0")
     assert done.code == 2
     assert done.err.startswith("train: --gpu-ids 0 0: ")

@@ -1,4 +1,4 @@
-"""The installed command mjlab-dist doctor: on this machine, and with broken parts of its environment."""
+"""The installed command mjlab-dist doctor: on this machine as it is, and with problems that the tests cause."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from conftest import Command, Done
 DOCTOR = ("mjlab-dist", "doctor")
 
 NOBODY = {"WANDB_API_KEY": "", "NETRC": "nowhere", "WANDB_MODE": ""}
-"""Environment variables without an account of Weights & Biases."""
+"""Environment variables with which doctor finds no account of Weights & Biases."""
 
 
 def report_of(done: Done) -> dict[str, dict[str, Any]]:
-    """Return the checks by name. Assert that `passed` and the exit code agree with the checks."""
+    """Return a dict from name to check. Assert that `passed` and the exit code agree with the checks."""
     report = json.loads(done.out)
     assert set(report) == {"checks", "passed"}
     for check in report["checks"]:

@@ -32,8 +32,8 @@ PAGES = (
 )
 
 OWN_TASKS = {"my-ant", "my-robot", "go1-walk"}
-"""Tasks that a page asks the reader to create. The tests use the template in their place, because new-task creates
-the same config."""
+"""Tasks that a page asks the reader to create with new-task. The tests replace their names with `template`, a task
+with the config that new-task creates."""
 
 PROGRAMS = {"train", "play", "list-tasks", "mjlab-dist"}
 
@@ -81,7 +81,7 @@ def of_program(*names: str) -> list[Line]:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory, warm_starts: WarmStarts | None) -> Path:
-    """A directory with a short run of cartpole-balance and its pack, which have the names in the docs."""
+    """A directory with a short run of cartpole-balance and a pack of this run. Both are named as in the docs."""
     command = Command(f"{os.getpid()}-documented", tmp_path_factory.mktemp("documented"), warm_starts)
     flags = ("--gpu-ids", "None", "--num-envs", "8", "--max-iterations", "1", "--agent.num-steps-per-env", "4")
     done = command("train", "cartpole-balance", *flags)
@@ -137,7 +137,7 @@ def asks_for_help(words: Sequence[str]) -> bool:
 
 @pytest.fixture(scope="module")
 def shown() -> dict[tuple[str, ...], str]:
-    """Help texts that earlier tests have read, by command."""
+    """Dict from a command to its help text, for the commands whose help earlier tests have read."""
     return {}
 
 
@@ -168,7 +168,7 @@ def test_a_documented_command_has_the_flags(help_of: Callable[..., str], line: L
 
 
 def python_blocks(page: Path) -> list[tuple[int, str]]:
-    """Return the Python blocks of a page with the numbers of their first lines."""
+    """Return the number of the first line, counted from 0, and the text of each Python block of a page."""
     text = page.read_text()
     found = re.finditer(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     return [(text.count("\n", 0, match.start(1)), match[1]) for match in found]
@@ -186,7 +186,7 @@ def create_ant(command: Command) -> None:
 
 
 def export_demo(command: Command) -> None:
-    """Copy the package's policy into a run in the working directory, and export the policy."""
+    """Copy the run of the quadruped that the package contains into the working directory, and export its policy."""
     task = "quadruped-velocity-flat"
     run = command.cwd / "logs" / task / "demo"
     shutil.copytree(Path(mjlab_dist_tasks.quadruped.__file__).parent / "demo", run)
@@ -197,10 +197,10 @@ def export_demo(command: Command) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if python_blocks(page)], ids=lambda page: page.stem)
 def test_the_python_of_a_page_runs(command: Command, page: Path) -> None:
-    """Run all blocks of a page in order in one program, as in a notebook.
+    """Run the blocks of a page in order in one program, as in a notebook.
 
-    If a block starts with a comment that names a file, the block is first appended to this file. Trainings have one
-    iteration.
+    A block that starts with a comment with the name of a file is not part of the program. It is appended to this file
+    before the program starts. Every training runs for one iteration.
     """
     text = page.read_text()
     if "from my_ant import" in text:

@@ -43,7 +43,7 @@ def evaluated(command: Command, *flags: str, code: int = 0) -> list[dict[str, An
 
 def test_results_do_not_depend_on_the_number_of_ranks(command: Command, trained: Path):
     command.cwd = trained
-    # Two batches of envs, the second one smaller, for each of two pushes and both kinds of actions
+    # For each push and each kind of actions, the 6 episodes run in two batches, of 4 envs and of 2 envs
     flags = ("--num-episodes", "6", "--num-envs", "4", "--actions", "both", "--vary", "push=0,1")
     alone = evaluated(command, "--gpu-ids", "None", *flags)
     assert evaluated(command, "--cpu-ranks", "2", *flags) == alone

@@ -39,7 +39,7 @@ TASKS = {
         *("--agent.rnn", "lstm", "--agent.rnn-hidden-dim", "16", "--agent.obs-normalization"),
         *("--agent.obs-clip", "5", "--env.observations.actor.gravity.history", "3"),
         *("--env.observations.actor.joint_velocities.clip", "-2", "2"),
-        # A command that does not depend on the state
+        # Without headings, so that the command does not depend on the robot's state
         *("--env.commands.velocity.params.heading_share", "0"),
     ),
 }
@@ -205,7 +205,7 @@ def test_the_example_runs_as_a_program(exported: Callable[[str], Path], command:
 
 
 def cartpole_reward(qpos: np.ndarray, qvel: np.ndarray, ctrl: np.ndarray) -> np.ndarray:
-    """Return the reward of each step, as dm_control's suite computes it for the same task."""
+    """Return the reward of each step, as dm_control's suite computes it for its task cartpole balance."""
 
     def tolerance(x: np.ndarray, margin: float) -> np.ndarray:
         return 0.1 ** ((x / margin) ** 2)
@@ -221,13 +221,13 @@ def cheetah_reward(qpos: np.ndarray, qvel: np.ndarray, ctrl: np.ndarray) -> np.n
 
 
 def tracking_reward(qpos: np.ndarray, qvel: np.ndarray, ctrl: np.ndarray) -> np.ndarray:  # noqa: ARG001
-    """Return one reward term of the quadruped for each step: following a command of 0.5 m/s forward."""
+    """Return the quadruped's reward for tracking the command to walk forward at 0.5 m/s, for each step."""
     speed = np.array([rotation_of(q[3:7]).T @ v[:3] for q, v in zip(qpos[1:], qvel[1:], strict=True)])
     return 1.5 * 0.02 * np.exp(-((speed[:, :2] - [0.5, 0.0]) ** 2).sum(axis=1) / 0.25)
 
 
 def reaching_reward(qpos: np.ndarray, qvel: np.ndarray, ctrl: np.ndarray) -> np.ndarray:  # noqa: ARG001
-    """Return one reward term of the arm for each step: the gripper is near its target."""
+    """Return the arm's reward for a small distance between gripper and target, for each step."""
     model = build_model(registry.task_config("arm-reach").env.sim)
     data, site = mujoco.MjData(model), model.site("gripper").id
     rewards: list[float] = []
@@ -245,7 +245,7 @@ def rotation_of(quat: np.ndarray) -> np.ndarray:
 
 
 REACHED = np.array([0.5, 0.1, 0.3, 0.0, 1.0, 0.0, 0.0])
-"""Position and quaternion of the arm's target, as a command's value."""
+"""Value of the arm's command: position and quaternion of the target."""
 
 
 def constant(command: str, **values: float) -> tuple[str, ...]:

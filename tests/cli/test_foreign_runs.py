@@ -27,7 +27,7 @@ def write_run(root: Path, config: TrainConfig) -> Path:
 
 @pytest.fixture
 def foreign(tmp_path: Path) -> Path:
-    """A run directory. Its config names as the model a function of Python's standard library, which runs a program."""
+    """A run directory with a harmful config: its `model` is a function of the standard library that runs a program."""
     config = changed(registry.task_config(TASK), "env.sim.model", "pydoc:pipepager")
     params = {"text": "", "cmd": f"touch {tmp_path}/ran"}
     return write_run(tmp_path, changed(config, "env.sim.model_params", params))

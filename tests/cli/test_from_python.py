@@ -124,7 +124,7 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def script(command: Command) -> Any:
-    """Run a script from another directory. A module with terms is next to the script."""
+    """Run a script that is not in the working directory. A module with terms is next to the script."""
 
     def run(code: str) -> tuple[dict[str, Any], str, str]:
         directory = command.cwd / "scripts"

@@ -44,7 +44,7 @@ OWN_FLAGS = (
 """Flags that are not fields of a config."""
 
 NOT_TRIED = ("--hosts", "--no-hosts")
-"""Flags whose values commands would check over the network."""
+"""Flags that the tests do not draw, because commands check their values over the network."""
 
 FLAGS = sorted(
     {*OWN_FLAGS, *(one for config in (DEFAULT, PlayConfig()) for flag in flags_of(config) for one in flag.spellings)}

@@ -51,7 +51,7 @@ def read(data: Path) -> dict[str, Any]:
 
 
 def printed(out: str) -> dict[str, str]:
-    """Return the text that is printed when a part starts, by part."""
+    """Return a dict from the name of each part to the text that the script prints when the part starts."""
     return dict(re.findall(r"^\[\d+/\d+\] ([a-z-]+):? (.*)$", out, re.MULTILINE))
 
 
@@ -194,7 +194,7 @@ def test_a_control_step_is_measured_from_graphs(load: Callable[[str], Any]) -> N
 
 
 def speed(task: str, steps_per_s: float) -> dict[str, Any]:
-    """Return figures of a short training run and of its measurement. Physics takes half of the collection time."""
+    """Return made-up figures of a part that measures speed. Physics takes half of the collection time."""
     figures: dict[str, Any] = {"steps_per_s": steps_per_s, "min_steps_per_s": 1.0, "max_steps_per_s": 2.0}
     figures |= {"wall_steps_per_s": 1.0, "collect_s": 0.2, "learn_s": 0.1, "wait_s": 0.0, "steps_per_env": 10}
     figures |= {"physics_s": 0.01, "env_step_s": 0.015, "recorded": True, "memory_gb": 3.0, "overflowed_envs": 0}

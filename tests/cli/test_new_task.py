@@ -174,7 +174,9 @@ print(json.dumps([config, sorted(heavy)]))
 
 
 def shown_config(command: Command, made: NewTask, *, forked: bool = False) -> tuple[dict[str, Any], set[str]]:
-    """Return the config of a package that is not installed, and whether creating it imports torch or the task's terms.
+    """Return the config of a package that is not installed, and which heavy modules are imported to create the config.
+
+    Heavy modules are torch and the module of the task's terms.
 
     With `forked`, the process starts faster, but it has already imported torch.
     """
@@ -237,7 +239,8 @@ def test_the_ant_of_gymnasium_becomes_a_package_that_trains(command: Command) ->
     assert row["overflowed_envs"] == 0
     assert row["mean_return"] is not None, "no ant has fallen"
     (run,) = (command.cwd / "logs" / "my-ant").iterdir()
-    config = read_config_file(run, trust=True)  # trust: the package is not installed in this environment
+    # The package is not installed in this environment. Its functions can therefore be read only with trust
+    config = read_config_file(run, trust=True)
     assert config.env.rewards["forward"].params == {"max_m_s": 2, "joint": "root"}
     assert config.env.sim.options.integrator == "implicitfast"
 

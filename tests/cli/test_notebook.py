@@ -15,10 +15,10 @@ from conftest import Command
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "notebook" / "cartpole.ipynb"
 
 PARAMETERS = {"NUM_ENVS": 16, "ITERATIONS": 33}
-"""Values for a short run. The first episodes end in iteration 32."""
+"""Values for a short run. It needs more than 32 iterations, because no episode ends before iteration 32."""
 
 SECONDS = r"\"--seconds\", \"4\"", r"\"--seconds\", \"0.1\""
-"""The notebook's flag for videos, and its replacement."""
+"""Pattern of the notebook's arguments for a video of 4 s, and the arguments for 0.1 s that replace them."""
 
 MP4 = b"ftyp"
 """Bytes 4 to 7 of every MP4 file."""
@@ -64,7 +64,7 @@ def test_the_notebook_runs(command: Command, monkeypatch: pytest.MonkeyPatch) ->
     (command.cwd / NOTEBOOK.name).write_text(with_parameters(NOTEBOOK.read_text()))
     # Kernels and settings of the user have no effect
     own = ("JUPYTER_DATA_DIR", "JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR")
-    # One thread: the tensors are too small for more
+    # Use one thread: with tensors as small as these, more threads are not faster
     env = {name: str(command.cwd / name.lower()) for name in own} | {"OMP_NUM_THREADS": "1"}
     done = command("jupyter-execute", "--inplace", "--startup_timeout=240", NOTEBOOK.name, env=env)
     assert done.code == 0, done.err

@@ -92,7 +92,7 @@ def test_the_card_describes_the_policy(place: Path):
     assert rows["torch"] == torch.__version__.partition("+")[0] or torch.__version__.startswith(rows["torch"])
     # Every row of every table has two cells
     assert all(line.count(" | ") == 1 for line in body.splitlines() if line.startswith("| "))
-    # The card names the commands that take a pack, with the task
+    # The card has a command line with the task and the pack for each command that accepts a pack
     commands = re.findall(r"^mjlab-dist (\S+) (\S+) .*walk\.zip", body, re.MULTILINE)
     assert commands == [(name, TASK) for name in ("play", "evaluate", "export", "train")]
 

@@ -111,7 +111,7 @@ def test_a_strip_shows_frames_at_equal_intervals(command: Command, trained: Path
     once = ("play", TASK, "--num-envs", "4", "--env.episode-length-s", "0.3", "--no-disturbances", "--env", "2")
     done = command(*once, "--seconds", "0.9", "--width", "500", "--height", "100", "--frames", "three.png")
     assert done.code == 0, done.err
-    # 0.9 s contain 90 states, one every 10 ms: enough for four equal intervals of 22 steps
+    # The strip has five frames, and thus four intervals. 0.9 s have 90 states, which allows intervals of up to 22 steps
     assert done.out.splitlines()[-1] == "Frames, one every 0.22 s: three.png"
     strip = iio.imread(trained / "three.png").astype(int)
     assert strip.shape == (100, 500, 3)

@@ -29,7 +29,7 @@ PACKAGES = {
         *(f"assets/sawyer_xyz/{name}.xml" for name in ("sawyer_drawer", "sawyer_reach_v3")),
     ],
 }
-"""Patterns of the MJCFs to try, by package."""
+"""Packages with robots, and the patterns of the MJCFs to try in each package."""
 
 PENDULUM = """
 <mujoco model="pendulum">
@@ -89,4 +89,4 @@ def test_nine_of_ten_robots_of_a_package_train(tmp_path: Path, package: str) -> 
     shutil.rmtree(work)
     problems = [result["problem"] for result in results if result["problem"]]
     assert len(problems) <= 0.1 * len(results), problems
-    assert not [problem for problem in problems if "Error:" in problem or "\n" in problem], "one line of a UserError"
+    assert not [problem for problem in problems if "Error:" in problem or "\n" in problem], "want one-line UserErrors"

@@ -24,7 +24,7 @@ from mjlab_dist.cli.completion import SCRIPTS
 BIN = Path(sys.executable).parent
 
 TIMEOUT_S = 60.0
-"""Seconds without output after which a test fails. On an idle machine, each shell takes less than a second."""
+"""Seconds that a test waits for a text before it fails. On an idle machine, each shell takes less than a second."""
 
 ESCAPES = re.compile(r"\x1b\[[0-9;?>=]*[a-zA-Z]|\x1b[=>()][0-9A-B]?|\x1b\][^\x07\x1b]*(\x07|\x1b\\)|\r")
 

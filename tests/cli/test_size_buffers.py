@@ -1,4 +1,4 @@
-"""mjlab-dist size-buffers on a box on a plane. The numbers of contacts are known."""
+"""mjlab-dist size-buffers on a box on a plane, whose number of contacts, and thus the right result, is known."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def env(command: Command) -> dict[str, str]:
 
 
 def measured(command: Command, env: dict[str, str], *flags: str) -> Done:
-    """Measure long enough that the box comes to rest."""
+    """Run size-buffers for enough steps that the box comes to rest."""
     size = ("--num-envs", str(NUM_ENVS), "--steps", "120", "--gpu-ids", "None")
     done = command(*SIZE_BUFFERS, "box-lie", *size, *flags, env=env, timeout_s=600)
     assert done.code == 0, done.err

@@ -81,7 +81,8 @@ def test_task_of_another_package_is_listed_and_trains(command: Command) -> None:
     done = command("train", "ball-stay", *flags, env=env)
     assert done.code == 0, done.err
     (run,) = (command.cwd / "logs" / "ball-stay").iterdir()
-    config = read_config_file(run, trust=True)  # trust: the package is not installed in this environment
+    # The package is not installed in this environment. Its functions can therefore be read only with trust
+    config = read_config_file(run, trust=True)
     assert config.env.rewards["near"].weight == 3
     assert config.env.terminations["far"].params == {"limit": 0.3}
     row = read_metrics(run)[-1]

@@ -1,4 +1,4 @@
-"""The installed command on two CPU ranks: totals over ranks, number of envs by memory, and the file ranks.json."""
+"""The installed command on two CPU ranks: totals over ranks, --num-envs auto, and the file ranks.json."""
 
 from __future__ import annotations
 
@@ -85,7 +85,8 @@ def test_ranks_agree_on_envs_by_memory(command: Command) -> None:
 
 @pytest.mark.slow
 def test_different_devices_are_reported_under_torchrun(command: Command) -> None:
-    train = Path(command.script(UNLIKE)).rename(command.cwd / "train")  # ranks of a program with this name are forked
+    # Call the program `train`, so that its ranks are forked, which is faster than exec
+    train = Path(command.script(UNLIKE)).rename(command.cwd / "train")
     done = command(
         "torchrun", "--nproc-per-node", "2", "--no-python", str(train), *CPU[1:], "--num-envs", "auto", *SHORT
     )
@@ -105,7 +106,7 @@ def test_every_rank_refuses_different_devices(command: Command) -> None:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     world = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
-    # Start ranks without torchrun, which would end the other ranks as soon as one refuses.
+    # Start the ranks without torchrun, because torchrun would end the other rank as soon as one rank fails
     ranks = [
         command.start(
             *(train, *CPU[1:], *SHORT, "--require-same-devices"), env={"RANK": rank, "LOCAL_RANK": rank, **world}

@@ -11,7 +11,7 @@ TRAIN = ("train", "cartpole-balance", "--gpu-ids", "None")
 
 
 def rows_of(out: str) -> dict[str, str]:
-    """Return the rows of a plan by title. Texts wrap at the terminal width that the tests set."""
+    """Return a dict from the title of each row of a plan to the first line of the row's text."""
     return {title: text for title, _, text in (line.partition("  ") for line in out.splitlines())}
 
 
@@ -76,7 +76,7 @@ def test_verbose_shows_the_set_up_of_every_rank(command: Command) -> None:
 
 @pytest.mark.slow
 def test_default_without_gpu_warns_and_trains_on_the_cpu(command: Command) -> None:
-    """If the user hides the GPUs, there is no warning: test_commands.py checks this with CUDA_VISIBLE_DEVICES=""."""
+    """Test on a machine without GPUs. If the user hides GPUs, there is no warning, as test_commands.py checks."""
     import torch
 
     if torch.cuda.is_available():

@@ -23,7 +23,8 @@ pytestmark = pytest.mark.slow
 TASK = "cartpole-balance"
 
 DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY")
-"""Environment variables that name a display. A command for which they change is started by exec, which is slower."""
+"""Environment variables that name a display. If a test changes them for a command, the command is not forked, but
+started by exec, which is slower."""
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +139,7 @@ def test_a_window_opens_where_there_is_a_display(command: Command, trained: Path
 
 
 def _lines_until(process: subprocess.Popen[str], pattern: str) -> tuple[Any, ...]:
-    """Read lines until one contains the address. Return the lines, and the groups of the address's match."""
+    """Read lines until one contains a match of the pattern. Return the lines, and the groups of the match."""
     assert process.stdout is not None
     lines: list[str] = []
     for line in process.stdout:

@@ -1,4 +1,4 @@
-"""A command that tests fork from a process that has imported libraries behaves like one that is started by exec."""
+"""Commands that are forked from a process with imported libraries behave like commands that are started by exec."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def test_variables_that_libraries_read_need_an_exec(warm: WarmStarts, name: str,
     train = [str(start_message.BIN / "train")]
     assert not warm.forks(train, {**inherited(), name: "1"}, tmp_path)
     assert warm.forks(train, {**inherited(), "MJLAB_DIST_FAULT": "1"}, tmp_path)
-    # An agent on another host has fewer variables
+    # The environment of an agent on another host has fewer variables
     agent, few = [sys.executable, *AGENT, "--fork"], {"PATH": "/usr/bin:/bin"}
     assert warm.forks(agent, few, tmp_path)
     assert warm.forks(agent, {**few, name: "1"}, tmp_path) == (name in start_message.SET_FOR_AGENTS)

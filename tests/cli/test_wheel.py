@@ -46,8 +46,8 @@ def venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     Its dependencies come from the environment of the tests: this environment is added to the end of the path.
 
-    Python does not read .pth files in a directory that another .pth file adds. Therefore, it does not find the editable
-    checkout, which such a file adds to the path.
+    The tests' environment contains the editable checkout through a .pth file. Python does not find the checkout,
+    because it does not read .pth files in a directory that another .pth file adds to the path.
     """
     root = tmp_path_factory.mktemp("wheel")
     run("uv", "build", "--wheel", "--quiet", "--out-dir", root / "dist", ROOT)
