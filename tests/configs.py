@@ -1,4 +1,4 @@
-"""Copies of configs with changed fields, named by dotted paths."""
+"""Copies of configs in which one field, given by its dotted path, has a new value."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 BIN = Path(sys.executable).parent
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-"""One thread per library. The tensors of tests are too small for more, and idle threads slow down other processes."""
+"""One thread per library. More would not be faster with the small tensors of tests, and would slow other processes."""
 
 HANG_S = 240
 """Seconds after which a test stops waiting. Everything that tests wait for is far faster, even on a busy machine."""
@@ -128,7 +128,7 @@ def _environment_is_restored() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _environment_is_restored_after_a_test(_environment_is_restored: None) -> Iterator[None]:
-    """Restore the environment after each test too, because commands are not forked if libraries have set variables."""
+    """Restore the environment after each test too. If a library changes it, commands can no longer be forked."""
     with mock.patch.dict(os.environ):
         yield
 
@@ -155,7 +155,7 @@ class Command:
         return str(BIN / name)
 
     def start(self, *args: str, env: dict[str, str] | None = None, **options: Any) -> subprocess.Popen[str]:
-        """Start a command in its own session, with pipes unless `options` of Popen replace them."""
+        """Start a command in its own session. `options` are passed to Popen; by default, pipes collect the output."""
         pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         with self.warm.used() if self.warm else contextlib.nullcontext():
             return subprocess.Popen(
@@ -168,7 +168,7 @@ class Command:
             )
 
     def script(self, text: str) -> str:
-        """Write a Python script, and return its path. It runs in a fork that has imported the libraries."""
+        """Write a Python script, and return its path. The script will run in a fork that has imported the libraries."""
         path = self.cwd / "script.py"
         path.write_text(f"#!{BIN / 'python'}\n{text}")
         path.chmod(0o700)
@@ -212,7 +212,7 @@ class Command:
 
 @pytest.fixture(scope="session")
 def warm_starts() -> Iterator[WarmStarts | None]:
-    """Processes from which commands are forked. None if coverage is measured, which needs a new Python process."""
+    """Processes from which commands are forked. None if coverage is measured, because it cannot start in a fork."""
     if "COVERAGE_PROCESS_CONFIG" in os.environ:
         yield None
         return
@@ -262,7 +262,7 @@ def command(tmp_path: Path, request: pytest.FixtureRequest, warm_starts: WarmSta
 
 @pytest.fixture
 def short_tmp() -> Iterator[Path]:
-    """A directory for temporary files, with a short path: with a long TMPDIR, ranks would be spawned, not forked."""
+    """A directory for temporary files with a short path. If TMPDIR is long, ranks cannot be forked and start slowly."""
     with tempfile.TemporaryDirectory(prefix="t-", dir="/tmp") as path:
         yield Path(path)
 

@@ -92,7 +92,7 @@ def test_the_demo_works_from_the_wheel(venv: Path, tmp_path: Path, forked: Calla
 
 
 def type_errors(venv: Path, project: Path, *files: str) -> list[str]:
-    """Return what basedpyright reports about a project that uses the wheel, as "file: rule"."""
+    """Return the problems that basedpyright finds in a project that uses the wheel, each in the form "file: rule"."""
     (project / "pyrightconfig.json").write_text(json.dumps({"typeCheckingMode": "recommended"}))
     command = [BIN / "basedpyright", "--pythonpath", venv / "bin" / "python", "--outputjson", *files]
     done = subprocess.run([str(a) for a in command], capture_output=True, text=True, check=False, cwd=project)

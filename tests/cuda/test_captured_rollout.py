@@ -1,4 +1,4 @@
-"""Compare a rollout that is recorded as CUDA graphs with an eager one. The graphs are fake ones for a CPU."""
+"""Compare a rollout that is recorded as CUDA graphs with an eager one. Fake graphs on the CPU replace CUDA graphs."""
 
 from __future__ import annotations
 

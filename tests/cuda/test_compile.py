@@ -1,4 +1,4 @@
-"""Kernels compile for GPUs. The compiler NVRTC needs no GPU."""
+"""Kernels compile for GPUs. The tests run without a GPU, because the compiler NVRTC does not need one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ compile for the architectures in between. The long test compiles for H100 and H2
 """
 
 OPTIMIZATION = {80: 1, 120: 1}
-"""Optimization levels by architecture. Compilation with Warp's default level takes twice as long.
+"""Dict from architecture to optimization level. Compilation with Warp's default level takes twice as long.
 
 Errors are found at any level. The long test compiles with Warp's default level.
 """

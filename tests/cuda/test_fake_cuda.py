@@ -33,7 +33,7 @@ UPDATES: dict[str, dict[str, Any]] = {
     "linear schedule": {"schedule": "linear"},
     "fixed schedule": {"schedule": "fixed"},
 }
-"""Fields of the agent's config, by the part of the update that they change."""
+"""Variants of the update, each with the fields of the agent's config that cause it."""
 
 
 # The env

@@ -1,7 +1,7 @@
 """The number of operations of a control step has a maximum, so that added operations are noticed.
 
-With a GPU, each operation takes 4 to 6 µs on the host. A CPU with few envs spends most of its time on operations. If a
-count falls, lower the maximum. If a count must rise, explain the reason in the commit.
+With a GPU, each operation takes 4 to 6 µs on the host. On a CPU with few envs, a step spends most of its time on the
+overhead of operations. If a count falls, lower the maximum. If a count must rise, explain the reason in the commit.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mjlab_dist.learn import Runner
 
 
 class Count(NamedTuple):
-    """Number of operations of a control step, without views."""
+    """Number of operations of a control step. Operations that only create a view of a tensor are not counted."""
 
     env: int
     """Operations in ``Env.step``."""

@@ -42,9 +42,9 @@ class Trace(NamedTuple):
     """Tensors of many steps."""
 
     steps: list[dict[str, torch.Tensor]]
-    """Tensors after each step, by name."""
+    """For each step, a dict of the tensors after the step."""
     end: dict[str, torch.Tensor]
-    """Tensors after the last step, by name."""
+    """Dict of the tensors after the last step."""
 
 
 class Loop:
@@ -266,7 +266,7 @@ def test_steps_of_all_iterations_are_the_same(
 
 @pytest.fixture
 def loop(build_env: Callable[[str], Env]) -> Loop:
-    """Collects rollouts of a task whose reward a test replaces."""
+    """Collects rollouts of a task. Each test replaces the task's reward."""
     config = config_of("cartpole-balance")
     return Loop(Env(config.env, build_env("cartpole-balance").num_envs, "cpu"), config)
 

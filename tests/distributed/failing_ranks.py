@@ -1,4 +1,4 @@
-"""Ranks that fail as with NCCL: the other ranks notice no failure, and a rank cannot destroy the group on its own.
+"""Ranks that imitate failures with NCCL: no rank notices that another failed, or can destroy the group on its own.
 
 test_failure_order.py launches these ranks.
 """
@@ -24,7 +24,7 @@ FAILING = 1
 
 
 def wait_for_ever() -> None:
-    """Wait forever, like an NCCL kernel whose other ranks have ended."""
+    """Wait forever, like an NCCL kernel that needs data from a rank that has ended."""
     threading.Event().wait()
 
 

@@ -51,7 +51,8 @@ def config(variant: str) -> Any:
 def order_of_envs(variant: str, world_size: int) -> list[int]:
     """Return the order of all ranks' envs in the single process with which the ranks are compared.
 
-    Mini-batches of a recurrent policy contain adjacent envs.
+    A mini-batch of a recurrent policy contains adjacent envs. Therefore, the envs of mini-batch i of every rank must be
+    adjacent in the single process.
     """
     if variant != "lstm":
         return list(range(world_size * NUM_ENVS))
@@ -82,7 +83,7 @@ def paired_permutation(world_size: int, iteration: int) -> torch.Tensor:
 
 
 def train(learner: PPO, envs: list[int], total: int, orders: list[torch.Tensor]) -> list[dict[str, Any]]:
-    """Update once per order of samples. Return the losses and the state after each update."""
+    """Update once with each order of the samples. Return the losses and the state after each update."""
     history = []
     for iteration, order in enumerate(orders):
         fix_order(learner, order)

@@ -32,7 +32,7 @@ def own_config() -> Any:
 
 
 class Watch(HostSyncs):
-    """Records collective operations too."""
+    """Records collective operations in addition to the waits of the host."""
 
     def __init__(self) -> None:
         super().__init__(indices=False)

@@ -61,7 +61,7 @@ def flat(value: Any) -> list[torch.Tensor]:
 
 
 def differing(envs: Envs, expected: list[Any]) -> list[int]:
-    """Return the calls of a session whose results differ from the expected ones."""
+    """Return the numbers, from 0, of the calls of a session whose results differ from the expected results."""
     return [
         number
         for number, (got, wanted) in enumerate(zip(session(envs), expected, strict=True))

@@ -75,7 +75,7 @@ def test_a_cache_of_kernels_that_cannot_be_created_is_named(command: Command, na
     (command.cwd / "file").touch()
     args = NOT_READY[name]
     variables = {"WARP_CACHE_PATH": str(command.cwd / "file" / "cache")}
-    if name == "torchrun":  # only the ranks get the variable: with it, torchrun would not be forked
+    if name == "torchrun":  # set the variable only for the ranks, because torchrun with the variable cannot be forked
         ranks = ("env", *(f"{name}={value}" for name, value in variables.items()), command.program("train"))
         both = ("sh", "-c", "trap '' TERM; exec \"$@\"", "sh")  # ignore torchrun's SIGTERM to the other rank
         args, variables = (*args, *both, *ranks, *NOT_READY["train"][1:]), {}

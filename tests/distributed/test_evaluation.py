@@ -32,7 +32,7 @@ pytestmark = pytest.mark.slow
 
 
 def train(command: Command, *flags: str, iterations: int = 3) -> tuple[Path, list[dict[str, Any]]]:
-    """Train, and return the run directory and the rows."""
+    """Train, and return the run directory and the rows of metrics."""
     before = set(command.cwd.glob("logs/*/*"))
     done = command("train", TASK, *SMALL, "--max-iterations", str(iterations), *flags)
     assert done.code == 0, done.err
@@ -41,7 +41,7 @@ def train(command: Command, *flags: str, iterations: int = 3) -> tuple[Path, lis
 
 
 def evaluations(rows: list[dict[str, Any]]) -> dict[int, dict[str, float]]:
-    """Return the columns of evaluations by iteration."""
+    """Return a dict from each iteration with an evaluation to the columns of this evaluation."""
     found = {row["iteration"]: {k: v for k, v in row.items() if k.startswith("evaluation/")} for row in rows}
     return {iteration: columns for iteration, columns in found.items() if columns}
 

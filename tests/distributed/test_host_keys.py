@@ -157,7 +157,7 @@ def test_a_key_of_a_known_type_is_requested(index: int, add_host: Add, check: Ch
         ("[127.0.*]:{port},![127.0.0.1]:{port}", False),
         ("127.0.0.1", True),  # OpenSSH also searches for the name without the port
         ("[127.0.0.1]:1", False),
-        (NODE7, False),  # only the config file has this name, and OpenSSH searches for the address
+        (NODE7, False),  # a name of the config file; OpenSSH searches only for the address behind the name
         ("|1|c2FsdA==|bm8=", False),
         ("|1|no", False),
     ],

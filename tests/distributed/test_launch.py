@@ -88,8 +88,8 @@ def test_two_ranks_train_and_leave_a_complete_run(command: Command, warm_starts:
     assert done.code == 0, done.err
     run = only_run(command.cwd)
 
-    # The console prints plain lines without a terminal. The last lines name the run directory and the command that
-    # plays the run.
+    # Without a terminal, the output is plain lines. The last lines name the run directory and the command that plays
+    # the run.
     lines = done.out.splitlines()
     assert lines[0].startswith("Training cartpole-balance with 2 ranks.")
     assert any(" 5/5 " in line for line in lines)
