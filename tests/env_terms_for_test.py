@@ -44,7 +44,7 @@ def own_id(env: Env) -> torch.Tensor:
 
 
 def geom_position(env: Env, geom: int) -> torch.Tensor:
-    """Observation: position of a geom, (num_envs, 3). Only MuJoCo's forward computes this position."""
+    """Observation: position of a geom, (num_envs, 3). After a physics step, it is old until MuJoCo's forward runs."""
     return env.sim.view("geom_xpos")[:, geom]
 
 
@@ -176,7 +176,7 @@ class Calls(Term):
 
 
 class Height(LazySensor):
-    """Sensor of a geom's height. Only MuJoCo's forward computes this height.
+    """Sensor of a geom's height. After a physics step, the height is old until MuJoCo's forward runs.
 
     Attributes:
         height_m: The height, (num_envs, 1).

@@ -1,6 +1,7 @@
-"""Import what an export to ONNX needs. Otherwise torch imports most of it during an export.
+"""Import all modules that an export to ONNX needs, so that forks of this process do not import them again.
 
-This module does not import onnxruntime, which starts a thread: only a process with a single thread can be forked.
+Torch imports most of them only during an export. Therefore, this module exports a small network. It does not import
+onnxruntime, because onnxruntime starts a thread, and only a process with a single thread can be forked.
 """
 
 import logging
@@ -9,7 +10,7 @@ import warnings
 import torch
 import tqdm
 
-interval, tqdm.tqdm.monitor_interval = tqdm.tqdm.monitor_interval, 0  # tqdm's monitor is a thread
+interval, tqdm.tqdm.monitor_interval = tqdm.tqdm.monitor_interval, 0  # start no monitor thread
 logging.disable()
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

@@ -111,7 +111,7 @@ def on_fake_cuda(env: Env) -> Env:
     stream.seek(0)
     copied: Env = _Unpickler(stream, shared, fakes).load()
     copied.device = copied.sim.device = DEVICE
-    # Terms may call these functions at any time.
+    # Let these functions return fake tensors, too, because terms may call them in any step
     vars(copied.sim).update(view=fakes.of(env.sim.view), field=fakes.of(env.sim.field))
     return copied
 

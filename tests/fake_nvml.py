@@ -20,7 +20,7 @@ class FakeGpu:
     uuid: str
     name: str = "Model"
     fails: dict[str, int] = field(default_factory=dict)
-    """Error code that a function raises for this GPU, by the function's name."""
+    """Dict from the name of a function to the error code that the function raises for this GPU."""
     instances: Sequence[FakeGpu | None] | None = None
     """MIG instances by NVML's index; None for an unused index. The whole list is None if MIG mode is off."""
     free_bytes: int = 80 * GB
@@ -33,7 +33,7 @@ def install(monkeypatch: pytest.MonkeyPatch, gpus: Sequence[FakeGpu], fails: dic
     Args:
         monkeypatch: Restores pynvml's functions after the test.
         gpus: The GPUs in NVML's order.
-        fails: Error codes that functions without a GPU argument raise, by the function's name.
+        fails: Dict from the name of a function without a GPU argument to the error code that the function raises.
     """
 
     codes = fails or {}

@@ -8,7 +8,8 @@ The programs behave like SLURM 22.05:
   still run are killed. A requeued job runs its script again, with SLURM_RESTART_COUNT.
 - The last job of an array has the same number as the array; as an argument, this number means all jobs of the array.
 
-Two more programs do what a cluster does: ``expire`` sends the signal of --signal, and ``preempt`` takes the nodes away.
+Two more programs do what a cluster does: ``expire`` sends a job the signal that the job requested with --signal, and
+``preempt`` takes away the job's nodes.
 
 A job is a JSON file, and a process that runs the job's script.
 """
@@ -254,7 +255,7 @@ def srun(argv: Sequence[str]) -> int:
 
 
 def send(job_id: str, step: str, signum: int) -> None:
-    """Send a signal to all processes of a step, or of all steps and the script."""
+    """Send a signal to all processes of a step, or, if `step` is empty, of all steps and the script."""
     start = f"{job_id}.{step}"
     for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):

@@ -20,7 +20,11 @@ FOLDER = str(Path(__file__).parent)
 
 
 def address_of(first: int | None) -> str:
-    """Return the address of the server for a process ID, or of the only server in the network namespace for None."""
+    """Return the address of the fork server.
+
+    Args:
+        first: ID of the process whose namespaces the server has entered; None if the network namespace has one server.
+    """
     from start_message import ADDRESS
 
     return ADDRESS if first is None else f"{ADDRESS}_{first}"

@@ -81,7 +81,7 @@ class Lab:
             process.cpu_affinity([self._core(host)])
 
     def files(self, host: str) -> Path:
-        """Return the content of the working directory on a host."""
+        """Return the path by which this machine reaches the working directory of a host."""
         return self.directory / host / "work"
 
     def start(
@@ -138,7 +138,7 @@ class Lab:
         return with_argument(self.processes("a"), str(BIN / "train"))[0]
 
     def agent(self, host: str) -> psutil.Process:
-        """Return the agent of the ranks that train. The agent of spare ranks is younger."""
+        """Return the agent of the ranks that train: the oldest agent, because the agent of spare ranks starts later."""
         return with_argument(self.processes(host), AGENT_MODULE)[0]
 
     def rank(self, number: int) -> psutil.Process:

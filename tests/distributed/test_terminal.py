@@ -168,8 +168,8 @@ def test_a_restart_uses_the_spare_launch_unless_that_is_lost(
     if spare_is_lost:
         spare.kill()
         wait_for(lambda: spare.status() == psutil.STATUS_ZOMBIE)
-    # Ranks end when their agent is killed. The restart uses the spare launch, which was prepared in advance. When its
-    # ranks train, another spare launch is prepared
+    # Ranks end when their agent is killed. The restart uses the spare launch, which was prepared in advance. When the
+    # restarted ranks train, another spare launch is prepared
     used.kill()
     wait_for(lambda: len(set(agents_of(process)) - {used, spare}) == 1 + spare_is_lost)
     assert (spare in agents_of(process)) is not spare_is_lost

@@ -57,7 +57,7 @@ def test_gradient_is_the_mean_over_ranks(ranks: list[dict[str, Any]]) -> None:
 
 
 def test_one_collective_per_mini_batch(ranks: list[dict[str, Any]]) -> None:
-    """There are two more collectives per iteration.
+    """In addition to one collective per mini-batch, an iteration has two collectives.
 
     Before the update, ranks sum the means and variances of advantages and observations. After it, they sum metrics.
     """

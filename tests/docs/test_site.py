@@ -1,4 +1,4 @@
-"""The documentation site builds without warnings, has the same blocks as GitHub, and loads nothing from other hosts."""
+"""The documentation site builds without warnings, structures its pages as GitHub does, and loads no foreign files."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SOURCES = {
     "changelog.md": ROOT / "CHANGELOG.md",
     "contributing.md": ROOT / "CONTRIBUTING.md",
 }
-"""Source files of pages, by the page's path on the site."""
+"""Dict from the path of a page on the site to the page's source file."""
 
 
 SEARCHED = {

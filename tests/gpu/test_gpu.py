@@ -106,8 +106,8 @@ def test_an_env_on_the_gpu_uses_at_least_the_bytes_of_its_arrays() -> None:
 
 @needs_gpu
 def test_two_ranks_share_one_gpu_through_gloo(tmp_path: Path) -> None:
-    # Use a new process. A process that has used CUDA must not fork, but torchrunx forks. At the end, torchrunx also
-    # kills all child processes.
+    # Launch the ranks in a new process, for two reasons: torchrunx forks, which is forbidden after this process has
+    # used CUDA, and at the end, torchrunx kills all child processes of its process.
     left_out = ("TORCHRUNX_LOG_DIR", "PYTHONDONTWRITEBYTECODE")
     done = subprocess.run(
         [sys.executable, two_ranks.__file__, DEVICE, str(tmp_path)],

@@ -45,7 +45,7 @@ def test_a_recorded_update_gives_the_results_of_an_eager_one(precision: str) -> 
 @pytest.mark.parametrize("capture", [True, False])
 def test_an_update_never_waits_for_the_device(capture: bool) -> None:
     made = learner(capture)
-    learn(made, 0)  # records
+    learn(made, 0)  # records the update
     collect(made, make_data(NUM_ENVS, 1).to(DEVICE))
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")

@@ -31,11 +31,11 @@ def main(
     num_envs: int | str = NUM_ENVS,
     max_iterations: int | str = ITERATIONS,
 ) -> None:
-    """Train and print.
+    """Train on two ranks, and print the result as JSON.
 
     Args:
         device: Device of both ranks, ``cuda:0`` or ``cpu``.
-        log_root: Directory of the run.
+        log_root: Directory in which the run directory is created.
         task_name: Name of the task.
         num_envs: Envs per rank.
         max_iterations: Iterations to train.
