@@ -168,7 +168,10 @@ def state_of(learner: rsl_rl.algorithms.PPO) -> dict[str, torch.Tensor]:
 
 
 def difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> tuple[float, str]:
-    """Return the largest difference between two states, relative to a tensor's largest value, and the tensor's name."""
+    """Return the largest relative difference between tensors of two states, and the name of the tensor that has it.
+
+    The difference of a tensor is its largest absolute difference, divided by the largest absolute value in `b`.
+    """
     assert a.keys() == b.keys()
     found = [(((a[k].double() - b[k].double()).abs().max() / (b[k].double().abs().max() + 1e-12)).item(), k) for k in a]
     return max(found)

@@ -1,4 +1,4 @@
-"""Small runs that tests train, and the contents of their files without times, compared bit for bit."""
+"""Small runs that tests train, and functions that compare the files of runs bit for bit, but ignore times."""
 
 from __future__ import annotations
 

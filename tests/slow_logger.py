@@ -16,7 +16,7 @@ SLOW_S = 0.2
 
 
 class Slow(mjlab_dist.Logger):
-    """Wait in each iteration."""
+    """Wait in each iteration while the file exists."""
 
     def log(self, row: Mapping[str, float], step: int) -> None:  # noqa: ARG002
         if Path(FILE).exists():

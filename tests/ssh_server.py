@@ -1,7 +1,7 @@
 """An SSH server for tests. It runs commands on this machine as this user, and has its own port.
 
-torchrunx uses SSH only for a host whose name does not resolve to this machine. Addresses that are reserved for
-documentation do not resolve to it. The SSH config can redirect them:
+torchrunx uses SSH only for a host whose name does not resolve to this machine. Therefore, tests use addresses that are
+reserved for documentation as names of hosts, and redirect them to the server in the SSH config:
 ``host_entry("192.0.2.7", server.port, key_file)``.
 """
 

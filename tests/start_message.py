@@ -1,4 +1,4 @@
-"""Send over a socket what a new process needs, and decide which commands can be forked.
+"""Send the arguments and the environment of a new process over a socket, and decide which commands can be forked.
 
 This module imports only the standard library.
 """
@@ -50,7 +50,7 @@ SAFE = (
     *("WANDB_", "NETRC", "HF_", "TRACKIO_", "FAKE_SLURM", "CUDA_DEVICE_ORDER", "IMAGEIO_"),
     *("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy", "TORCHRUNX_LOG_DIR"),
 )
-"""Prefixes of environment variables that no library reads when it is imported."""
+"""Prefixes of environment variables that no library reads when it is imported. A fork may thus have other values."""
 
 SET_FOR_AGENTS = {
     *("PYOPENGL_PLATFORM", "TORCHINDUCTOR_CACHE_DIR"),  # set by imports of a test
@@ -118,9 +118,10 @@ def receive(connection: socket.socket) -> tuple[Start, list[int]] | None:
 
 
 def can_fork(argv: Sequence[str], environ: Mapping[str, str], cwd: Path, own: Mapping[str, str]) -> bool:
-    """Return whether a command in a directory can be forked: a command of this package, an agent, or a test's script.
+    """Return whether a command in a directory can be forked.
 
-    A script that is executed directly can be forked. `python script.py` is started by exec.
+    Only commands of this package, agents, and scripts of tests that are executed directly can be forked.
+    `python script.py` is started by exec.
 
     Args:
         argv: The command.

@@ -31,14 +31,16 @@ NO_EFFECT = {
     *("_", "OLDPWD", "PWD", "SHLVL", "MAIL", "SHELL", "LOGNAME", "USER", "SSH_CLIENT", "SSH_CONNECTION"),
     *("LC_CTYPE", "OMP_WAIT_POLICY", "HOSTS_LAB", "TORCHINDUCTOR_CACHE_DIR", "SLURMD_NODENAME"),
 }
-"""Variables without an effect on the libraries. Shells, SSH servers, Python, SLURM and tests with hosts set them."""
+"""Variables with which a command can still be forked, because libraries do not use them. Shells, SSH servers, Python,
+SLURM and tests with hosts set these variables."""
 
 
 def serve_host(first: int) -> tuple[Start, list[int], int]:
     """Enter the namespaces of a process, and fork a command for each connection.
 
     Returns:
-        Only in the forks: the command to become, its standard streams, and a descriptor for the process ID.
+        Only in the forks: the command to become, its standard streams, and a descriptor to which the fork writes its
+        process ID.
     """
     others = [name for name in NAMESPACES if namespace(first, name) != namespace("self", name)]
     for each in [os.open(f"/proc/{first}/ns/{name}", os.O_RDONLY) for name in others]:

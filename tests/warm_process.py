@@ -133,7 +133,7 @@ def serve(connection: socket.socket) -> Start:
     while message := receive(connection):
         start, descriptors = message
         read, write = os.pipe()
-        # Fork twice: when the first fork ends, the test process, which is now a subreaper, adopts the second fork
+        # Fork twice and end the first fork, so that the second fork becomes a child of the test process (a subreaper)
         if (between := os.fork()) == 0:
             own = os.getpid()
             if os.fork() == 0:
@@ -143,7 +143,8 @@ def serve(connection: socket.socket) -> Start:
                 return command(start, descriptors, write)
             os._exit(0)
         os.waitpid(between, 0)
-        # The new process sends its process ID as soon as it can run the command. Forward this ID, or 0 if it failed
+        # The new process sends its process ID as soon as it can run the command. Forward this ID. If the process ended
+        # without sending it, forward 0
         os.close(write)
         connection.sendall(os.read(read, SIZE.size) or SIZE.pack(0))
         for each in (read, *descriptors):
@@ -229,7 +230,7 @@ def reserve(connection: socket.socket, launcher: int, modules: Sequence[str]) ->
 
 
 def replace_fork_exec(function: Callable[..., int | None]) -> None:
-    """Start child processes with a function. If the function returns None, start the child process as usual."""
+    """Let Python call a function to start a child process. If the function returns None, Python starts it as usual."""
     original = _posixsubprocess.fork_exec
 
     def fork_exec(*args: Any) -> int:
@@ -339,7 +340,8 @@ def become(start: Start, descriptors: Sequence[int], *kept: int) -> None:
 def unload_packages_replaced_by(folders: Collection[str]) -> None:
     """Remove this project's packages from sys.modules if any folder contains another copy of one of them.
 
-    The launcher passes its whole sys.path to agents as PYTHONPATH, which usually names the imported packages.
+    Folders that contain the imported packages themselves have no effect. They are common, because the launcher passes
+    its whole sys.path to agents as PYTHONPATH.
     """
     loaded = [sys.modules[name] for name in PACKAGES if name in sys.modules]
     imported = {os.path.realpath(path) for package in loaded for path in package.__path__}
@@ -381,7 +383,7 @@ def open_stream(descriptor: int, like: io.TextIOWrapper, *, unbuffered: bool) ->
 
 
 _shown: list[mmap.mmap] = []
-"""Memory that /proc shows. It must stay mapped."""
+"""Memory with the arguments and the environment that /proc shows. It must stay mapped until the process ends."""
 
 
 def show_in_proc(argv: Sequence[str], environ: dict[str, str]) -> None:
@@ -445,7 +447,8 @@ def run(start: Start) -> None:
 
 
 _ending: dict[int, int | None] = {}
-"""Exit code of the finished program, by process ID, so that forks do not use their parent's exit code."""
+"""Dict from the process ID to the exit code of the finished program. A fork has another ID, so it does not use the exit
+code of its parent."""
 
 
 @atexit.register  # registered first, so that it runs last

@@ -17,7 +17,8 @@ NUM_MULTIPROCESSORS = 132
 """Number of multiprocessors of an H200."""
 
 OCCUPANCY = (512, 2 * NUM_MULTIPROCESSORS)
-"""A block size and a number of blocks that the driver may suggest. The dry run assumes different values."""
+"""A block size and a number of blocks that the driver may suggest. The dry run assumes different values, which must not
+change the modules that it finds."""
 
 
 @contextlib.contextmanager
@@ -62,7 +63,7 @@ def variants_that_the_dry_run_finds(program: Callable[[], None]) -> list[kernels
 
 
 def variants_that_a_recording_loads(program: Callable[[], None]) -> list[kernels.Variant]:
-    """Record a program as on a GPU. Return the module variants that the recording loads, in order.
+    """Record a program as on a GPU. Return the module variants in the order in which the recording loads them.
 
     Args:
         program: Function that launches kernels on the CPU device.

@@ -1,4 +1,4 @@
-"""The installed commands: list of tasks, help, mistakes and exit codes. Commands that train nothing import no torch."""
+"""The installed commands: list of tasks, help, mistakes and exit codes. Before a run starts, torch is not imported."""
 
 from __future__ import annotations
 

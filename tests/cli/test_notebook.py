@@ -15,7 +15,7 @@ from conftest import Command
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "notebook" / "cartpole.ipynb"
 
 PARAMETERS = {"NUM_ENVS": 16, "ITERATIONS": 33}
-"""Values for a short run. It needs more than 32 iterations, because no episode ends before iteration 32."""
+"""Values for a short run. It needs at least 32 iterations, because the first episodes end in iteration 32."""
 
 SECONDS = r"\"--seconds\", \"4\"", r"\"--seconds\", \"0.1\""
 """Pattern of the notebook's arguments for a video of 4 s, and the arguments for 0.1 s that replace them."""

@@ -89,4 +89,6 @@ def test_nine_of_ten_robots_of_a_package_train(tmp_path: Path, package: str) -> 
     shutil.rmtree(work)
     problems = [result["problem"] for result in results if result["problem"]]
     assert len(problems) <= 0.1 * len(results), problems
-    assert not [problem for problem in problems if "Error:" in problem or "\n" in problem], "want one-line UserErrors"
+    assert not [problem for problem in problems if "Error:" in problem or "\n" in problem], (
+        "each problem must be one line of a UserError"
+    )

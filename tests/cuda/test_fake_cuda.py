@@ -33,7 +33,7 @@ UPDATES: dict[str, dict[str, Any]] = {
     "linear schedule": {"schedule": "linear"},
     "fixed schedule": {"schedule": "fixed"},
 }
-"""Variants of the update, each with the fields of the agent's config that cause it."""
+"""Variants of the update, each with the fields of the agent's config that select it."""
 
 
 # The env

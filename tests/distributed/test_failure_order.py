@@ -42,7 +42,7 @@ def test_a_rank_that_raises_reports_before_it_leaves_the_group(tmp_path: Path) -
 def test_a_killed_rank_is_named_although_its_peers_never_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervision, "PATIENCE_S", 600.0)  # too long: the launcher must not wait for missing reports
+    monkeypatch.setattr(supervision, "PATIENCE_S", 600.0)  # the launcher must not wait this long for missing reports
     error = failure(failing_ranks.die_while_peers_wait, tmp_path)
     assert error.rank == failing_ranks.FAILING
     assert error.exit_code is Exit.INFRASTRUCTURE
