@@ -33,5 +33,5 @@ def silent_strangers(address: tuple[str, int], wait_for: Callable[[Callable[[], 
 
 
 def num_served(strangers: Sequence[socket.socket]) -> int:
-    """Return how many connections the listener serves: those that have received its random number."""
+    """Return how many connections the listener serves: those to which it has sent a random number."""
     return len(select.select(strangers, [], [], 0)[0])

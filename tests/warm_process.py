@@ -250,7 +250,7 @@ def start_reserved(reserved: list[tuple[socket.socket, int]], args: Sequence[Any
     is_module = any(argv[1 : 1 + len(module)] == module for module in (AGENT, FILM))
     if not reserved or not (is_module or Path(argv[0]).name == "train"):
         return None
-    connection, pid = reserved.pop(0)  # the oldest process: tests order agents by age
+    connection, pid = reserved.pop(0)  # the oldest process, because tests sort agents by age
     variables = dict(os.fsdecode(each).split("=", 1) for each in environ)
     if not is_module:
         argv[0] = shutil.which(argv[0], path=variables.get("PATH")) or argv[0]

@@ -137,7 +137,7 @@ def trained(command: Command, task: str, env: dict[str, str], *flags: str) -> di
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Copy of the files of a checkout."""
+    """Copy of the packages and the project files of this repository."""
     root = tmp_path_factory.mktemp("checkout")
     for name in ("src", "tasks", "typings"):
         shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -147,12 +147,12 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def in_checkout(command: Command, checkout: Path) -> dict[str, str]:
-    """Let commands use a copy of the checkout."""
+    """Run commands in the copy of this repository. Return environment variables that let them import its packages."""
     command.cwd = checkout
     return {"PYTHONPATH": os.pathsep.join(str(checkout / name) for name in ("src", "tasks"))}
 
 
-# Files that are created
+# Files that new-task creates
 
 
 def test_the_template_equals_the_output_of_new_task_for_its_mjcf() -> None:

@@ -54,7 +54,7 @@ def test_robots_are_tried_once_and_listed_with_pictures(tmp_path: Path, monkeypa
     (robots / "deep" / "pendulum.xml").write_text(PENDULUM)
     (robots / "balls.xml").write_text(BALLS)  # a ball joint cannot be driven, so this is no robot
     (robots / "broken.xml").write_text("<mujoco>")
-    monkeypatch.chdir(tmp_path)  # the command has relative paths
+    monkeypatch.chdir(tmp_path)  # the paths in the command are relative to this directory
     command = [sys.executable, str(SCRIPT), "robots", "--work", "work", "--processes", "1"]
     command += ["--output", "page/robots.md"]
     first = subprocess.run(command, check=True, capture_output=True, text=True).stdout

@@ -60,7 +60,7 @@ class Loop:
 
     @torch.inference_mode()
     def _allocate(self) -> None:
-        """Store a transition, because rsl_rl allocates memory for the distribution's parameters at the first one."""
+        """Store a transition, because rsl_rl allocates some of its memory when it stores the first transition."""
         alg, obs = self.runner.alg, self.env.get_observations()
         nothing = torch.zeros(self.env.num_envs)
         alg.act(obs)
@@ -68,7 +68,7 @@ class Loop:
         alg.storage.clear()
 
     def rollout(self) -> dict[str, torch.Tensor]:
-        """Return, by name, the buffers of a rollout. Each step writes to a different row of these buffers."""
+        """Return a dict of the buffers of a rollout. Each step writes to a different row of these buffers."""
         alg, storage = self.runner.alg, self.runner.alg.storage
         buffers = {f"storage.{name}": value for name, value in vars(storage).items() if isinstance(value, torch.Tensor)}
         buffers |= {f"storage.observations.{name}": group for name, group in _groups(storage.observations).items()}

@@ -27,6 +27,6 @@ class Report:
 def report(config: TrainConfig, plan: RankPlan, control: Control) -> Report:  # noqa: ARG001
     rank = rank_from_environment(os.environ)
     started = torch.cuda.is_initialized()
-    with mock.patch.object(torch.cuda, "set_device"):  # there are no such GPUs
+    with mock.patch.object(torch.cuda, "set_device"):  # this machine lacks these GPUs
         worker.prepare_process(plan.device, rank, config.seed)
     return Report({name: os.environ.get(name) for name in NAMES}, started)

@@ -137,7 +137,7 @@ def _results(rank: Rank) -> dict[str, Any]:
 
 
 def _make(rank: Rank, run: Any, synchronizer: Any = None) -> PPO:
-    torch.manual_seed(rank.rank)  # as in a run, each rank initializes parameters, and rank 0's replace the others
+    torch.manual_seed(rank.rank)  # ranks start with different parameters; then all get those of rank 0
     return make_learner(run, NUM_ENVS, synchronizer)
 
 

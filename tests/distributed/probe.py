@@ -27,7 +27,7 @@ SEED = 7
 def own_config() -> Any:
     base = registry.task_config("cartpole-balance")
     agent = dataclasses.replace(base.agent, num_steps_per_env=STEPS, obs_normalization=True)
-    env = dataclasses.replace(base.env, episode_length_s=0.1)  # ten steps: episodes end within the run
+    env = dataclasses.replace(base.env, episode_length_s=0.1)  # ten steps, so that episodes end in the run
     return dataclasses.replace(base, agent=agent, env=env, num_envs=NUM_ENVS, max_iterations=ITERATIONS, seed=SEED)
 
 
@@ -87,7 +87,7 @@ def _results(rank: Rank, own: RankDevice) -> dict[str, Any]:
 
         def _iteration(self, obs: Any, iteration: int) -> Any:
             self.settle()
-            # Count until the next iteration begins: rollout, update, metrics
+            # Count in the whole iteration (rollout, update and metrics), until the next iteration begins
             self.watches.append(Watch())
             self.watches[-1].__enter__()
             return super()._iteration(obs, iteration)

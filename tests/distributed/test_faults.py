@@ -523,7 +523,11 @@ def test_row_19_only_rank_0_writes(command: Command) -> None:
 
 
 def writers_of(lines: list[str], name: str) -> dict[int, set[str]]:
-    """Return the processes that changed a path with this name, and their system calls, from the output of strace."""
+    """Find, in the output of strace, the processes that changed a path with this name.
+
+    Returns:
+        Dict from the ID of a process to the system calls with which it changed the path.
+    """
     process_of: dict[int, int] = {}
     pending: dict[int, str] = {}
     found: dict[int, set[str]] = {}

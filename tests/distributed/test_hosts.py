@@ -1,4 +1,4 @@
-"""Training on other machines. If ranks cannot start on a machine, an error names the machine within a time limit.
+"""Training on other machines. If ranks cannot start on a machine, the command soon ends and names the machine.
 
 The SSH server belongs to the test and runs commands on this machine. Its clients are those of a real launch.
 """

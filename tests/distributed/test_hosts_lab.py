@@ -141,7 +141,7 @@ def test_a_command_is_forked_on_a_host_and_ends_with_its_signal(
 
 
 def local_ranks(command: Command, number: int) -> Path:
-    """Train with ranks on this machine that sum through gloo, as ranks on several hosts do."""
+    """Train with ranks on this machine that sum their gradients through gloo, as ranks on several hosts do."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     cores = os.sched_getaffinity(0)

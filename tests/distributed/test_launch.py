@@ -246,7 +246,7 @@ def test_a_failing_rank_of_torchrun_skips_the_shutdown_of_the_interpreter(comman
 
 @pytest.mark.slow
 def test_a_rank_of_torchrun_that_is_done_skips_the_shutdown_of_the_interpreter(command: Command) -> None:
-    """While the interpreter shuts down, a thread of torch.distributed may abort it. In this test, a handler does so."""
+    """While the interpreter shuts down, a thread of torch.distributed may abort it. In this test, a handler aborts."""
     done = train_with_own_exit(command, "os.abort()", "--max-iterations", "2")
     assert done.code == 0, done.err
     assert read_metrics(only_run(command.cwd))[-1]["total_steps"] == 2 * 32 * 8 * 2

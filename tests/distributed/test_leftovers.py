@@ -41,7 +41,7 @@ def test_runs_and_restarts_leave_no_semaphore_and_no_temporary_file(
         runs = [
             here("train", *two, env=long),  # ranks are spawned
             here("train", *two, "--max-restarts", "1", env={"TMPDIR": SHARED[1], "MJLAB_DIST_FAULT": "1:2:sigkill"}),
-            # With this variable, the command is started by exec and imports the libraries itself
+            # With OMP_NUM_THREADS, the command is started by exec and imports the libraries itself
             here("train", *TRAIN, env={**long, "OMP_NUM_THREADS": "1"}),
         ]
         left = [each for folder in SHARED for each in (here.root / folder[1:]).iterdir()]

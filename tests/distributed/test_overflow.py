@@ -13,7 +13,7 @@ from mjlab_dist.errors import Exit
 from mjlab_dist.run_dir import list_checkpoints, read_config_file, read_metrics
 
 TASK = "gym-ant"
-# The ants fall, and touch the ground after some iterations.
+# The ants fall. After some iterations, they touch the ground, and the small buffers overflow.
 RUN = (
     TASK, "--gpu-ids", "None", "--num-envs", "8", "--max-iterations", "6", "--checkpoint.interval", "1",
     "--agent.num-steps-per-env", "2", "--agent.num-mini-batches", "1", "--env.sim.njmax", "20",
