@@ -58,6 +58,7 @@ def test_two_ranks_are_measured_until_a_return(command: Command, short_tmp: Path
         ("--num-envs", "63"),
         ("--max-iterations", "3"),
         ("--total-timesteps", "8192"),
+        ("--total-num-envs", "33"),
         ("--hosts", "localhost localhost"),
         ("--cpu-ranks", "0"),
     ],
@@ -68,7 +69,9 @@ def test_flags_that_cannot_be_measured_are_refused_in_one_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError) as refused:
-        scaling.main([*SHORT, *flags], "mjlab-dist scaling")
+        # A total excludes --num-envs, which is in SHORT
+        short = (SHORT[0], *SHORT[3:]) if flags[0] == "--total-num-envs" else SHORT
+        scaling.main([*short, *flags], "mjlab-dist scaling")
     assert str(refused.value).startswith(" ".join(flags))
     assert "\n" not in str(refused.value)
     assert not list(tmp_path.iterdir())

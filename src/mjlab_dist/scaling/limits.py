@@ -89,9 +89,9 @@ def _network(row: Row, config: TrainConfig) -> list[str]:
     share = f"network: collectives take {row.shares.communication:.0%} of the time"
     if config.sync.period > 1:
         return [f"{share}; raise --sync.period (now {config.sync.period})"]
+    halve = " halve the data with --sync.compression bf16," if config.sync.compression == "none" else ""
     return [
-        f"{share}; use --sync.period 4, halve the data with --sync.compression bf16, or lower "
-        f"--agent.num-mini-batches (now {config.agent.num_mini_batches})"
+        f"{share}; use --sync.period 4,{halve} or lower --agent.num-mini-batches (now {config.agent.num_mini_batches})"
     ]
 
 

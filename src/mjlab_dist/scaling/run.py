@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 import tempfile
 from collections.abc import Sequence
@@ -157,8 +156,9 @@ def _case(config: TrainConfig, mode: Mode, hosts: tuple[Host, ...], gpus: list[G
     total = config.total_num_envs or config.num_envs
     num_envs = total if mode == "weak" else total // len(devices)
     if mode == "strong" and total % len(devices):
+        flag = "--num-envs" if config.total_num_envs is None else "--total-num-envs"
         raise UserError(
-            f"--num-envs {total}: cannot be split evenly over {len(devices)} ranks; use a multiple of {len(devices)}"
+            f"{flag} {total}: cannot be split evenly over {len(devices)} ranks; use a multiple of {len(devices)}"
         )
     config = dataclasses.replace(
         config,
@@ -202,7 +202,7 @@ def _run(case: _Case, until_return: float | None, listen: Listener) -> Round:
             listen(event)
             return
         row = event["row"]
-        if until_return is not None and not reached and (row["mean_return"] or -math.inf) >= until_return:
+        if not reached and has_reached(row["mean_return"], until_return):
             reached.append(Reached(seconds=row["elapsed_s"], steps=row["total_steps"]))
         if reached and row["iteration"] >= MIN_ITERATIONS:
             control.request_stop()
@@ -213,6 +213,11 @@ def _run(case: _Case, until_return: float | None, listen: Listener) -> Round:
         plan = RunPlan(hosts=case.hosts, budget=budget, run_dir=create_run_dir(config))
         ranks = run_ranks(time_rank, RankTimes, config, plan, listen=watch, control=control)
     return as_round(ranks, config.agent.num_steps_per_env, reached[0] if reached else None)
+
+
+def has_reached(mean_return: float | None, goal: float | None) -> bool:
+    """Return whether a mean return is at least the goal. Without an ended episode (None) or a goal, it is not."""
+    return mean_return is not None and goal is not None and mean_return >= goal
 
 
 def _in_words(counts: Sequence[int]) -> str:

@@ -69,6 +69,14 @@ def test_a_slow_network_needs_fewer_collectives(config: TrainConfig, period: int
     (limit,) = find_limits("weak", [ALONE, row(4, EVEN, shares)], config, CPUS)
     assert limit.startswith("network: collectives take 20% of the time")
     assert flag in limit
+    assert ("--sync.compression bf16" in limit) == (period == 1)
+
+
+def test_compressed_gradients_need_no_compression(config: TrainConfig) -> None:
+    config = dataclasses.replace(config, sync=dataclasses.replace(config.sync, compression="fp16"))
+    shares = dataclasses.replace(CALM, communication=0.2, physics=0.25)
+    (limit,) = find_limits("weak", [ALONE, row(4, EVEN, shares)], config, CPUS)
+    assert "--sync.compression" not in limit
 
 
 def test_ranks_that_slow_each_other_down_share_cores(config: TrainConfig) -> None:
