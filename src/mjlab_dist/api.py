@@ -144,7 +144,7 @@ def load_policy(
     """Load the policy of a run without building or simulating its task.
 
     Args:
-        run: Run directory, a pack, or ``latest`` for the newest run.
+        run: A run directory, a pack (a file that ``mjlab-dist pack`` writes), or ``latest`` for the newest run.
         checkpoint: ``latest``, ``best`` (the highest mean return), or the name of a file in the run's checkpoints
             directory.
         device: ``cpu`` or ``cuda:<index>``.
@@ -220,7 +220,8 @@ def configured(base: TrainConfig, fields: Mapping[str, Any]) -> TrainConfig:
 
     Args:
         base: The config to start from.
-        fields: New values by name; nested names have dots. A whole object, such as ``agent``, is set before its fields.
+        fields: New values by name; nested names have dots. They may contain both an object, such as ``agent``, and
+            fields of this object, such as ``agent.learning_rate``: the object is set first, then its fields.
 
     Raises:
         UserError: If a field does not exist, if its value has the wrong type, or if two fields exclude each other.

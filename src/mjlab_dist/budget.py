@@ -37,7 +37,7 @@ def plan_budget(config: TrainConfig, world_size: int) -> Budget | None:
 
     Raises:
         UserError: If the envs cannot be split evenly over the ranks, if ``--fsdp-devices`` does not divide the number
-            of ranks, or for a reason of :func:`budget_of`.
+            of ranks, or if :func:`budget_of` raises.
     """
     _check_sharding(config.fsdp_devices, world_size)
     if config.total_num_envs is not None:

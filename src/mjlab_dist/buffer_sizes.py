@@ -119,7 +119,7 @@ def measure(
         device: Device of the envs.
         num_envs: Number of envs.
         num_steps: Number of control steps.
-        checkpoint: Policy that acts; None for random actions, as at the start of training.
+        checkpoint: Checkpoint of the policy that acts; None for random actions, as at the start of training.
         log: Prints a line for the user.
 
     Returns:
@@ -140,7 +140,8 @@ def measure(
         if larger is None or len(attempts) > MAX_DOUBLINGS:
             return attempts
         config = larger
-        why = f"Overflow of {listed(attempts[-1].overflows)}" if attempts[-1].overflows else "Collision is off"
+        overflows = attempts[-1].overflows
+        why = f"Overflow of {listed(overflows)}" if overflows else "Collision is off with nconmax 0"
         sim = config.env.sim
         log(f"{why}: measuring again with njmax {sim.njmax} and nconmax {sim.nconmax}.")
 
@@ -222,7 +223,7 @@ class BufferGauge:
         self._can_touch = can_touch(env.sim.model, env.sim._warp_model)
         self._can_constrain = self._can_touch or can_constrain(env.sim.model)
         self._few, self._whole = few, env.num_envs // few * few
-        # Maxima: rows per env; contacts per env, per group of few envs, and of all envs; pairs of all envs
+        # Maxima: rows of an env; contacts of an env, of a group of envs, and of the batch; pairs of the batch
         self._max = torch.zeros(5, dtype=torch.int64, device=env.device)
 
     def read(self) -> None:

@@ -32,9 +32,9 @@ MAX_SIZE = 10_000
 unstable physics."""
 
 MIN_GROWTH = 1.25
-"""If a buffer was too small, its new size before the margin is at least its old size times this factor.
+"""Minimum factor by which a buffer that was too small grows, before the margin is applied.
 
-The measured count alone may be too low, because the rows of dropped contacts are not counted.
+The factor is needed because the measured count may be too low: it does not include the rows of dropped contacts.
 """
 
 

@@ -119,7 +119,7 @@ class NonFiniteError(FloatingPointError):
 class BufferOverflowError(RuntimeError):
     """Contacts or constraint rows did not fit into their buffers, and ``--env.sim.on-overflow`` is not warn.
 
-    The message is one line with the buffers, the numbers that were needed, and the flags.
+    The message is one line with the buffers, the sizes that were needed, and the flags that set these sizes.
 
     Attributes:
         larger: Buffer sizes to restart with, by field of SimConfig; empty if the run must end.

@@ -17,7 +17,7 @@ from mjlab_dist.wording import listed
 VARIABLE = "MJLAB_DIST_FAULT"
 
 ATTEMPT = "MJLAB_DIST_ATTEMPT"
-"""Variable that the launcher sets for its ranks: the number of the attempt, from 0."""
+"""Environment variable with the number of the attempt, counted from 0. The launcher sets it for its ranks."""
 
 Kind = Literal["raise", "sigkill", "sigstop", "exit", "skip_collective", "nan", "corrupt", "slow"]
 

@@ -32,7 +32,7 @@ Observation = np.ndarray | dict[str, np.ndarray]
 
 
 class TaskVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):
-    """The envs of a task, made by :func:`mjlab_dist.make`. This process simulates them, or several ranks do.
+    """The envs of a task, made by :func:`mjlab_dist.make`. With several devices, the ranks simulate them.
 
     When the episode of an env ends, the env starts its next episode in the same step (``AutoresetMode.SAME_STEP``).
     ``info["_final_obs"]`` is then True for this env, and ``info["final_obs"]`` has its last observation.

@@ -1,6 +1,7 @@
 """The env and the algorithm of one rank.
 
-If a buffer of the physics was too small, both are built again in the same process.
+If a buffer of the physics was too small, and ``--env.sim.on-overflow`` allows larger buffers, both are built again in
+the same process.
 """
 
 from __future__ import annotations

@@ -49,8 +49,8 @@ class _Owner:
     started: int | None
     """Start time of the process, in clock ticks since the machine was booted; None if the system has no /proc."""
     system: str | None
-    """Identifies the boot of the machine, and the container. Process IDs are unique among the running processes with
-    the same value. None if the system has no /proc."""
+    """ID of the machine's current boot, and of the container's process namespace. Running processes with the same
+    value have different process IDs. None if the system has no /proc."""
 
     @property
     def is_alive(self) -> bool | None:
@@ -99,7 +99,9 @@ class Lease:
         with contextlib.suppress(OSError):
             look = _look_at(path)
             if look is None:
-                raise TakenOverError(f"{path}: is gone, so another launch may train this run; resume it with --resume")
+                raise TakenOverError(
+                    f"{path}: was deleted, so another launch may train this run; resume the run with --resume"
+                )
             if look.owner is not None and look.owner.token != self.token:
                 raise TakenOverError(
                     f"process {look.owner.pid} on {look.owner.host} has taken over {self.run_dir}, because this launch "

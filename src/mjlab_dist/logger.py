@@ -105,7 +105,7 @@ def find_logger(name: str) -> MakeLogger:
         name: The class, as ``package.module:Class``.
 
     Raises:
-        UserError: If it cannot be imported, takes other arguments, or lacks a method.
+        UserError: If the class cannot be imported, does not take the arguments of :class:`Logger`, or lacks a method.
     """
     flag = f"--logger {name}"
     try:
