@@ -56,7 +56,7 @@ def emit(kind: Kind, **data: Any) -> None:
     Events for the launcher:
 
     - ``joined``: a ``rank`` has started, with its ``pid`` and ``host``.
-    - ``beat``: a ``rank`` has done ``iteration`` iterations.
+    - ``beat``: a ``rank``, and the number of iterations that it has done, ``iteration``.
     - ``result``: the ``result`` of a ``rank``.
     - ``failed``: the ``report`` of a rank that failed.
 

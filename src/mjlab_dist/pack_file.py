@@ -1,10 +1,10 @@
 """Packs: a run in one file, for other people. It is a zip file that is read in place: nothing is ever extracted.
 
-    pack.json          version of the format, task, checkpoint, iteration, and the versions that wrote the pack
+    pack.json          version of the format, task, checkpoint, iteration, versions of the packages at packing
     README.md          model card
     config.yaml        the run's config, without settings specific to the training machine
     checkpoint.pt      policy and value function with their normalizers
-    provenance.json    versions, commit, command line, devices
+    provenance.json    command line, commit, devices, and versions of the packages in training
     metrics.jsonl      one row per iteration
     policy.onnx        the exported policy
 
@@ -210,7 +210,8 @@ def _fault_of(file: zipfile.ZipInfo, count: int, size: int) -> str | None:
         f"it contains {name} twice": count > 1,
         f"{name} in it is not a plain file": stat.S_IFMT(file.external_attr >> 16) not in (0, stat.S_IFREG),
         f"{name} in it is encrypted": file.flag_bits & ENCRYPTED,
-        f"{name} in it is compressed": not is_stored and (limit is None or file.compress_type != zipfile.ZIP_DEFLATED),
+        f"the compression of {name} in it is not allowed": not is_stored
+        and (limit is None or file.compress_type != zipfile.ZIP_DEFLATED),
         f"{name} in it has {file.file_size:,} bytes, which is too much": file.file_size > (limit or size),
     }
     return next((fault for fault, is_found in faults.items() if is_found), None)

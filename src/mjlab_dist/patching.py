@@ -13,17 +13,17 @@ R = TypeVar("R")
 
 
 def with_names(function: Callable[P, R], **values: object) -> Callable[P, R]:
-    """Return a copy of a function in which names of its module have other values. The original does not change.
+    """Return a copy of a function for which some globals of its module have other values. The original does not change.
 
     A copy is needed instead of :func:`patched` if a thread may still run the function after a launch has ended, because
     ``patched`` would already have restored the original values.
 
     Args:
         function: Function written in Python.
-        values: Values for the copy, by name in the module.
+        values: Values for the copy, by the name of the global.
 
     Raises:
-        AttributeError: If the module has no such name, for example because a new version of the library renamed it.
+        AttributeError: If the module has no such global, for example because a new version of the library renamed it.
     """
     assert isinstance(function, FunctionType)
     names = function.__globals__

@@ -23,7 +23,9 @@ def log_dir(config: TrainConfig, run_dir: Path, environ: Mapping[str, str]) -> P
 
 
 def chosen_log_dir(config: TrainConfig, environ: Mapping[str, str]) -> str | None:
-    """Return the value of TORCHRUNX_LOG_DIR or of --torchrunx-log-dir. Empty means no files; None: neither is set.
+    """Return the value of TORCHRUNX_LOG_DIR or, if this variable is not set, of --torchrunx-log-dir.
+
+    An empty value means that the ranks write no log files. None means that neither the variable nor the flag is set.
 
     Args:
         config: The run's config.

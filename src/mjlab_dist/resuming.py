@@ -32,7 +32,7 @@ def find_named_run(log_root: str, task: str, run_name: str) -> Path | None:
     """
     if not run_name:
         raise UserError(
-            f"--resume {AUTO}: finds the run by --run-name; add --run-name with a name that no other run has"
+            f"--resume {AUTO}: needs --run-name to find the run; add --run-name, with a different name for each run"
         )
     found = Path(log_root, task).glob(f"*/{CONFIG_FILE}")
     named = [path.parent for path in found if _has_name(path.parent, run_name) and list_checkpoints(path.parent)]
