@@ -150,7 +150,8 @@ def main() -> None:
     known = Policy(args.directory / "policy.onnx").about["commands"]
     if commands.keys() != known.keys():
         parser.error(
-            f"the policy has the commands {', '.join(known) or 'none'}; give --command NAME=VALUE,... for each of them"
+            f"the policy takes these commands: {', '.join(known) or 'none'}; give --command NAME=VALUE,... for each of "
+            "them, and for no other"
         )
     positions, velocities, inputs, took_s = run(args.directory, args.seconds, commands)
     print(

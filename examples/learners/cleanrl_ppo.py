@@ -13,7 +13,7 @@ TASK = sys.argv[1] if len(sys.argv) > 1 else "gym-inverted-pendulum"
 ITERATIONS = int(sys.argv[2]) if len(sys.argv) > 2 else 100
 NUM_ENVS, NUM_STEPS, EPOCHS, NUM_UPDATES, GAMMA, LAM, CLIP = 64, 32, 5, 20, 0.99, 0.95, 0.2
 
-torch.set_num_threads(1)  # the networks are small
+torch.set_num_threads(1)  # the networks are too small for more threads
 torch.manual_seed(1)
 with mjlab_dist.make(TASK, total_num_envs=NUM_ENVS, final_observations=True) as envs:
     actor, critic = (MLP(envs.observation_widths["actor"], n, [64, 64], "tanh") for n in (envs.num_actions, 1))

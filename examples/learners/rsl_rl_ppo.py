@@ -36,7 +36,7 @@ class Envs(VecEnv):
         return self.get_observations(), rewards, done, {"time_outs": truncated}
 
 
-torch.set_num_threads(1)  # the networks are small
+torch.set_num_threads(1)  # the networks are too small for more threads
 NETWORK = {"class_name": "MLPModel", "hidden_dims": [64, 64], "activation": "tanh", "obs_normalization": True}
 envs = Envs(64)
 config = {

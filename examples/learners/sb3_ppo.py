@@ -52,7 +52,7 @@ class Envs(VecEnv):
         return [False for _ in self._get_indices(indices)]
 
 
-torch.set_num_threads(1)  # the networks are small
+torch.set_num_threads(1)  # the networks are too small for more threads
 envs = VecMonitor(Envs(gymnasium.make_vec(f"mjlab_dist/{TASK}", num_envs=64)))
 PPO("MlpPolicy", envs, n_steps=32, batch_size=512, verbose=1, device="cpu").learn(STEPS)
 envs.close()

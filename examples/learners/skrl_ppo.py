@@ -46,7 +46,7 @@ class Value(DeterministicMixin, Model):
         return self.network(inputs["observations"]), {}
 
 
-torch.set_num_threads(1)  # the networks are small
+torch.set_num_threads(1)  # the networks are too small for more threads
 torch.manual_seed(1)
 envs = gymnasium.make_vec(f"mjlab_dist/{TASK}", num_envs=64)
 envs = wrap_env(recorded := gymnasium.wrappers.vector.RecordEpisodeStatistics(envs, buffer_length=STEPS))

@@ -19,7 +19,7 @@ import mjlab_dist.gymnasium  # noqa: F401 (registers the tasks)
 TASK = sys.argv[1] if len(sys.argv) > 1 else "gym-inverted-pendulum"
 STEPS = int(sys.argv[2]) if len(sys.argv) > 2 else 200_000
 
-torch.set_num_threads(1)  # the networks are small
+torch.set_num_threads(1)  # the networks are too small for more threads
 torch.manual_seed(1)
 envs = GymWrapper(gymnasium.make_vec(f"mjlab_dist/{TASK}", num_envs=64))
 envs = TransformedEnv(envs, RewardSum())

@@ -173,7 +173,7 @@ def find_run(
         if newer and warn is not None:
             others = f" and {len(newer) - 1} more" if len(newer) > 1 else ""
             have = "have" if others else "has"
-            warn(f"{flag} latest: is {with_checkpoint[-1]}; the newer {newer[-1]}{others} {have} no checkpoint")
+            warn(f"{flag} latest: uses {with_checkpoint[-1]}; the newer {newer[-1]}{others} {have} no checkpoint")
         return with_checkpoint[-1]
     run_dir = Path(run)
     if os.path.isfile(run):  # noqa: PTH113 (False, not an error, for a name that is too long)
@@ -184,7 +184,9 @@ def find_run(
         )
     trained = read_config_file(run_dir, trust=True).task  # only its task is read
     if trained != task:
-        raise UserError(f"{flag} {run}: is a run of {trained}, not of {task}; use {trained}, or choose another run")
+        raise UserError(
+            f"{flag} {run}: is a run of {trained}, not of {task}; use the task {trained}, or choose another run"
+        )
     return run_dir
 
 
@@ -276,12 +278,12 @@ def find_best(run_dir: Path) -> Path:
         UserError: If the run has no best checkpoint.
     """
     if run_dir.is_file():
-        raise UserError(f"--checkpoint best: the pack {run_dir} has one checkpoint; drop --checkpoint")
+        raise UserError(f"--checkpoint best: the pack {run_dir} has only one checkpoint; drop --checkpoint")
     link = run_dir / CHECKPOINTS_DIR / BEST_LINK
     if not link.is_file():
         raise UserError(
-            f"--checkpoint best: {run_dir} has no best checkpoint yet (a run writes one after episodes have ended, and "
-            "if --checkpoint.keep-best is above 0); use --checkpoint latest"
+            f"--checkpoint best: {run_dir} has no best checkpoint yet (if --checkpoint.keep-best is above 0, a run "
+            "writes one after its first episodes have ended); use --checkpoint latest"
         )
     return follow_link(link)
 
@@ -406,7 +408,7 @@ def by_column(rows: Sequence[dict[str, Any]]) -> dict[str, NDArray[np.float64]]:
 
 
 def _rows_of(data: bytes, path: Path) -> list[tuple[bytes, dict[str, Any]]]:
-    """Return the lines of a file of metrics with their rows, without an incomplete last line.
+    """Return each line of a metrics file, and the row that it contains, without an incomplete last line.
 
     Lines with NUL characters are skipped: after a power failure, such characters replace lost data.
     """

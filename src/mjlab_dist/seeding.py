@@ -5,7 +5,10 @@ from __future__ import annotations
 import random
 
 RESUME_STRIDE = 1_000_003
-"""Difference between the seeds of runs resumed at two consecutive iterations; larger than any number of ranks."""
+"""Difference between the seeds of runs resumed at two consecutive iterations.
+
+It is larger than any number of ranks, so that no rank of one run has the seed of a rank of the other.
+"""
 
 
 def seed_generators(seed: int, rank: int = 0, resumed_iteration: int = 0) -> None:

@@ -22,7 +22,7 @@ def keep_streams_usable() -> None:
 
     A closed stream is opened as the null device; otherwise, the next file or socket would get its descriptor. A write
     cannot succeed if a terminal was closed, if the reader of a pipe has ended, or if a disk is full. After the first
-    such write, all output is discarded without an error.
+    write that fails, all output is discarded without an error.
     """
     for descriptor in STANDARD:
         try:

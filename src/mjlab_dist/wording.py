@@ -10,7 +10,7 @@ MIN_SIMILARITY = 0.62
 """Minimum similarity, from 0 to 1, between a mistyped name and a name that is suggested instead."""
 
 MIN_END = 3
-"""Minimum length of a typed text for which names that end with the text count as closest."""
+"""Names that end with the typed text count as closest only if the text has at least this many characters."""
 
 MAX_GAP = 0.1
 """Maximum difference in similarity between the first suggestion and further suggestions."""

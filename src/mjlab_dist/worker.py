@@ -61,13 +61,13 @@ Entry = Callable[[TrainConfig, RankPlan, Control], T]
 """Module-level function that a rank runs. It takes config, plan and control, and returns a dataclass of plain data."""
 
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-"""Variables that name the network interface on which gloo and NCCL listen for other ranks."""
+"""Environment variables that name the network interface on which gloo and NCCL listen for other ranks."""
 
 FAMILY = "NCCL_SOCKET_FAMILY"
-"""Variable that selects IPv4 or IPv6 for NCCL, where an interface has both."""
+"""Environment variable that selects IPv4 or IPv6 for NCCL, where an interface has both."""
 
 EGL_DEVICE = "MUJOCO_EGL_DEVICE_ID"
-"""Variable that selects the GPU for MuJoCo's rendering through EGL."""
+"""Environment variable that selects the GPU for MuJoCo's rendering through EGL."""
 
 DRAIN_S = 0.1
 """Seconds to wait before a rank exits, so that its last printed lines reach its log."""
@@ -295,7 +295,7 @@ def _meet_devices(config: TrainConfig, rank: Rank, store: Store | None, device: 
 
 
 def _measure_budget(config: TrainConfig, rank: Rank, store: Store | None, devices: list[DeviceInfo]) -> Budget:
-    """Return the budget with the number of envs per rank that fits in the memory of every rank."""
+    """Return the budget with the largest number of envs per rank that fits in the memory of every rank."""
     from mjlab_dist.env import sizing  # noqa: PLC0415 (imports torch)
 
     own = devices[rank.rank]
@@ -348,10 +348,10 @@ def _check_visible(device: RankDevice) -> None:
 def prepare_process(device: RankDevice, rank: Rank, seed: int) -> None:
     """Set up a rank's process before CUDA and EGL start: visible GPU, EGL device, threads and seed.
 
-    MUJOCO_EGL_DEVICE_ID is the index among the devices that CUDA shows to this process, the same as PyTorch's index.
-    MuJoCo's EGL module first queries the CUDA device of every EGL device (EGL_CUDA_DEVICE_NV). The extension
-    EGL_NV_device_cuda defines this value as a handle for CUDA's functions, so CUDA_VISIBLE_DEVICES applies to it. If
-    the user has set MUJOCO_EGL_DEVICE_ID, it is not changed.
+    MUJOCO_EGL_DEVICE_ID is set to PyTorch's index of the GPU, unless the user has set the variable. This index is
+    correct, because MuJoCo's EGL module sorts the EGL devices by their CUDA devices (attribute EGL_CUDA_DEVICE_NV). The
+    extension EGL_NV_device_cuda defines this attribute as a handle for CUDA's functions, so the attribute counts only
+    the devices in CUDA_VISIBLE_DEVICES, as PyTorch does.
 
     Args:
         device: The rank's device.
