@@ -5,7 +5,8 @@ From Python: ``mjlab_dist.train("cartpole-balance", gpu_ids="all")``. Importing 
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # type checkers treat this name as true; importing typing would double the import time
+# Not imported from typing, which would double the import time. Type checkers treat any variable of this name as true.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from mjlab_dist.api import check_task, load_policy, make, train
     from mjlab_dist.errors import CheckError, RankError, UserError

@@ -145,8 +145,8 @@ def load_policy(
 
     Args:
         run: A run directory, a pack (a file that ``mjlab-dist pack`` writes), or ``latest`` for the newest run.
-        checkpoint: ``latest``, ``best`` (the highest mean return), or the name of a file in the run's checkpoints
-            directory.
+        checkpoint: ``latest``, ``best`` (the checkpoint with the highest mean return), or the name of a file in the
+            run's checkpoints directory.
         device: ``cpu`` or ``cuda:<index>``.
         log_root: Directory of all runs. ``latest`` is the newest run in this directory.
         trust: Allow the run's config to name functions of any module. Such a config can run any code: read it first.
@@ -220,8 +220,9 @@ def configured(base: TrainConfig, fields: Mapping[str, Any]) -> TrainConfig:
 
     Args:
         base: The config to start from.
-        fields: New values by name; nested names have dots. They may contain both an object, such as ``agent``, and
-            fields of this object, such as ``agent.learning_rate``: the object is set first, then its fields.
+        fields: New values. The keys are names of fields; the names of nested fields have dots. If there are new values
+            for an object, such as ``agent``, and for its fields, such as ``agent.learning_rate``, the object is set
+            first.
 
     Raises:
         UserError: If a field does not exist, if its value has the wrong type, or if two fields exclude each other.

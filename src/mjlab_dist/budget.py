@@ -71,7 +71,7 @@ def budget_of(config: TrainConfig, world_size: int, num_envs: int) -> Budget:
         )
     note = (
         f"--total-timesteps {config.total_timesteps}: trains {iterations} iterations of {per_iteration:,} steps, "
-        f"{config.total_timesteps - left_over:,} in all; the other {left_over:,} would not fill an iteration."
+        f"{config.total_timesteps - left_over:,} in all; the remaining {left_over:,} are less than one iteration."
     )
     return Budget(num_envs=num_envs, max_iterations=iterations, note=note if left_over else None)
 

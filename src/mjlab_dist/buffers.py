@@ -43,7 +43,7 @@ def with_sizes(config: TrainConfig, sizes: Mapping[str, int]) -> TrainConfig:
 
     Args:
         config: A run's config.
-        sizes: Sizes by field of SimConfig (njmax, nconmax).
+        sizes: New sizes. The keys are fields of SimConfig: njmax, nconmax, or both.
     """
     sim = dataclasses.replace(config.env.sim, **sizes)
     return dataclasses.replace(config, env=dataclasses.replace(config.env, sim=sim))

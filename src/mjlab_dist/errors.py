@@ -89,7 +89,9 @@ class DesyncError(RuntimeError):
 
 
 class LostRankError(RuntimeError):
-    """Another rank has ended, sends nothing, or computes a different sum. The report of that rank contains the cause.
+    """Another rank has ended, sends nothing, or sends a tensor of another size than this rank's.
+
+    The report of the other rank contains the cause.
 
     The message is one line that names the other rank.
 
@@ -122,7 +124,7 @@ class BufferOverflowError(RuntimeError):
     The message is one line with the buffers, the sizes that were needed, and the flags that set these sizes.
 
     Attributes:
-        larger: Buffer sizes to restart with, by field of SimConfig; empty if the run must end.
+        larger: Buffer sizes to restart with. The keys are fields of SimConfig. Empty if the run must end.
     """
 
     exit_code = Exit.NUMERICS

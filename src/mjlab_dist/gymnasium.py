@@ -28,7 +28,7 @@ GROUP = "actor"
 """Observation group that policies read."""
 
 Observation = np.ndarray | dict[str, np.ndarray]
-"""Observations of all envs, (num_envs, width): of one group, or of all groups by name."""
+"""Observations of all envs: one group, (num_envs, width), or a dict from the name of each group to its observations."""
 
 
 class TaskVectorEnv(VectorEnv[Any, np.ndarray, np.ndarray]):

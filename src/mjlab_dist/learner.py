@@ -62,7 +62,8 @@ class Learner:
                     from mjlab_dist.learn.overflow import record_growth  # noqa: PLC0415 (imports torch)
 
                     record_growth(self.run_dir, self.config, overflow)
-            control.last_beat = None  # compiling kernels for the new sizes may take longer than --hang-timeout
+            # Pause the watchdog: compiling kernels for the new sizes may take longer than --hang-timeout
+            control.last_beat = None
             self._rebuild()
 
     def _rebuild(self) -> None:

@@ -18,7 +18,7 @@ from mjlab_dist.errors import UserError
 
 
 class Logger:
-    """Base class of loggers. Your own must implement :meth:`log`.
+    """Base class of loggers. A logger of your own must implement :meth:`log`.
 
     Rank 0 creates one instance after all ranks have built their envs, and calls it between iterations, in the thread
     that trains. Training waits for each call: a slow logger makes iterations longer, and a call that takes longer than

@@ -16,7 +16,7 @@ LOGIN = re.compile(r"(://[^/:\s]*:)[^/\s]*@")
 """An address with a user's name and password."""
 
 SECRET_FLAG = re.compile(r"(.*[-_])?(\w*key|\w*token|secrets?|pass(wd|word|phrase)?|cred(ential)?s?|auth)")
-"""Matches the last part of the names of secret flags, such as --db.password, in lower case."""
+"""Matches the last part of a secret flag's name, in lower case: for --db.password, this part is password."""
 
 
 def masked(argv: Sequence[str]) -> list[str]:

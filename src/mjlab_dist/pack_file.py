@@ -57,7 +57,7 @@ START = (1980, 1, 1, 0, 0, 0)
 """Modification time of all files. It is constant, so that the same contents give the same bytes."""
 
 ENCRYPTED = 0x1
-"""Bit in the flags of a file in a zip file, set if the file is encrypted."""
+"""Flag bit that zip archives set for an encrypted file."""
 
 CHUNK = MB
 """Bytes to decompress at a time, so that a file larger than its stated size is refused before it fills the memory."""
@@ -157,7 +157,7 @@ def write_pack(path: Path, contents: Mapping[str, bytes]) -> None:
 
     Args:
         path: The file, which must not exist.
-        contents: Contents of the files, by name; only the names in :data:`LIMITS` are allowed.
+        contents: Contents of the files. The keys are names of files; only those in :data:`LIMITS` are allowed.
 
     Raises:
         OSError: If the file cannot be written.

@@ -20,7 +20,7 @@ def with_names(function: Callable[P, R], **values: object) -> Callable[P, R]:
 
     Args:
         function: Function written in Python.
-        values: Values for the copy, by the name of the global.
+        values: Values for the copy. The keys are the names of the globals.
 
     Raises:
         AttributeError: If the module has no such global, for example because a new version of the library renamed it.

@@ -1,4 +1,4 @@
-"""Errors of a user's code in one line, with the file and line that raised them."""
+"""Describe an error of a user's code in one line of text, with the place in the code that raised the error."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def task_config(name: str) -> TrainConfig:
 
 
 def task_summaries(prefix: str = "") -> dict[str, str]:
-    """Return a line for each task, by name: the task's summary, or the reason why its package cannot be imported.
+    """Return the names of tasks, each with its summary, or with the reason why its package cannot be imported.
 
     Args:
         prefix: Start of the names to return; all by default. Only these tasks are imported.

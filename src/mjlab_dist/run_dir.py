@@ -180,7 +180,7 @@ def find_run(
         check_pack(run_dir, flag)
     elif not (run_dir / CONFIG_FILE).is_file():
         raise UserError(
-            f"{flag} {run}: is not a run directory (it has no {CONFIG_FILE}); name one under {log_root}, or latest"
+            f"{flag} {run}: is not a run directory (it has no {CONFIG_FILE}); use a run under {log_root}, or latest"
         )
     trained = read_config_file(run_dir, trust=True).task  # only its task is read
     if trained != task:
@@ -217,7 +217,7 @@ def find_any_run(log_root: str, run: str) -> Path:
     if os.path.isfile(run):  # noqa: PTH113 (False, not an error, for a name that is too long)
         check_pack(Path(run), "")
     elif not os.path.isfile(Path(run) / CONFIG_FILE):  # noqa: PTH113
-        raise UserError(f"{run}: is not a run directory (it has no {CONFIG_FILE}); name one, or latest")
+        raise UserError(f"{run}: is not a run directory (it has no {CONFIG_FILE}); use a run directory, or latest")
     return Path(run)
 
 
@@ -289,7 +289,7 @@ def find_best(run_dir: Path) -> Path:
 
 
 def list_checkpoints(run_dir: Path) -> dict[int, Path]:
-    """Return the checkpoints of a run by iteration, oldest first, without links and incomplete files."""
+    """Return the iterations and files of a run's checkpoints, oldest first. Links and incomplete files are left out."""
     files = (run_dir / CHECKPOINTS_DIR).glob("*.pt")
     found = {int(m[1]): p for p in files if (m := re.fullmatch(r"model_(\d+)\.pt", p.name)) and p.is_file()}
     return dict(sorted(found.items()))
@@ -326,7 +326,7 @@ def choose_checkpoint(run_dir: Path, name: str) -> Path:
 
     Args:
         run_dir: The run directory, or a pack.
-        name: ``latest``, ``best`` (the highest mean return), or the name of a file in the checkpoints directory.
+        name: ``latest``, ``best`` (highest mean return), or the name of a file in the checkpoints directory.
 
     Raises:
         UserError: If the run has no such checkpoint.
@@ -347,7 +347,7 @@ def read_metrics(run_dir: Path, name: str = METRICS_FILE) -> list[dict[str, Any]
         name: metrics.jsonl, or rank_metrics.jsonl of a run with ``--log-ranks``.
 
     Raises:
-        UserError: If a line is not a row.
+        UserError: If a line of the file is not a row of metrics.
     """
     return [row for _, row in _rows_of(read_file(run_dir, name), run_dir / name)]
 
@@ -383,7 +383,7 @@ def cut_metrics(
 
 
 def read_history(run_dir: Path) -> dict[str, NDArray[np.float64]]:
-    """Return the metrics.jsonl of a run by column.
+    """Return the columns of a run's metrics.jsonl.
 
     Args:
         run_dir: The run directory.
@@ -398,7 +398,7 @@ def by_column(rows: Sequence[dict[str, Any]]) -> dict[str, NDArray[np.float64]]:
     """Return all columns that occur in any row, (rows,) each; NaN where a row has no value.
 
     Args:
-        rows: Numbers by column; None stands for a missing value.
+        rows: Rows of numbers. The keys are names of columns; None stands for a missing value.
     """
     import numpy as np  # noqa: PLC0415 (not needed to print help)
 

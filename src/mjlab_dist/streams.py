@@ -28,7 +28,7 @@ def keep_streams_usable() -> None:
         try:
             os.fstat(descriptor)
         except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the kernel uses the lowest free descriptor
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free descriptor, which is this one
     sys.stdout = unfailing(1, sys.stdout, by_line=os.isatty(1))
     sys.stderr = unfailing(2, sys.stderr, by_line=True)
 

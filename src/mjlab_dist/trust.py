@@ -24,7 +24,7 @@ INSTALLED = {"site-packages", "dist-packages"}
 """Names of directories of installed packages."""
 
 SSH_DIRS = ("~/.ssh", "/etc/ssh")
-"""Directories of SSH's config files, which can run programs."""
+"""A config may name only SSH config files in these directories, because SSH config files can run programs."""
 
 
 def refuse_foreign(config: TrainConfig, file: Path, *, uses_ssh: bool) -> None:
@@ -56,7 +56,7 @@ def _references(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
     is_config = dataclasses.is_dataclass(value)
     for name, part in entries(value).items():
         if is_config and name in PARAMETERS:
-            continue  # plain values
+            continue  # plain values, which name no functions
         if is_config and isinstance(part, str) and (name in {"func", "synchronizer"} or _names_model(name, part)):
             yield prefix + name, part
         if is_config and name == "logger":

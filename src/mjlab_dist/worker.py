@@ -1,7 +1,7 @@
 """One rank from start to end: device, seed, env, process group, runner, teardown.
 
-PyTorch and Warp are imported inside functions: torchrunx's launcher and agents (an agent is the process that starts the
-ranks of one machine) import this module too, because they unpickle a reference to :func:`run`. They should start fast.
+PyTorch and Warp are imported inside functions, so that importing this module is fast. torchrunx's launcher and agents
+(an agent is the process that starts the ranks of one machine) import it too: they unpickle a reference to :func:`run`.
 """
 
 from __future__ import annotations

@@ -306,7 +306,7 @@ def test_resuming_the_latest_run_reports_newer_runs_without_a_checkpoint(command
     done = command("train", "cartpole-balance", "--resume", "latest", "--log-root", "logs", "--print-config")
     assert done.code == Exit.DONE, done.err
     (line,) = done.err.splitlines()
-    assert line.startswith("Warning: --resume latest: is logs/cartpole-balance/2026-01-01_00-00-00;")
+    assert line.startswith("Warning: --resume latest: uses logs/cartpole-balance/2026-01-01_00-00-00;")
     assert "2026-01-02_00-00-00" in line
 
 

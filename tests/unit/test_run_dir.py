@@ -166,7 +166,7 @@ def test_latest_skips_runs_without_a_checkpoint_and_reports_it(config: TrainConf
     lines: list[str] = []
     assert find_run(config.log_root, config.task, "latest", warn=lines.append) == run_dir
     (line,) = lines
-    assert line.startswith(f"--run latest: is {run_dir};")
+    assert line.startswith(f"--run latest: uses {run_dir};")
     assert "2026-11-21_03-14-27 and 1 more" in line
     shutil.rmtree(run_dir / CHECKPOINTS_DIR)
     assert "no checkpoint" in refusal_of(config.log_root, config.task, "latest")

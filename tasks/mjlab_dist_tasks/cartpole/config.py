@@ -24,7 +24,8 @@ from mjlab_dist_tasks.cartpole import terms
 _AGENT = AgentConfig(desired_kl=0.005, entropy_coef=0.002, use_clipped_value_loss=False)
 """The values of states reach 100 in these tasks (1 per step, discount 0.99). With a clipped value loss, a value changes
 by about 0.2 per update at most, so the value function learns too slowly. The policy then does not learn to swing up, or
-forgets it. Half the default KL divergence and a smaller entropy bonus prevent the return from falling again."""
+forgets it. Half the default KL divergence and a smaller entropy bonus prevent the return from falling once it is high.
+"""
 
 
 def balance() -> TrainConfig:
@@ -63,7 +64,7 @@ def _env(start: dict[str, EventConfig]) -> EnvConfig:
     return EnvConfig(
         sim=SimConfig(
             model="mjlab_dist_tasks.cartpole:cartpole.xml",
-            njmax=2,  # the rail's two ends
+            njmax=2,  # one constraint row for each end of the rail
             nconmax=0,
             forward_before_observation=False,
         ),

@@ -66,8 +66,9 @@ _SMALL_STEPS = dataclasses.replace(
     orthogonal_init=True,
     advantage_normalization="mini-batch",
 )
-"""The same updates as in CleanRL: 320 mini-batches of 64 samples. With larger mini-batches, the
-hopper learned to lean forward and fall with one of three seeds, and its return was only 300 (docs/performance.md)."""
+"""As many gradient steps as in CleanRL: 320 per 2,048 control steps, with mini-batches of 64 samples. With larger
+mini-batches, the hopper of one of three seeds learned to lean forward and fall. Its return was only 300
+(docs/performance.md)."""
 
 
 def hopper() -> TrainConfig:

@@ -87,7 +87,7 @@ def arm_velocity(env: Env) -> torch.Tensor:
 
 
 def to_target(env: Env, sensor: str) -> torch.Tensor:
-    """Observation: vector from the reacher's target to its fingertip, in m; (num_envs, 2).
+    """Observation: vector from the target to the reacher's fingertip, in m; (num_envs, 2).
 
     Args:
         env: The envs.
@@ -129,7 +129,7 @@ class BodySpeed(Term):
     """Reward: mean speed along x in the last step, in m/s, from the displacement of a floating body; (num_envs,).
 
     As in Gymnasium's ant, the displacement is computed from the body's pose, and not from the joint's position. The two
-    differ: MuJoCo does not recompute the pose at the end of a step, so it is the pose of the integrator's last stage.
+    differ, because MuJoCo computes the pose in the integrator's last stage, and not again at the end of the step.
     """
 
     def __init__(self, env: Env, body: str = "torso", joint: str = "root") -> None:
@@ -349,7 +349,7 @@ class Bodies(Sensor):
         return {**{name: getattr(self, name) for name in names}, "centre_m": self._centre_m}
 
     def _mass_centre_m(self) -> torch.Tensor:
-        return (self._centres_m[:, :, 0] * self._share).sum(dim=1)  # the rounding of @ depends on num_envs
+        return (self._centres_m[:, :, 0] * self._share).sum(dim=1)  # not @, whose rounding depends on num_envs
 
 
 class Arm(Sensor):
