@@ -295,7 +295,7 @@ def _meet_devices(config: TrainConfig, rank: Rank, store: Store | None, device: 
 
 
 def _measure_budget(config: TrainConfig, rank: Rank, store: Store | None, devices: list[DeviceInfo]) -> Budget:
-    """Return the budget with the largest number of envs per rank that fits in the memory of every rank."""
+    """Return the budget, with a number of envs per rank for which every rank has enough memory."""
     from mjlab_dist.env import sizing  # noqa: PLC0415 (imports torch)
 
     own = devices[rank.rank]

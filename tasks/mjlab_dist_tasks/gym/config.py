@@ -66,8 +66,8 @@ _SMALL_STEPS = dataclasses.replace(
     orthogonal_init=True,
     advantage_normalization="mini-batch",
 )
-"""As many gradient steps as in CleanRL: 320 per 2,048 control steps, with mini-batches of 64 samples. With larger
-mini-batches, the hopper of one of three seeds learned to lean forward and fall. Its return was only 300
+"""As many gradient steps as in CleanRL: 320 per 2,048 control steps, with mini-batches of 64 samples. With fewer
+gradient steps on larger mini-batches, the hopper learns more slowly, and its return depends more on the seed
 (docs/performance.md)."""
 
 
