@@ -342,7 +342,8 @@ def _links_table() -> str:
             f"{', '.join(f'{seconds:.0f}' for seconds in one.seconds)}"
         )
     columns = (
-        "link | setting | communication, model | steps/s, model | measured | waiting, measured | s to a return of 900"
+        "link | setting | communication, model | steps/s, model | steps/s, measured | share of time in collectives, "
+        "measured | s to a return of 900"
     )
     return _table(columns, rows)
 
@@ -382,7 +383,7 @@ def _real_table() -> str:
         f"{one.ranks} | {one.total_s:.1f} | {one.joined_s:.2f} | {one.metrics_ms:.1f} | {one.checkpoint_ms:.0f}"
         for one in REAL_RANKS
     )
-    return _table("processes | start to end, s | joining, s | metrics, ms | checkpoint, ms", rows)
+    return _table("processes | start to end, s | joining, s | metrics of an iteration, ms | checkpoint, ms", rows)
 
 
 def _simulated_table() -> str:
@@ -390,7 +391,7 @@ def _simulated_table() -> str:
         f"{one.ranks:,} | {one.events_ms:.2f} | {one.metrics_ms:.1f} | {one.checkpoint_ms:.0f}"
         for one in SIMULATED_RANKS
     )
-    return _table("simulated ranks | events, ms | metrics, ms | checkpoint, ms", rows)
+    return _table("simulated ranks | events, ms | metrics of an iteration, ms | checkpoint, ms", rows)
 
 
 def _per_rank_us() -> float:
