@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def cpu_quota(root: Path) -> float:
-    """Return the CPU quota of this process in cores: the minimum of its control groups; infinity without a quota.
+    """Return the CPU quota of this process in cores: the smallest quota of its control groups, or infinity if none.
 
     Args:
         root: Root directory of the system.
@@ -34,7 +34,7 @@ def memory_room(root: Path) -> float:
         used = _read(group / "memory.current") or _read(group / "memory.usage_in_bytes")
         if limit.isdecimal() and used.isdecimal():
             # Under memory pressure, the kernel frees inactive file cache first, so this cache counts as available.
-            # In version 1, the totals that include subgroups have the prefix total_.
+            # In version 1, memory.stat also has total_inactive_file, which includes subgroups and is therefore larger.
             kept = re.findall(r"^(?:total_)?inactive_file (\d+)$", _read(group / "memory.stat"), re.MULTILINE)
             rooms.append(int(limit) - int(used) + max(map(int, kept), default=0))
     return min(rooms)

@@ -19,7 +19,7 @@ from mjlab_dist.errors import UserError
 from mjlab_dist.machine.devices import DeviceFlags, find_gpus, logger, plan_devices
 
 VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
-"""Variables of the launcher that choose and order GPUs; ranks on other machines get them too."""
+"""Environment variables of the launcher that choose and order GPUs. Ranks on other machines get them too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ class DeviceRequest:
         )
 
     def argument(self) -> str:
-        """Return the argument for this module's command."""
+        """Return this request as JSON, for the command line that starts this module."""
         return json.dumps(dataclasses.asdict(self))
 
 

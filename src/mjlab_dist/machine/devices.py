@@ -109,8 +109,8 @@ def plan_devices(
         flags: The run's config, or its flags for devices.
         environ: The environment, for CUDA_VISIBLE_DEVICES.
         gpus: The machine's GPUs.
-        num_ranks: Number of ranks. The ranks use the first of the chosen GPUs, or the CPU. None for one rank per
-            chosen GPU, or for ``cpu_ranks`` ranks on the CPU.
+        num_ranks: Number of ranks. They use the first ``num_ranks`` of the chosen GPUs, or share the CPU. None for one
+            rank per chosen GPU, or for ``cpu_ranks`` ranks on the CPU.
 
     Raises:
         UserError: If the chosen GPUs do not exist, cannot be used, are repeated, are too few, or are combined with CPU
@@ -177,10 +177,10 @@ def plan_own_device(config: TrainConfig, rank: Rank, environ: Mapping[str, str],
     """
     visible = [] if config.gpu_ids is None or config.cpu_ranks is not None else _visible(environ, gpus)
     if not visible:
-        # Threads: torchrun sets OMP_NUM_THREADS. SLURM binds each task to its own cores, and only these are counted.
+        # Number of threads: torchrun sets OMP_NUM_THREADS. SLURM binds each task to some cores; cores() counts these.
         return _cpus(1, int(environ.get("OMP_NUM_THREADS") or cores()))[0]
     if len(visible) == 1 and outside_launcher(environ) == "slurm":
-        # SLURM can be configured to show each task only its own GPU.
+        # SLURM can be configured to show each task only its own GPU. Then this rank uses the only visible GPU.
         return _gpus(visible)[0]
     if rank.local_rank >= len(visible):
         raise UserError(f"LOCAL_RANK {rank.local_rank}: {_seen(environ, visible)}; start one process per GPU")
@@ -190,11 +190,11 @@ def plan_own_device(config: TrainConfig, rank: Rank, environ: Mapping[str, str],
 
 
 def in_this_process(device: RankDevice, environ: Mapping[str, str], gpus: list[Gpu]) -> RankDevice | None:
-    """Return the device of a rank that runs in this process, for example in a notebook, under its name in this process.
+    """Return a rank's device with its CUDA index in this process, in which the rank runs (in a notebook, for example).
 
     A process that torchrunx starts for a rank gets its own CUDA_VISIBLE_DEVICES. In this process, the variable must not
-    change: CUDA reads it only once per process and may have read it already, and a later run in the same process may
-    use another device.
+    change, for two reasons. CUDA reads it only once per process, and may have read it already. A later run in this
+    process may also use another device.
 
     Args:
         device: The rank's device.
@@ -404,11 +404,11 @@ def _checked_indices(chosen: tuple[int, ...], environ: Mapping[str, str], visibl
 
 def _seen(environ: Mapping[str, str], visible: list[_Visible]) -> str:
     where = (
-        f"CUDA_VISIBLE_DEVICES={environ['CUDA_VISIBLE_DEVICES']}"
+        f"CUDA_VISIBLE_DEVICES={environ['CUDA_VISIBLE_DEVICES']} shows"
         if "CUDA_VISIBLE_DEVICES" in environ
-        else "this machine"
+        else "this machine has"
     )
-    return f"{where} shows {len(visible) or 'no'} GPU{'' if len(visible) == 1 else 's' if visible else ''}"
+    return f"{where} {len(visible) or 'no'} GPU{'' if len(visible) == 1 else 's' if visible else ''}"
 
 
 def _shown(chosen: tuple[int, ...] | str | None) -> str:

@@ -1,4 +1,4 @@
-"""Check whether this machine can train: the checks before a run, and additional checks. Imports no torch."""
+"""Check whether this machine can train, with the checks that precede each run and others. Imports no torch."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def judge_driver(version: str, cuda: tuple[int, int] | None) -> Finding:
             name="NVIDIA driver",
             figure=f"{figure}: the physics runs without CUDA graphs, which is slower",
             status=Status.WARNING,
-            fix=f"update the driver to one for CUDA {dotted(CAPTURABLE_DRIVER)} (R550) or newer; CUDA 13 needs R580",
+            fix=f"update the driver to R550 (CUDA {dotted(CAPTURABLE_DRIVER)}) or newer; for CUDA 13, to R580 or newer",
         )
     return Finding(name="NVIDIA driver", figure=figure)
 
@@ -216,7 +216,7 @@ def check_leftovers() -> Finding:
     if not left:
         return Finding(name="leftover processes", figure="none")
     pids = " ".join(map(str, sorted(left)))
-    figure = f"{len(left)} of earlier launches still use memory and processor time"
+    figure = f"{len(left)} from earlier launches, which still use memory and processor time"
     return Finding(name="leftover processes", figure=figure, status=Status.WARNING, fix=f"kill -9 {pids}")
 
 
@@ -224,14 +224,14 @@ def _is_of_a_launch(process: psutil.Process, uid: int) -> bool:
     try:
         return process.uids().real == uid and LAUNCH in process.environ()
     except psutil.Error:
-        return False  # it has just ended
+        return False  # the process has just ended
 
 
 def _has_launcher(process: psutil.Process) -> bool:
     try:
         return any(_is_launcher(ancestor) for ancestor in process.parents())
     except psutil.NoSuchProcess:
-        return True  # it has just ended
+        return True  # the process has just ended
 
 
 def _is_launcher(process: psutil.Process) -> bool:

@@ -14,7 +14,7 @@ class Status(enum.StrEnum):
     OK = "ok"
     """Nothing is wrong."""
     WARNING = "warning"
-    """Runs work, but slower, or without a feature that was requested, or they may end early."""
+    """Runs work, but they may be slower, lack a feature that was requested, or end early."""
     FAIL = "fail"
     """Runs fail."""
 

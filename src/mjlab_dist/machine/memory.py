@@ -44,7 +44,8 @@ def learner_bytes(agent: AgentConfig, observations: Mapping[str, int], num_actio
         num_actions: Actions per env.
         device: ``cpu`` or ``cuda:<index>``.
     """
-    # Rollout: action, its mean and its standard deviation; reward, done, value, return, advantage, log-probability.
+    # Numbers that the rollout stores per step: observations; action, its mean and its standard deviation; reward, done,
+    # value, return, advantage, log-probability.
     stored = sum(observations.values()) + 3 * num_actions + 6
     # Actor and critic each have recurrent layers. An LSTM stores four gates and two states per unit; a GRU stores less.
     recurrent = 0 if agent.rnn == "none" else 2 * agent.rnn_num_layers * agent.rnn_hidden_dim
@@ -72,7 +73,8 @@ def min_env_bytes(config: TrainConfig) -> int:
     }
     buffers = ROW_BYTES * sim.njmax + CONTACT_BYTES * sim.nconmax
     learner = learner_bytes(config.agent, observations, len(config.env.actions), "cpu")
-    return buffers + learner // 2  # not all of it exists at the same time: measured peaks are 0.5 to 1 times this sum
+    # The learner's data does not all exist at the same time: measured peaks are 0.5 to 1 times `learner`.
+    return buffers + learner // 2
 
 
 def min_network_bytes(agent: AgentConfig) -> int:

@@ -92,7 +92,7 @@ def check_machine(
     if "wandb" in config.logger:
         wandb = check_wandb(environ, WANDB_TIMEOUT_S)
         found.append((f"{wandb.name}: ", wandb))
-    # First failure, or all warnings
+    # Raise on the first failure; otherwise return all warnings
     warnings: list[str] = []
     for about, finding in found:
         line = f"{about}{finding.figure}; {finding.fix}"

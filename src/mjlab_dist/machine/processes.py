@@ -27,7 +27,8 @@ DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 """Flags that open a directory, but refuse other files, such as a link that another user has put in its place."""
 
 LAUNCH = "MJLAB_DIST_LAUNCH"
-"""Variable that distinguishes the processes of one launch (start of ranks) from other descendants of this process."""
+"""Environment variable with the name of the launch. The processes of a launch inherit it; other descendants of this
+process do not have it."""
 
 TRACKER = "multiprocessing.resource_tracker"
 """Part of the command of multiprocessing's resource tracker. Each agent starts such a process."""
@@ -161,7 +162,7 @@ def _wait_until_ended(processes: Sequence[psutil.Process]) -> None:
     """Wait until descendants of this process have ended, but at most :data:`PATIENCE_S`.
 
     A descendant whose parent has ended becomes a zombie until the first process of the machine removes it. In a
-    container, this first process is often a program that never removes zombies.
+    container, this first process is often a program that never removes zombies. A zombie therefore counts as ended.
     """
     import psutil  # noqa: PLC0415
 
@@ -193,7 +194,7 @@ def run_program(program: str, *args: str, timeout_s: float) -> str:
         timeout_s: Seconds until the process is killed.
 
     Raises:
-        OSError: If the code takes too long, or raises an exception; the message is that of the exception.
+        OSError: If the code takes too long, or if it raises an exception, whose message the OSError then has.
     """
     command = [sys.executable, "-I", "-S", "-c", program, *args]
     try:
