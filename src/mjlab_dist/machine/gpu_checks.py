@@ -174,7 +174,8 @@ def _check_gpu(gpu: Gpu) -> Finding:
     except pynvml.NVMLError as error:
         # GPUs that share the host's memory do not support this query, and a container may forbid it.
         if getattr(error, "value", None) in (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_NO_PERMISSION):
-            return Finding(name=f"GPU {gpu.index}", figure=f"{gpu.name}; its memory and processes are unknown ({error})")
+            figure = f"{gpu.name}; its memory and processes are unknown ({error})"
+            return Finding(name=f"GPU {gpu.index}", figure=figure)
         return _unusable(gpu, str(error))
     return judge_gpu(gpu, int(memory.free), int(memory.total), [pid for pid in pids if pid != os.getpid()])
 

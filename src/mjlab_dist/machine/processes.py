@@ -27,8 +27,8 @@ DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 """Flags that open a directory, but refuse other files, such as a link that another user has put in its place."""
 
 LAUNCH = "MJLAB_DIST_LAUNCH"
-"""Environment variable with the name of the launch. The processes of a launch inherit it; other descendants of this
-process do not have it."""
+"""Environment variable whose value is the name of a launch. The processes of the launch inherit this value. Other
+descendants of the launcher do not have it."""
 
 TRACKER = "multiprocessing.resource_tracker"
 """Part of the command of multiprocessing's resource tracker. Each agent starts such a process."""
@@ -162,7 +162,8 @@ def _wait_until_ended(processes: Sequence[psutil.Process]) -> None:
     """Wait until descendants of this process have ended, but at most :data:`PATIENCE_S`.
 
     A descendant whose parent has ended becomes a zombie until the first process of the machine removes it. In a
-    container, this first process is often a program that never removes zombies. A zombie therefore counts as ended.
+    container, this first process is often a program that never removes zombies. A zombie therefore counts as ended,
+    unless it still has threads.
     """
     import psutil  # noqa: PLC0415
 
@@ -213,7 +214,7 @@ def _command(process: psutil.Process) -> str:
     try:
         return " ".join(process.cmdline())
     except psutil.Error:
-        return ""  # it has just ended
+        return ""  # the process has just ended
 
 
 def _environ(process: psutil.Process) -> dict[str, str]:
@@ -222,4 +223,4 @@ def _environ(process: psutil.Process) -> dict[str, str]:
     try:
         return process.environ()
     except psutil.Error:
-        return {}  # it has just ended
+        return {}  # the process has just ended

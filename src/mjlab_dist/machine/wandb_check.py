@@ -20,10 +20,10 @@ CONNECT = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.ar
 
 
 def check_wandb(environ: Mapping[str, str], timeout_s: float) -> Finding:
-    """Check whether an account is logged in and the server answers, or Weights & Biases is set to offline.
+    """Check whether an account is logged in and the server answers. If Weights & Biases is offline, no check is needed.
 
     Args:
-        environ: The environment. Only the proxy settings are read from the environment of this process instead.
+        environ: The environment, except for proxy settings, which are always read from this process's environment.
         timeout_s: Seconds to wait for the server.
     """
     name, later = "--logger wandb", "`uv run wandb sync` uploads them later"
@@ -66,7 +66,10 @@ def _wandb_server(environ: Mapping[str, str]) -> str:
 
 
 def _wandb_setting(environ: Mapping[str, str], name: str) -> str | None:
-    """Return a setting as Weights & Biases reads it: from a variable, the working directory, or the user's settings."""
+    """Return a setting from where Weights & Biases reads it: an environment variable, or two files of settings.
+
+    The file in the working directory takes precedence over the user's file.
+    """
     if value := environ.get(f"WANDB_{name.upper()}"):
         return value
     files = configparser.ConfigParser(interpolation=None)

@@ -36,7 +36,8 @@ _MULTINOMIAL = frozenset({torch.multinomial, torch.Tensor.multinomial})
 _REJECTING = frozenset(getattr(torch, name) for name in ("poisson", "binomial", "_standard_gamma", "_sample_dirichlet"))
 """Functions that use rejection sampling.
 
-The number of draws for an env depends on the parameters of its samples, so the draws cannot be split over ranks.
+How many random numbers an env takes depends on the parameters of its distribution. A rank does not have the parameters
+of the envs of other ranks, so it cannot skip the random numbers of these envs.
 """
 
 _DRAWS = _FACTORIES | _LIKE | _IN_PLACE | _MULTINOMIAL
@@ -147,8 +148,8 @@ class _OwnRows(TorchFunctionMode):
         """Raise if a function draws for the envs of this rank, and its draws cannot be split over ranks."""
         if func is torch.randperm and any(type(one) is int and one == self._num_envs for one in values):
             raise UserError(
-                f"torch.randperm: {self._num_envs} is the number of envs of one of several ranks, and a rank cannot "
-                "permute its envs alone; use one device, or a draw per env"
+                f"torch.randperm: {self._num_envs} is the number of envs of this rank, and a permutation of the envs "
+                "cannot be split over ranks; use one device, or draw a number for each env"
             )
         if func in _REJECTING and any(
             isinstance(one, torch.Tensor) and self._dim(one.shape) is not None for one in values
@@ -185,8 +186,8 @@ class _OwnRows(TorchFunctionMode):
             return self._own(func(self._whole(input, 1.0), num_samples, *args, **kwargs), rows)
         if num_choices == self._num_envs:
             raise UserError(
-                f"torch.multinomial: {num_choices} is the number of envs of one of several ranks, and a rank cannot "
-                "choose envs of others; use one device, or give each env a row of weights"
+                f"torch.multinomial: {num_choices} is the number of envs of this rank, and a rank cannot choose envs "
+                "of other ranks; use one device, or give each env a row of weights"
             )
         if num_samples == self._num_envs:
             return func(input, self._total, *args, **kwargs).narrow(-1, self._first_env, self._num_envs)

@@ -42,8 +42,8 @@ class Step(NamedTuple):
     truncated: Any
     """Envs whose episode was cut off in this step, such as by the time limit, (num_envs,) of bool."""
     info: dict[str, Any]
-    """Further results. With ``final_observations``, these are the observation groups of all envs before resets. In envs
-    whose episode has ended, they differ from ``observations``."""
+    """Further results. If the envs were made with ``final_observations=True``, the key ``final_observations`` has the
+    observation groups of all envs before resets. In envs whose episode has ended, they differ from ``observations``."""
 
 
 class Rollout(NamedTuple):
@@ -226,7 +226,7 @@ class Envs:
         """Return a copy of the complete state of all envs. It can be loaded with any number of ranks.
 
         Returns:
-            Tensors by name: per env, (num_envs, ...), and states of random generators.
+            Tensors by name: the values of each env, (num_envs, ...), and the states of the random generators.
         """
         with self._used("state"):
             return self._simulator.state()

@@ -28,7 +28,7 @@ BYTES = {"float32": 4, "bool": 1}
 
 
 class Entry(NamedTuple):
-    """A tensor over all envs."""
+    """Description of a tensor over all envs."""
 
     shape: tuple[int, ...]
     """Shape of the tensor."""
@@ -43,7 +43,7 @@ class Entry(NamedTuple):
         return math.prod(self.shape) * BYTES[self.dtype]
 
     def with_envs(self, num_envs: int) -> Entry:
-        """Return the same tensor with a different number of envs.
+        """Return the description of the same tensor for a different number of envs.
 
         Args:
             num_envs: Number of envs.
@@ -53,7 +53,7 @@ class Entry(NamedTuple):
 
 
 Layout = dict[str, Entry]
-"""Tensors over all envs, by name."""
+"""Descriptions of tensors over all envs, by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +99,7 @@ class Sizes:
     step_dt_s: float
     """Simulated seconds per control step."""
     final_observations: bool
-    """Whether there are observations before resets."""
+    """Whether the results of a step also have the observations before resets."""
 
     def action_layout(self, *dims: int) -> Layout:
         """Return the layout of actions.

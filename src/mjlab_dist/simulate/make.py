@@ -43,7 +43,7 @@ def make(
         UserError: If the config cannot be simulated on these devices.
         RankError: If a rank ended while it started.
     """
-    # Config
+    # Check the arguments and the configs
     if arrays not in ("torch", "numpy"):
         raise UserError(f"arrays {arrays}: takes torch or numpy")
     if launcher := outside_launcher(os.environ):

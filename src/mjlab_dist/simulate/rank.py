@@ -175,7 +175,10 @@ class _Server:
         try:
             policy = cloudpickle.loads(pickled)
         except Exception as error:
-            raise UserError(f"policy: cannot be unpickled in a rank: {type(error).__name__}: {error}") from error
+            raise UserError(
+                f"policy: cannot be unpickled in a rank ({type(error).__name__}: {error}); use only modules that the "
+                "ranks can import"
+            ) from error
 
         def counted(observations: Tensors) -> Any:
             self.num_steps += 1

@@ -115,13 +115,13 @@ class Ranks:
             while len(hellos) < plan.num_ranks:
                 transport = self._next(arrived)
                 self._transports.append(transport)
-                with contextlib.suppress(EOFError, ConnectionError):  # the rank has ended, and _next() raises
+                with contextlib.suppress(EOFError, ConnectionError):  # the rank has ended: _next() raises its error
                     rank, sizes = transport.connection.recv()
                     hellos[rank] = transport, sizes
         self._all = range(plan.num_ranks)
         self._transports = [hellos[rank][0] for rank in self._all]
         self.sizes = require_same([hellos[rank][1] for rank in self._all])
-        # Memory
+        # Tensors for actions and results
         self._job = job
         self._actions = self._share(self.sizes.action_layout(job.num_envs))
         self._results = self._share(self.sizes.step_layout(job.num_envs))

@@ -22,7 +22,8 @@ POLICY_SEED = 7_919
 """Number added to the seed of the envs; the sum is the seed of a policy's draws."""
 
 SUMS = ("totals", "outcome_totals", "nan_resets")
-"""Names of tensors in an env's state that are sums over the envs of a rank. Only training uses these sums."""
+"""Names of tensors in the state of an :class:`Env` that are sums over the envs of a rank. Only training uses these
+sums, so the state of a simulation does not include them."""
 
 OBSERVED = "observed."
 """Prefix of the latest observations in the state."""
@@ -40,11 +41,11 @@ class _Group:
     """Observations before resets, if they were requested."""
     draws: Draws
     first: int
-    """Position of the first env among all envs of the variant."""
+    """Position of this group's first env among all envs of the variant."""
     rows: slice
-    """Rows among the envs of this rank."""
+    """Rows of this group's envs among the envs of this rank."""
     prefix: str
-    """Prefix of names in the state."""
+    """Prefix of the names of this group's tensors in the state."""
 
 
 class Shard:
