@@ -174,7 +174,7 @@ class Shard:
         return {name: pose.cpu().clone() for name, pose in {**poses, "origin": group.env.origins[index]}.items()}
 
     def state(self) -> Tensors:
-        """Return a copy of the complete state: tensors per env, (num_envs, ...), and the states of generators."""
+        """Return a copy of the state: the values of each env, (num_envs, ...), and the states of random generators."""
         state = {f"{OBSERVED}{name}": value.clone() for name, value in self.observed.items()}
         state |= {f"policy_draws.{name}": value for name, value in self._policy_draws.state().items()}
         for group in self._groups:
@@ -203,7 +203,10 @@ class Shard:
         return self._named_observations()
 
     def _spans(self) -> list[tuple[str, int, int, int]]:
-        """Return the parts of the state: prefix, first env, number of envs of this rank, and number of all envs."""
+        """Return the parts of the state: one per variant, and the observations.
+
+        Each part is a tuple: prefix of its names, first env and number of envs of this rank, and total number of envs.
+        """
         spans = [(group.prefix, group.first, group.env.num_envs, self._job.envs_per_variant) for group in self._groups]
         return [*spans, (OBSERVED, self.rows.start, len(self.rows), self._job.num_envs)]
 

@@ -1,7 +1,7 @@
 """Tensors in memory that this process and its ranks share.
 
 The memory is a file without a name (memfd). It is freed when the last process that uses it has ended, and limits of
-/dev/shm do not apply to it. File descriptors are sent over Unix sockets.
+/dev/shm do not apply to it. The launcher sends the file's descriptor to the ranks through Unix sockets.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def pinned(tensors: Tensors, device: str) -> Iterator[None]:
     end = max(tensor.data_ptr() + tensor.nbytes for tensor in tensors.values())
     if error := int(runtime.cudaHostRegister(start, end - start, 0)):
         emit("debug", text=f"the memory of actions and results cannot be pinned: CUDA error {error}")
-        # CUDA stores the error, and torch would raise it in its next operation. Trigger it here, and ignore it.
+        # CUDA stores the error, and torch raises it in its next operation. Run an operation, and ignore the error.
         with contextlib.suppress(RuntimeError):
             torch.zeros(1, device=device).add_(1)
     try:

@@ -33,7 +33,7 @@ class Rows(Protocol):
 
         Raises:
             EOFError: If the other process has closed the connection.
-            OSError: If the connection fails or, with a timeout, if nothing arrives.
+            OSError: If the connection fails, or if it has a timeout and nothing arrives in time.
         """
         ...
 

@@ -134,5 +134,5 @@ def _line_color(i: int) -> str:
     """Return the CSS color of a line."""
     red, green, blue = colorsys.hls_to_rgb(
         i * 0.381966 % 1.0, 0.42, 0.75
-    )  # golden ratio, so that hues of neighbors differ
+    )  # golden angle, so that the hues of nearby lines differ
     return f"rgb({255 * red:.0f},{255 * green:.0f},{255 * blue:.0f})"

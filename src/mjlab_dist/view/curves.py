@@ -51,7 +51,7 @@ class Curves:
                 self._show(title, lines[:MAX_LINES], len(lines))
 
     def _show(self, title: str, lines: Sequence[tuple[str, History, str]], num_lines: int) -> None:
-        """Show the lines of a plot: label, rows and column of each."""
+        """Show a plot. Each line is a tuple: its label, the rows of metrics, and the name of their column."""
         data = _joined([(history, column) for _, history, column in lines])
         labels = tuple(label for label, _, _ in lines)
         is_same = title in self._plots and labels == self._lines[title]
@@ -80,8 +80,8 @@ class Curves:
 def _joined(lines: Sequence[tuple[History, str]]) -> tuple[np.ndarray, ...]:
     """Return iterations, and the values of each line, starting at the first iteration at which all lines have values.
 
-    If a value is missing, for example because no episode of a rank has ended, the previous value is repeated, because
-    uPlot draws nothing if there is a NaN.
+    A value can be missing, for example if no episode of a rank has ended. Repeat the previous value then: if there is a
+    NaN, uPlot draws nothing.
     """
     values: list[Mapping[float, float]] = []
     for history, column in lines:

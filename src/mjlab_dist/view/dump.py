@@ -46,8 +46,8 @@ class DumpPage:
         width = self._state["qpos"].shape[2]
         if width != self._model.nq:
             raise UserError(
-                f"--nan-dump {path}: has {width} positions, but the model has {self._model.nq}; drop the --env flags "
-                "that change the model"
+                f"--nan-dump {path}: its states have {width} positions (qpos), but the model has {self._model.nq}; "
+                "drop the --env flags that change the model"
             )
         self._root = Robot.of(self._model).root
         self._scene = Scene(server, self._model, 1)
@@ -150,11 +150,11 @@ class DumpPage:
 
 
 def concerned_bodies(model: mujoco.MjModel, names: Mapping[str, list[str]]) -> dict[str, int]:
-    """Return the ids of the bodies whose joints or actuators were not finite, by the names of the bodies.
+    """Return the ids of the bodies with joints or actuators whose values were not finite, by name of the body.
 
     Args:
         model: The model.
-        names: Names of terms, joints and actuators that were not finite, by kind, as in a dump.
+        names: Names of terms, joints and actuators whose values were not finite, by kind, as in a dump.
     """
     joints = {model.joint(i).name: int(model.jnt_bodyid[i]) for i in range(model.njnt)}
     driven = {

@@ -147,7 +147,7 @@ class Page:
 
     def _update_status(self, frame: Frame) -> None:
         player, env_id = self._player, self.scene.env_id
-        speed = "paused" if player.paused else f"{player.measured_speed:.2f} of {player.speed:g} x real time"
+        speed = "paused" if player.paused else f"{player.measured_speed:.2f} x real time (chosen: {player.speed:g} x)"
         episode = f"episode: {frame.episode_steps[env_id] * player.env.step_dt_s:.2f} s"
         self._status.content = (
             f'<div style="font-size:0.85em;padding:0 0.8em 0.4em">{speed}<br/>{episode}, return '
@@ -212,7 +212,7 @@ class Page:
         has_heading = heading = None
         if name == self._player.velocity_command:
             has_heading = gui.add_checkbox(
-                "Hold heading", initial_value=False, hint="Compute the yaw rate from the heading"
+                "Hold heading", initial_value=False, hint="Compute the yaw rate that turns the robot to the heading below"
             )
             heading = gui.add_slider("heading rad", min=-3.14, max=3.14, step=0.01, initial_value=0.0)
 

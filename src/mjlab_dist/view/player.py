@@ -226,7 +226,7 @@ class Player:
             self._thread.join()
 
     def step(self) -> Frame:
-        """Handle all requests, make one step and return its result. Call this only without :meth:`start`."""
+        """Handle all requests, make one step and return its result. Do not call this after :meth:`start`."""
         with torch.inference_mode():
             self._obey()
             self._step()
@@ -246,7 +246,7 @@ class Player:
             self._wake.clear()
             self._obey()
             now_s = time.monotonic()
-            # Speed, twice per second
+            # Measure the speed twice per second
             if now_s - since_s > 0.5:
                 self.measured_speed = (self._num_steps - num_before) * self.env.step_dt_s / (now_s - since_s)
                 since_s, num_before = now_s, self._num_steps
