@@ -48,8 +48,8 @@ def _control_groups(controller: str, root: Path) -> list[Path]:
         if controllers and controller not in controllers.split(","):
             continue
         mount = root / "sys/fs/cgroup" / (controller if controllers else "")
-        # In a container, this path may name a group of the host, which the container does not have. The path's parents
-        # still include the root of the mount, which is the container's own group.
+        # In a container, `path` may name a group of the host that does not exist in the container. The parents of
+        # `own` still include the root of the mount, which is the container's own group.
         own = mount / path.lstrip("/")
         groups += [group for group in (own, *own.parents) if group.is_relative_to(mount)]
     return groups

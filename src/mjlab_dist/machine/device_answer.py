@@ -94,7 +94,7 @@ def answer(request: DeviceRequest, environ: Mapping[str, str]) -> DeviceAnswer:
 
     Args:
         request: Request of the launcher.
-        environ: The environment of this machine; the launcher's variables take precedence.
+        environ: This process's environment; the variables of the launcher, in the request, take precedence.
     """
     collected = _Collected()
     logger.addHandler(collected)

@@ -34,7 +34,8 @@ class Gpu:
     """A GPU, or one MIG instance of a GPU."""
 
     index: int
-    """Index for ``--gpu-ids`` if CUDA_VISIBLE_DEVICES is unset. Each MIG instance has an index; its GPU has none."""
+    """Index for ``--gpu-ids`` if CUDA_VISIBLE_DEVICES is unset. MIG instances have indices; the GPU that contains them
+    has none."""
     card: int
     """NVML's index of the physical GPU: its position by PCI bus, as nvidia-smi prints it."""
     uuid: str
@@ -218,7 +219,8 @@ def cores() -> int:
 def _index_here(token: str, tokens: list[str]) -> int | None:
     """Return the CUDA index of a token's device in this process; None if CUDA does not show the device."""
     if not token.startswith("GPU-"):
-        # CUDA shows only one MIG instance per process. Other devices are numbered in the order of CUDA_VISIBLE_DEVICES.
+        # CUDA shows only one MIG instance per process. If several devices are listed, the instance may not be the one
+        # that is shown. Other devices are numbered in the order of CUDA_VISIBLE_DEVICES.
         return None if token.startswith(MIG) and tokens != [token] else tokens.index(token)
     import torch
 
@@ -254,7 +256,7 @@ def _query_instances(handle: Any) -> list[tuple[str, str | None]]:
 
     found: list[tuple[str, str | None]] = []
     for i in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
-        # Some indices may have no instance, and a container may have access to only some instances.
+        # NVML raises an error for indices without an instance, and for instances that a container has no access to.
         with contextlib.suppress(pynvml.NVMLError):
             instance = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, i)
             uuid = str(pynvml.nvmlDeviceGetUUID(instance))
@@ -340,7 +342,7 @@ def _find(entry: str, gpus: list[Gpu], *, by_bus: bool) -> _Visible | None:
     """Return the device that an entry of CUDA_VISIBLE_DEVICES names by its index or the beginning of its UUID.
 
     For a GPU in MIG mode, return its first instance. If the user chose an order other than by PCI bus, only CUDA can
-    resolve an index.
+    resolve an index, so the result of an index has no ``gpu``.
     """
     # Index
     if entry.isdecimal():

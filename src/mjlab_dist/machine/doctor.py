@@ -1,4 +1,4 @@
-"""Check whether this machine can train, with the checks that precede each run and others. Imports no torch."""
+"""Check whether this machine can train. Runs the checks that precede each run, and others. Imports no torch."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ LOW_SHARED_BYTES = 0.5 * GB
 """Space in /dev/shm that NCCL may need for several GPUs; a container has 64 MB by default."""
 
 NEEDED_FILES = 64
-"""Number of files that a process must be allowed to open. The launcher and each rank open about 32 files each."""
+"""Number of files that a process must be allowed to open. The launcher and the ranks open about 32 files each."""
 
 LOW_FILES = 1024
-"""Number of files that a process should be allowed to open: on many GPUs, NCCL may need that many. Most systems allow
-1024 files by default."""
+"""Number of files that a process should be allowed to open. NCCL may open this many if a run uses many GPUs. Most
+systems allow 1024 files by default."""
 
 NETWORK_TIMEOUT_S = 3.0
 """Seconds to wait for a server on the network."""
@@ -107,7 +107,7 @@ def check_driver() -> Finding:
 
 
 def judge_driver(version: str, cuda: tuple[int, int] | None) -> Finding:
-    """Judge whether physics can be recorded as CUDA graphs on the GPUs.
+    """Judge whether the GPUs' driver can record physics as CUDA graphs.
 
     Args:
         version: The driver's own version.

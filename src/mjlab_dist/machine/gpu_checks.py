@@ -37,7 +37,7 @@ DRIVERS = {12: 525, 13: 580}
 
 
 def check_torch() -> Finding:
-    """Check whether the installed torch can use this machine's GPUs. There must be at least one GPU."""
+    """Check whether the installed torch can use this machine's GPUs. Call this only if there is a GPU."""
     try:
         torch = metadata.distribution("torch")
     except metadata.PackageNotFoundError:
@@ -48,7 +48,7 @@ def check_torch() -> Finding:
 
 
 def check_warp() -> Finding:
-    """Check whether the installed Warp can use this machine's GPUs. There must be at least one GPU.
+    """Check whether the installed Warp can use this machine's GPUs. Call this only if there is a GPU.
 
     Only Warp's library contains the version of CUDA that it was built for. A separate process loads the library to read
     this version.

@@ -42,7 +42,7 @@ LOW_BYTES = GB
 """Free space below which a run may fill the disk."""
 
 LOW_CACHE_BYTES = 200 * 10**6
-"""Free space that kernels or temporary files may need; the kernels of this package's tasks take 13 MB."""
+"""Free space that compiled kernels or temporary files may need; the kernels of this package's tasks take 13 MB."""
 
 WANDB_TIMEOUT_S = 1.0
 """Seconds to wait for the server of Weights & Biases before a run starts."""

@@ -138,8 +138,8 @@ def end_children(launch: str | None = None) -> None:
     are killed only if they do not end in time.
 
     Args:
-        launch: Kill only processes that inherited this value of :data:`LAUNCH`, because a notebook has other children;
-            None kills all.
+        launch: Kill only processes that inherited this value of :data:`LAUNCH`: a notebook may have other children,
+            which must keep running. None kills all.
     """
     import psutil  # noqa: PLC0415 (slow to import, and needed at the end only)
 
@@ -195,7 +195,7 @@ def run_program(program: str, *args: str, timeout_s: float) -> str:
         timeout_s: Seconds until the process is killed.
 
     Raises:
-        OSError: If the code takes too long, or if it raises an exception, whose message the OSError then has.
+        OSError: If the code takes too long, or raises an exception. In the second case, it has the exception's message.
     """
     command = [sys.executable, "-I", "-S", "-c", program, *args]
     try:

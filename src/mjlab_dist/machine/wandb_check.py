@@ -44,7 +44,7 @@ def check_wandb(environ: Mapping[str, str], timeout_s: float) -> Finding:
 
 
 def has_wandb_account(environ: Mapping[str, str]) -> bool:
-    """Return whether an account is logged in: by one of two variables, or by the netrc file.
+    """Return whether an account is logged in: through one of two environment variables, or through the netrc file.
 
     Args:
         environ: The environment.

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from mjlab_dist.errors import UserError
 
 _FACTORIES = frozenset({torch.rand, torch.randn, torch.randint})
-"""Functions that take the size of the result."""
+"""Functions that have the size of the result as an argument."""
 
 _LIKE = frozenset(
     {torch.rand_like, torch.randn_like, torch.randint_like, torch.normal, torch.bernoulli, torch.Tensor.bernoulli}
@@ -41,7 +41,7 @@ of the envs of other ranks, so it cannot skip the random numbers of these envs.
 """
 
 _DRAWS = _FACTORIES | _LIKE | _IN_PLACE | _MULTINOMIAL
-"""Functions whose draws can be split."""
+"""Functions whose draws can be split over ranks."""
 
 
 class Draws:

@@ -28,7 +28,7 @@ class Here:
             device: ``cpu`` or ``cuda:<index>``.
         """
         if device != "cpu":
-            torch.cuda.set_device(device)  # the device of code that names none, as in a rank
+            torch.cuda.set_device(device)  # for code that does not name a device; ranks do the same
         start_warp(device)
         self._shard = Shard(job, range(job.num_envs), device)
         self._result: Tensors = {}

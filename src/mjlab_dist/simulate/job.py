@@ -58,7 +58,7 @@ Layout = dict[str, Entry]
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """All envs of all ranks."""
+    """A simulation: the envs of all ranks."""
 
     configs: tuple[TrainConfig, ...]
     """Config of each variant. All variants have the same number of envs; the envs of variant 0 come first."""

@@ -64,7 +64,7 @@ def serve(job: Job, meeting: Meeting, config: TrainConfig, plan: RankPlan, contr
 
     if rank.rank >= meeting.num_own:
         # If a rank ends, torchrunx's agent (the process that started the ranks of this machine) sends SIGTERM to the
-        # other ranks of the machine, and waits for them. With its default action, SIGTERM ends this rank.
+        # other ranks of the machine, and waits for them. Restore the default action, with which SIGTERM ends this rank.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     # Commands

@@ -295,7 +295,7 @@ class Ranks:
         return error or RankError(f"rank {rank} ended without a report", rank, exit_code=Exit.INFRASTRUCTURE)
 
     def _copies(self, prefix: str) -> Tensors:
-        """Return the results whose names have a prefix: copies, because the next call overwrites the results."""
+        """Return copies of the results whose names start with a prefix. The next call overwrites the results."""
         return {name: value.clone() for name, value in self._results.tensors.items() if name.startswith(prefix)}
 
 

@@ -126,7 +126,7 @@ def copy_into(target: Tensors, source: Tensors, device: str) -> None:
 
 
 def as_arrays(tensors: Tensors) -> Arrays:
-    """Return tensors as NumPy arrays, which can be pickled without the shared memory that torch opens for a tensor.
+    """Return tensors as NumPy arrays. Unlike torch's tensors, arrays can be pickled without shared memory.
 
     Args:
         tensors: On any device.

@@ -212,7 +212,7 @@ class Page:
         has_heading = heading = None
         if name == self._player.velocity_command:
             has_heading = gui.add_checkbox(
-                "Hold heading", initial_value=False, hint="Compute the yaw rate that turns the robot to the heading below"
+                "Hold heading", initial_value=False, hint="Compute the yaw rate that turns a robot to the heading below"
             )
             heading = gui.add_slider("heading rad", min=-3.14, max=3.14, step=0.01, initial_value=0.0)
 

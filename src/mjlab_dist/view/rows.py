@@ -1,6 +1,6 @@
 """Read files of metrics while another process writes them.
 
-Each read returns only the rows that are new. Of a long file, at most :data:`MAX_POINTS` rows are kept for the curves.
+Each read returns only the rows that are new. For the curves, at most :data:`MAX_POINTS` rows of a file are kept.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class New(NamedTuple):
 class RowReader:
     """Reads the rows that a run appends.
 
-    Resuming the run truncates or replaces the file. The last row may be incomplete.
+    Resuming the run truncates or replaces the file. While the run writes a row, the last row is incomplete.
     """
 
     def __init__(self, path: Path) -> None:
@@ -83,7 +83,7 @@ def parse_row(line: bytes) -> Row | None:
 
 
 class History:
-    """At most :data:`MAX_POINTS` rows of a file at equal intervals, and its newest rows.
+    """At most :data:`MAX_POINTS` rows of a file at equal intervals, and its two newest rows.
 
     Attributes:
         newest: The newest row; None if there is none.

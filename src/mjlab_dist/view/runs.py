@@ -20,7 +20,7 @@ from mjlab_dist.view.rows import History, Row, RowReader, parse_row
 
 State = Literal["running", "finished", "stopped", "lost", "unknown"]
 """State of a run. lost: the processes that train the run were killed, or no longer renew its lease (the file that shows
-that they are alive). unknown: not known yet."""
+that they are alive). unknown: the lease could not be read, or was not watched for long enough."""
 
 STATES: dict[State, str] = {
     "running": "running",
@@ -125,7 +125,8 @@ class Run:
 
     def look(self) -> bool:
         """Read all files. Return whether a file of metrics has more rows than were read."""
-        # Read the lease first, because a launch writes the last row before it releases the lease.
+        # Read the lease before the rows. A launch writes its last row before it releases the lease. If the lease has
+        # been released, the rows that are read after it therefore include the last one.
         held = self._lease.look()
         length = read_length(self.run_dir)
         metrics, of_ranks = self._metrics.read(), self._rank_metrics.read()
@@ -140,7 +141,7 @@ class Run:
         self.task = length.task
         self.iterations = length.iterations(self.history.newest, self.history.before)
         self.state: State = state_of(held, self.history.newest, self.iterations)
-        with contextlib.suppress(OSError):  # if a network file system does not answer
+        with contextlib.suppress(OSError):  # keep the list if a network file system does not answer
             self.checkpoints = list_checkpoints(self.run_dir)
         return not (metrics.is_complete and of_ranks.is_complete)
 

@@ -96,10 +96,11 @@ def open_server(host: str, port: int | None) -> Server:
 class Gate:
     """Decides which requests a server answers.
 
-    On a loopback address, programs of this machine may connect, but other websites that are open in a browser may not:
-    a browser sends the address of the website in the header Origin and the address in the URL in the header Host, and
-    the two must be equal. On other addresses, a token is also required. The first request contains the token in its
-    URL, and its response sets a cookie with the token for later requests.
+    On a loopback address, programs of this machine may connect, but other websites that are open in a browser may not.
+    If a website sends a request, the browser adds two headers: Origin is the website's address, and Host is the address
+    that the request goes to. The gate refuses requests in which the two differ. On other addresses, a token is also
+    required. The first request contains the token in its URL, and its response sets a cookie with the token for later
+    requests.
 
     Attributes:
         token: The token; None on a loopback address.
