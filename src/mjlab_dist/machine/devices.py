@@ -82,7 +82,7 @@ class _Visible(NamedTuple):
 
 
 def find_gpus() -> list[Gpu]:
-    """Return the GPUs and MIG instances of the machine regardless of CUDA_VISIBLE_DEVICES; none without a driver.
+    """Return the machine's GPUs and MIG instances regardless of CUDA_VISIBLE_DEVICES; an empty list without a driver.
 
     A GPU that cannot be used stays in the list, so that the indices of the others do not shift.
     """

@@ -138,9 +138,9 @@ class Envs:
         """Start an episode in every env.
 
         Args:
-            seed: Seed of all later draws. The same seed gives the same episodes, regardless of earlier steps. Startup
-                events are not drawn again: they keep the values from when the envs were made. With None, draws continue
-                from the current random state.
+            seed: Seed of all later random numbers. The same seed gives the same episodes, regardless of earlier steps.
+                Startup events do not run again: the values that they set when the envs were made stay the same. With
+                None, random numbers continue from the current random state.
 
         Returns:
             Observation groups by name, (num_envs, width) each.
@@ -254,7 +254,8 @@ class Envs:
 
         Args:
             env: Global id of the env.
-            camera: Name of the model's camera. Default: the first camera, or a view of the whole scene.
+            camera: Name of a camera of the model. Default: the first camera; if the model has none, a view of the whole
+                scene.
             width: Width in pixels.
             height: Height in pixels.
 

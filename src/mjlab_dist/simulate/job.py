@@ -67,7 +67,7 @@ class Job:
     seed: int
     """Random seed. All variants use the same random numbers."""
     final_observations: bool
-    """Whether steps also return the observations at the ends of episodes."""
+    """Whether steps also return the observations before resets."""
 
     @property
     def envs_per_variant(self) -> int:

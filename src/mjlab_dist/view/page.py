@@ -28,7 +28,7 @@ FILES_S = 2.0
 """Time between two checks for new checkpoints, in s."""
 
 SPEEDS = ("0.1", "0.25", "0.5", "1", "2", "4")
-"""Speeds to choose from."""
+"""Speeds to choose from, relative to real time."""
 
 
 class Page:

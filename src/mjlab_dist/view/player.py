@@ -167,15 +167,15 @@ class Player:
         """Add a velocity in a random direction to each robot.
 
         Args:
-            size: Horizontal speed that is added to a floating base, in m/s. A fixed robot's joints get normally
-                distributed velocities with this standard deviation, in rad/s or m/s.
+            size: Horizontal speed that is added to a floating base, in m/s. If the robot is fixed, normally distributed
+                velocities with this standard deviation are added to its joints, in rad/s or m/s.
         """
         return self._ask(lambda: self._push(size))
 
     def hold_command(
         self, name: str, numbers: Sequence[float] | None, heading_rad: float | None = None
     ) -> Future[None]:
-        """Set a command to these numbers instead of random ones, starting with the next step.
+        """Set a command to the given numbers instead of random ones, starting with the next step.
 
         Args:
             name: Name of the command.

@@ -13,15 +13,15 @@ class Robot(NamedTuple):
     """The tree of bodies that actuators move; objects and markers are not part of it."""
 
     body: int
-    """Id of the body that the camera follows: the first body of the tree that can move."""
+    """Id of the body that the camera follows: the first movable body of the tree."""
     root: Joint | None
-    """Columns of the free joint of a floating base; None for a fixed robot."""
+    """Columns of ``qpos`` and ``qvel`` of a floating base's free joint; None for a fixed robot."""
     joints: list[int]
     """Columns of ``qvel`` of all joints of the robot."""
 
     @classmethod
     def of(cls, model: mujoco.MjModel) -> Robot:
-        """Find the robot of a model: the tree of the first actuator's joint, or of the first joint.
+        """Find the robot of a model: the tree that the first joint actuator moves, or else the tree of the first joint.
 
         Args:
             model: The model, with at least one joint.

@@ -142,7 +142,8 @@ class Scene:
         """Show a state of all envs. An env whose state is not finite keeps its latest finite pose.
 
         Args:
-            state: Fields of MuJoCo's data, with one row per env: qpos, qvel, and ctrl and mocap poses if there are any.
+            state: Fields of MuJoCo's data, with one row per env: qpos and qvel; if the model has them, also ctrl and
+                mocap poses.
             origins: Start position of each env in the world frame, in m, (num_envs, 3).
             commands: Values of the commands by name, with one row per env.
         """
@@ -224,7 +225,7 @@ class Scene:
         return max(0.3, _extent(self._model, own) + float(sizes.max(initial=0.0)))
 
     def _add_fixed_geoms(self) -> list[viser.SceneNodeHandle]:
-        """Add the fixed geoms of the other envs, because mjviser adds only the geoms of one env.
+        """Add the fixed geoms of the other envs, because mjviser adds the fixed geoms of only one env.
 
         Planes are left out, because they are infinite.
         """
