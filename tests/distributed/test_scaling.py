@@ -68,9 +68,9 @@ def test_flags_that_cannot_be_measured_are_refused_in_one_line(
     flags: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    # A total excludes --num-envs, which is in SHORT
+    short = (SHORT[0], *SHORT[3:]) if flags[0] == "--total-num-envs" else SHORT
     with pytest.raises(UserError) as refused:
-        # A total excludes --num-envs, which is in SHORT
-        short = (SHORT[0], *SHORT[3:]) if flags[0] == "--total-num-envs" else SHORT
         scaling.main([*short, *flags], "mjlab-dist scaling")
     assert str(refused.value).startswith(" ".join(flags))
     assert "\n" not in str(refused.value)
