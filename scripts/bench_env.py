@@ -1,15 +1,15 @@
 """Measure the time of each part of an env step on the CPU, or compare training speed with mjlab.
 
 One process with one thread applies random actions around 0. Every figure is the CPU time of this process per control
-step of all envs, because other programs hardly change CPU time. Figures are medians over rounds, with minimum and
-maximum.
+step of all envs. CPU time is measured instead of elapsed time, because other programs on the machine hardly change it.
+The steps are measured in several rounds; figures are medians over these rounds, with minimum and maximum.
 
     uv run python scripts/bench_env.py quadruped-velocity-flat --num-envs 256
 
 With --peer, the script instead trains the task with 64 envs on two ranks, and compares the training speed with mjlab
-1.6.0. mjlab was measured once, on two cores of the kind that we used for our own figures: training
-Mjlab-Velocity-Flat-Unitree-Go1 with 64 envs reached 146 to 160 env-steps/s, and physics took 94% of the time
-(docs/performance.md).
+1.6.0. The script does not run mjlab. It uses a speed that we measured earlier, on two cores of the same kind as for the
+figures of mjlab_dist in docs/performance.md: training Mjlab-Velocity-Flat-Unitree-Go1 with 64 envs reached 146 to 160
+env-steps/s.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PEER_STEPS_PER_S = (146, 160)
 """Env-steps/s of mjlab 1.6.0's Mjlab-Velocity-Flat-Unitree-Go1 with 64 envs, minimum and maximum."""
 
 TARGET = 40
-"""Target for the ratio of our speed to the maximum speed of mjlab."""
+"""The training speed of mjlab_dist should be at least this many times the maximum speed of mjlab."""
 
 WARM_UP_STEPS = 20
 
@@ -121,7 +121,7 @@ def measure(task: str, num_envs: int, steps: int, rounds: int, action_std: float
 
 
 def report(task: str, num_envs: int, results: dict[str, list[float]]) -> None:
-    """Print the median and share of each part, and the ratio of the whole step to the physics."""
+    """Print the CPU time and share of each part of a step, the ratio of the whole step to physics, and the speed."""
     whole_s = statistics.median(results["whole"])
     print(f"{task}, {num_envs} envs: ms per step of all envs")
     for part, spent_s in results.items():

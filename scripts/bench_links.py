@@ -2,8 +2,9 @@
 
 Two ranks run in two network namespaces, each on its own core. All their traffic goes through a link of a given rate
 and delay. Many Linux kernels lack `tc netem`, so this script simulates the link: it passes packets between two TUN
-devices, delays each packet as the link would, and drops none. The script prints a table of the round-trip time that
-ping measures, the training speed, and on request the time until a mean return is reached. It needs Linux and root.
+devices, delays each packet as the link would, and drops none. The script prints a table with the round-trip time that
+ping measures and the training speed. With --until-return, the table also has the time until the mean return reaches
+the given value. The script needs Linux and root.
 
     uv run python scripts/bench_links.py --rounds 3
     uv run python scripts/bench_links.py --sums
@@ -46,7 +47,7 @@ MTU = 9000
 """Maximum size of a packet, in bytes, as in many clusters."""
 
 TUNSETIFF = 0x400454CA
-"""The ioctl that creates a TUN device."""
+"""Number of the ioctl request that creates a TUN device."""
 
 IFF_TUN_NO_PI = 0x1001
 """Flags of a device for IP packets without a header."""
@@ -78,13 +79,14 @@ SETTINGS = {
     "period-4": ("4", "none"),
     "period-16": ("16", "none"),
 }
-"""--sync.period and --sync.compression, by name on the command line. No setting has both a period above 1 and
-compression, because compression has no effect then: ranks exchange parameters instead of gradients."""
+"""Names of settings on the command line, with their values of --sync.period and --sync.compression. No setting has both
+a period above 1 and compression: with such a period, ranks exchange parameters instead of gradients, and compression
+has no effect."""
 
 
 @dataclass
 class Direction:
-    """Packets on their way from one end to the other."""
+    """One direction of a link, with the packets that are on their way from one device to the other."""
 
     source: int
     """File descriptor of the device that the packets come from."""
@@ -109,7 +111,7 @@ class Direction:
         """Pass on the packets that have arrived."""
         while self.queue and self.queue[0][0] <= now:
             packet = self.queue.popleft()[1]
-            with contextlib.suppress(OSError):  # the other end is not up yet
+            with contextlib.suppress(OSError):  # drop the packet if the target device is not up yet
                 os.write(self.target, packet)
 
 
@@ -121,7 +123,7 @@ def relay(link: Link, devices: Sequence[str], ready: Connection) -> None:
         devices: Names of the devices.
         ready: Connection that this function closes when the devices exist.
     """
-    os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))  # otherwise, other programs delay packets
+    os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))  # so that busy programs do not delay this one
     ends: list[int] = []
     for name in devices:
         end = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
@@ -179,8 +181,8 @@ def remove(space: str) -> None:
 def end_on_signals() -> None:
     """Have this script remove the namespaces before a signal ends it.
 
-    After the first signal, this script and the programs that it starts ignore signals, because a second signal would
-    interrupt the removal.
+    After the first signal, this script and the `ip` commands that remove the namespaces ignore these signals, because a
+    second signal would interrupt the removal.
     """
     signals = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 
@@ -208,7 +210,7 @@ def round_trip_ms(space: str) -> float:
 
 
 def start(spaces: Sequence[str], command: Sequence[str], cwd: str) -> str:
-    """Run a command in each namespace as one of two ranks, each on its own core.
+    """Run a command twice, as rank 0 in the first namespace and as rank 1 in the second, each rank on its own core.
 
     Args:
         spaces: The namespaces.
@@ -249,7 +251,7 @@ def train(spaces: Sequence[str], flags: Sequence[str]) -> list[dict[str, float]]
 
 
 def measured(name: str, spaces: Sequence[str], program: str) -> str:
-    """Run a program on both ranks. Return a line with the figures that it prints as JSON, and the round-trip time."""
+    """Run a program on both ranks. Return a line with the link's round-trip time and the figures that rank 0 prints."""
     output = start(spaces, [sys.executable, str(Path(__file__).with_name(program))], str(Path.cwd()))
     figures: dict[str, float] = json.loads(output.splitlines()[-1])
     cells = ", ".join(f"{name} {value:.3g}" for name, value in figures.items())
@@ -257,7 +259,16 @@ def measured(name: str, spaces: Sequence[str], program: str) -> str:
 
 
 def describe(rows: Sequence[Sequence[dict[str, float]]], until: float | None) -> str:
-    """Return cells of a table row: speed, share of waiting, and time until the mean return reached `until`."""
+    """Return the last cells of a table row.
+
+    Args:
+        rows: Rows of metrics.jsonl of each run with the same link and setting.
+        until: A mean return, or None.
+
+    Returns:
+        Steps per second, the share of time in which ranks wait, and, with `until`, the time until the mean return
+        reached it.
+    """
     timed = [row[SKIPPED:] or row for row in rows]
     speeds = [statistics.median(row["steps_per_s"] for row in one) for one in timed]
     waits = [statistics.median(row["wait_share"] for row in one) for one in timed]
@@ -270,7 +281,7 @@ def describe(rows: Sequence[Sequence[dict[str, float]]], until: float | None) ->
 
 
 def main() -> None:
-    """Measure and print one table row per combination."""
+    """Read the command line, measure, and print one table row per link and setting."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", default="cartpole-balance")
     parser.add_argument("--links", nargs="+", choices=LINKS, default=list(LINKS))
@@ -291,7 +302,7 @@ def main() -> None:
                 print(measured(name, spaces, "link_sums.py" if args.sums else "link_overlap.py"), flush=True)
         return
     iterations = args.iterations or ("35" if args.until_return is None else "150")
-    # Each round measures all combinations, so that other programs slow all of them down equally
+    # Each round measures all links and settings, so that other programs slow all of them down equally
     combinations = list(itertools.product(args.links, args.settings))
     found: dict[tuple[str, ...], list[list[dict[str, float]]]] = {one: [] for one in combinations}
     trips: dict[str, list[float]] = {name: [] for name in args.links}

@@ -1,7 +1,8 @@
-"""Compare training of cartpole-balance here and in mjlab, on the CPU: env-steps/s, and time of the first iteration.
+"""Compare training of cartpole-balance with mjlab_dist and with mjlab, on the CPU.
 
-Both programs use the same substeps, network, rollout and PPO settings. Their runs alternate, and the figures are
-medians over rounds. mjlab pins other versions of packages, so it needs its own virtual environment:
+Both programs use the same substeps, network, rollout and PPO settings. In each round, both programs train in turn. The
+script prints env-steps/s and the time from the start of the command to the end of its first iteration: medians over
+rounds, with minimum and maximum. mjlab pins other versions of packages, so it needs its own virtual environment:
 `uv venv peer && uv pip install --python peer mjlab==1.6.0`.
 
     uv run python scripts/bench_peer.py --peer-python peer/bin/python
@@ -45,7 +46,7 @@ def main() -> None:
 
 
 def report(num_envs: int, peer: list[Timed], results: dict[str, list[Timed]]) -> None:
-    """Print medians with minimum and maximum, and the ratios of our medians to those of mjlab."""
+    """Print the speeds and times of the first iteration, and the ratios of our medians to mjlab's medians."""
     base = statistics.median(t.steps_per_s for t in peer)
     wait = statistics.median(t.first_iteration_s for t in peer)
     print(f"{num_envs} envs")

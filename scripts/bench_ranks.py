@@ -1,8 +1,12 @@
-"""Measure the time of the bookkeeping of many ranks: start, events, metrics, comparison of ranks, and checkpoints.
+"""Measure how the time of a run's bookkeeping grows with the number of ranks.
 
-Real ranks are processes that torchrunx starts, without envs and networks. If ranks are simulated, this process is rank
-0, and no other rank exists: each collective returns at once, with a result as if every other rank had contributed about
-the same values as rank 0. The times of simulated ranks are CPU times, because other programs do not lengthen CPU times.
+Bookkeeping means: to start and join ranks, to send events to the launcher, to sum metrics, and to compare ranks and
+write a checkpoint.
+
+With --real, torchrunx starts one process per rank, without envs and networks. With --simulated, this process is rank 0,
+and no other rank exists: each collective returns at once, with a result as if every other rank had contributed about
+the same values as rank 0. With --simulated, the script measures CPU time instead of elapsed time, because other
+programs hardly change CPU time.
 
     uv run python scripts/bench_ranks.py --real 4 16 64 --simulated 16 64 256 1024
 """
@@ -54,7 +58,7 @@ def simulated(num_ranks: int) -> tuple[float, Bookkeeping]:
     """Do the bookkeeping of rank 0 among simulated ranks.
 
     Returns:
-        The launcher's CPU seconds for the events of all ranks, and the measurements of rank 0.
+        The CPU seconds in which the launcher handles the events of all ranks, and the measurements of rank 0.
     """
     ranks = Ranks(["localhost"] * num_ranks, lambda _: None, Control())
     start_s = time.process_time()
@@ -96,7 +100,7 @@ def _simulated_group(num_ranks: int) -> Iterator[None]:
 
 
 def main() -> None:
-    """Print one table row per number of ranks."""
+    """Print a table for real ranks and one for simulated ranks, with one row per number of ranks."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--real", type=int, nargs="*", default=[4, 16, 64])
     parser.add_argument("--simulated", type=int, nargs="*", default=[16, 64, 256, 1024])

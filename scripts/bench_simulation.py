@@ -1,8 +1,8 @@
-"""Measure how fast mjlab_dist.make simulates, compared with one process and with other vector envs.
+"""Measure how fast mjlab_dist.make simulates with one rank and with two, and how fast other vector envs simulate.
 
 All programs simulate the same number of envs of the same robot with the same actions. Their measurements alternate.
-Figures are env-steps per second: medians over rounds, with minimum and maximum. envpool is measured if it is
-installed.
+The script prints env-steps per second, and the ratio of each speed to the speed of mjlab_dist.make with one process:
+medians over rounds, with minimum and maximum. envpool is measured if it is installed.
 
     uv run python scripts/bench_simulation.py gym-half-cheetah --num-envs 64 256 1024
 """
@@ -35,7 +35,7 @@ GYM_IDS = {
     "gym-inverted-pendulum": "InvertedPendulum-v5",
     "gym-walker2d": "Walker2d-v5",
 }
-"""Gymnasium's env of each task."""
+"""ID of the Gymnasium env that corresponds to each task."""
 
 MIN_S = 2.0
 """Minimum duration of a measurement in s."""
@@ -74,7 +74,7 @@ def by_make(num_ranks: int) -> Way:
 
 @contextlib.contextmanager
 def by_rollout(task: str, num_envs: int) -> Iterator[Advance]:
-    """Use the method rollout of the envs of mjlab_dist.make, on two ranks. It transfers no data between steps."""
+    """Use mjlab_dist.make with two ranks, and the method rollout, which transfers no data between steps."""
     with mjlab_dist.make(task, gpu_ids=None, cpu_ranks=2, total_num_envs=num_envs, quiet=True) as envs:
         envs.reset(seed=1)
         num_actions = envs.num_actions
@@ -190,7 +190,7 @@ def main() -> None:
             1 - stepped / rolled
             for stepped, rolled in zip(measured["make, 2 ranks"], measured["make, 2 ranks, rollout"], strict=True)
         ]
-        print(f"  share of a step for transport and waiting: {statistics.median(shares):.0%}")
+        print(f"  make, 2 ranks: share of a step for transport and waiting: {statistics.median(shares):.0%}")
 
 
 if __name__ == "__main__":

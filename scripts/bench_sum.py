@@ -21,7 +21,7 @@ from torch.multiprocessing.spawn import spawn
 from mjlab_dist.distributed.local_sum import LocalSum
 
 WORK_S = 0.002
-"""Computing time before each sum, in s: about one mini-batch of a small policy."""
+"""Time that each rank computes before each sum, in s. A mini-batch of a small policy takes about as long."""
 
 SUMS = 200
 ROUNDS = 4

@@ -1,8 +1,8 @@
 """Compare times and contacts on uneven ground made of our height field, MuJoCo Warp's height field, or boxes.
 
 A quadruped on stairs is simulated on the CPU, in one process with one thread, with random actions. Times are medians of
-the CPU time per control step of all envs. A contact is wrong if its normal points into the ground or if it is deeper
-than 5 cm; on these stairs, MuJoCo's C code finds hardly any such contacts.
+the CPU time per control step of all envs. A contact counts as wrong if its normal points into the ground, or if the
+robot is more than 5 cm inside the ground. On these stairs, MuJoCo's C code finds hardly any such contacts.
 
     uv run python scripts/bench_terrain.py --num-envs 64
 """
@@ -28,7 +28,7 @@ STAIRS = {"stairs": TerrainPartConfig(kind="stairs_down", height_m=(HEIGHT_M, HE
 
 
 def stairs_of_boxes(num_tiles: int) -> tuple[str, np.ndarray]:
-    """Return a scene with tiles of the same stairs as :data:`STAIRS`, made of boxes, and the centers of the tiles."""
+    """Build the stairs of :data:`STAIRS` from boxes. Return the scene as XML, and the centers of its tiles."""
     num_steps = int((TILE_M - PLATFORM_M) / 2 / WIDTH_M)
     origins = np.array([[TILE_M * (i % 20), TILE_M * (i // 20 - 5), num_steps * HEIGHT_M] for i in range(num_tiles)])
     spec = mujoco.MjSpec.from_string(load(SimConfig(model=MODEL, njmax=1, nconmax=1)))
@@ -73,7 +73,7 @@ def run(name: str, config: SimConfig, origins: np.ndarray, num_envs: int, num_st
         count = min(int(sim._data.nacon.numpy()[0]), sim._data.naconmax)
         contact = sim._data.contact
         dist, up, geoms = (held.numpy()[:count] for held in (contact.dist, contact.frame, contact.geom))
-        # A normal points from the first geom to the second.
+        # A normal points from the first geom to the second. Flip it if the ground is the second geom.
         up = np.where(model.geom_bodyid[geoms[:, 0]] == 0, 1, -1) * up[:, 0, 2]
         contacts += count
         wrong += int((~(dist > -0.05) | (up < -0.05)).sum())
@@ -84,7 +84,7 @@ def run(name: str, config: SimConfig, origins: np.ndarray, num_envs: int, num_st
         sim.reset(again)
         sim.qpos.copy_(torch.where(again.unsqueeze(1), start, sim.qpos))
     # Results
-    overflow = int((sim.overflow > 0).sum())  # resets do not clear it
+    overflow = int((sim.overflow > 0).sum())  # in any step, because resets do not clear sim.overflow
     took_ms = 1e3 * statistics.median(took)
     print(
         f"{name:44} {took_ms:7.1f} ms {num_envs / took_ms * 1e3:7.0f} env-steps/s; {contacts} contacts, {wrong} wrong, "
@@ -106,9 +106,9 @@ def main() -> None:
     terrain = TerrainConfig(parts=STAIRS, num_levels=10, num_columns=20)
     uneven = SimConfig(model=MODEL, keyframe="home", decimation=4, njmax=160, nconmax=40, terrain=terrain)
     origins = Terrain(terrain).origins.reshape(-1, 3)
-    run("height field, 200 tiles", uneven, origins, args.num_envs, args.num_steps)
+    run("our height field, 200 tiles", uneven, origins, args.num_envs, args.num_steps)
     with mock.patch.object(model_fields, "take_over", return_value=None):
-        run("height field, by MuJoCo Warp, 200 tiles", uneven, origins, args.num_envs, args.num_steps)
+        run("MuJoCo Warp's height field, 200 tiles", uneven, origins, args.num_envs, args.num_steps)
     for num_tiles in (1, 10, 50, 200):
         xml, boxes = stairs_of_boxes(num_tiles)
         config = SimConfig(model=xml, keyframe="home", decimation=4, njmax=160, nconmax=40)

@@ -49,10 +49,11 @@ def main() -> None:
                 took = time.monotonic() - start
                 if done.returncode:
                     sys.exit(done.stderr.decode())
-                # The last row of the run's metrics
+                # Print the time, and the mean return from the last row of metrics
                 (metrics,) = Path(root).rglob("metrics.jsonl")
                 last = json.loads(metrics.read_text().splitlines()[-1])
-            print(f"{args.task}  {ranks} rank(s)  seed {seed}  {took:.0f} s  mean return {last['mean_return']:.0f}")
+            figures = f"trained in {took:.0f} s, final mean return {last['mean_return']:.0f}"
+            print(f"{args.task}, {ranks} rank(s), seed {seed}: {figures}")
 
 
 if __name__ == "__main__":

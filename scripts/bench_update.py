@@ -1,4 +1,6 @@
-"""Measure the time of a PPO update on the same data with our code and with unmodified rsl_rl, and print the ratio.
+"""Measure how long a PPO update takes with mjlab_dist and with unmodified rsl_rl, and print the ratio of the times.
+
+Both update the same networks with the same data. The output calls unmodified rsl_rl "stock", and mjlab_dist "ours".
 
 uv run scripts/bench_update.py --ranks 2
 """
@@ -53,7 +55,7 @@ def learner(hidden_dims: tuple[int, ...], stock: bool, rank: int, ranks: int, de
 
 
 def stock_learner(agent: AgentConfig, obs: TensorDict, rank: int, ranks: int, device: str) -> rsl_rl.algorithms.PPO:
-    """Return rsl_rl's PPO with our class of action distributions, so that only the update differs."""
+    """Return rsl_rl's PPO. Its actions have mjlab_dist's class of distribution, so only the updates are compared."""
     names = inspect.signature(rsl_rl.algorithms.PPO).parameters.keys() & vars(agent).keys()
     arguments = {name: getattr(agent, name) for name in names}
     gaussian = functools.partial(
@@ -69,7 +71,7 @@ def stock_learner(agent: AgentConfig, obs: TensorDict, rank: int, ranks: int, de
 
 
 def update_s(made: rsl_rl.algorithms.PPO, seed: int, device: str) -> float:
-    """Fill a rollout with random numbers. Return the time of an update in s, including returns and advantages."""
+    """Fill a rollout with random numbers. Return the time to compute returns and advantages and to update, in s."""
     torch.manual_seed(seed)
     obs = TensorDict({"actor": torch.randn(NUM_ENVS, NUM_OBS, device=device)}, batch_size=[NUM_ENVS])
     with torch.inference_mode():
@@ -114,7 +116,7 @@ def _compare(name: str, rank: int, ranks: int, repeats: int, device: str) -> Non
     if rank == 0:
         print(
             f"{name:>12} on {ranks} rank(s), {device}: stock {stock:.3f} s ({spread['stock']}), "
-            f"ours {ours:.3f} s ({spread['ours']}): {stock / ours:.2f} times as fast",
+            f"ours {ours:.3f} s ({spread['ours']}): ours is {stock / ours:.2f} times as fast",
             flush=True,
         )
 

@@ -2,8 +2,9 @@
 
 uv run python scripts/bench_watch.py
 
-One run, which has one rank, trains all the time. Each round measures this run without watch, with watch but without a
-page, and with watch and a page in headless Chromium, which draws without a GPU. --spare-cores is the number of cores
+One run, which has one rank, trains all the time. Each round measures the speed and CPU time of this run in three modes:
+without watch, with watch but without a page, and with watch and a page in headless Chromium, which draws without a GPU.
+The script prints the ratios to training without watch in the same round. --spare-cores is the number of cores
 that only watch and the browser use; training uses the other cores. With 0, training, watch and the browser share all
 cores.
 """

@@ -1,6 +1,6 @@
-"""Hooks of MkDocs: they add pages from outside docs/ and generated pages, and adapt Markdown written for GitHub.
+"""Hooks that MkDocs calls: they add pages from outside docs/ and generated pages, and adapt Markdown for GitHub.
 
-See mkdocs.yml.
+mkdocs.yml names this file under `hooks`.
 
 uv run --group docs mkdocs build --strict
 """
@@ -22,10 +22,11 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).parents[1]
 
 MORE_PAGES = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
-"""Pages outside of docs/: path in the repository, and path on the site."""
+"""Path in the repository of each page outside of docs/, and its path on the site."""
 
 SCRIPTS = {"scripts/site_search.js": "javascripts/site_search.js"}
-"""Scripts of the pages: path in the repository, and path on the site. mkdocs.yml lists them in extra_javascript."""
+"""Path in the repository of each script of the pages, and its path on the site, which mkdocs.yml lists in
+extra_javascript."""
 
 FOLDERS = {"docs/decisions": "decisions/index.md"}
 """Folders of docs/ for which a page is generated, and the path of this page."""
@@ -37,7 +38,7 @@ Each page describes one decision about the design of mjlab_dist, with the measur
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Name the anchors of headings as GitHub does."""
+    """Give headings the same anchors as GitHub does, because links in the pages contain these anchors."""
     config.mdx_configs.setdefault("toc", {})["slugify"] = anchor
     return config
 
@@ -90,7 +91,7 @@ def _named(nav: Any) -> Iterator[str]:
 
 @functools.cache
 def _outside() -> dict[str, str]:
-    """Return the pages and pictures from outside of docs/: path in the repository, path on the site."""
+    """Return the path in the repository of each page or picture outside of docs/, with its path on the site."""
     found = dict(MORE_PAGES)
     for folder, at in (("tasks/mjlab_dist_tasks", "tasks"), ("examples", "examples")):
         for readme in sorted((ROOT / folder).glob("*/README.md")):

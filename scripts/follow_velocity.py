@@ -1,10 +1,10 @@
-"""Measure, without exploration, how well a policy follows the commands of a velocity task, and how often robots fall.
+"""Measure how well the policy of a velocity task follows commands without exploration, and how many robots fall.
 
 uv run python scripts/follow_velocity.py logs/quadruped-velocity-flat/<run> --forward-m-s 0.5 1.0
 
-Every robot gets one forward velocity for a whole episode. Noise, randomization and pushes are as in training. The exit
-code is 1 if more than one robot in twenty falls, or if the mean reward for following the linear velocity is below 80%
-of its maximum.
+Every robot gets one forward velocity for a whole episode. Noise, randomization and pushes are as in training, but
+--no-pushes leaves out the pushes. The exit code is 1 if more than one robot in twenty falls, or if the reward for
+following the linear velocity, averaged over robots and steps, is below 80% of its maximum.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--num-envs", type=int, default=64)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--no-pushes", action="store_true")
-    parser.add_argument("--seconds", type=float, help="length of the episode; default: the task's")
+    parser.add_argument("--seconds", type=float, help="length of an episode; default: as in the task")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -48,8 +48,8 @@ def main() -> None:
     checkpoint = args.checkpoint or find_checkpoint(args.run)
     env, policy = load_env_and_policy(config, checkpoint, args.num_envs, args.seed)
 
-    # One episode per env
-    # After a fall, the env starts another episode, whose tracking counts too; each env counts at most one fall.
+    # Step all envs for the length of one episode
+    # If a robot falls, its env starts another episode. The reward continues to be summed; further falls don't count.
     tracking, speed = torch.zeros(2, args.num_envs)
     fell = torch.zeros(args.num_envs, dtype=torch.bool)
     obs = env.reset()
@@ -60,7 +60,7 @@ def main() -> None:
             tracking += track_linear_velocity(env, "velocity")
             speed += base_linear_velocity(env)[:, 0]
             fell |= env.terminated
-    # Results
+    # Compute and print the results
     steps = env.max_episode_length
     share = tracking.mean().item() / steps
     figures = {
@@ -102,7 +102,8 @@ def _in_words(figures: dict[str, Any]) -> str:
     """Return the results as lines of text."""
     return (
         f"{figures['robots']} robots, {figures['seconds']:.0f} s\n"
-        f"linear tracking {figures['tracking']:.1%} of its maximum, the worst robot {figures['worst_tracking']:.1%}\n"
+        f"reward for following the linear velocity: {figures['tracking']:.1%} of its maximum, "
+        f"{figures['worst_tracking']:.1%} for the worst robot\n"
         f"speed {figures['speed_m_s']:.3f} m/s, commanded {figures['told_m_s']:.3f} m/s (means)\n"
         f"fell: {figures['fell']} of {figures['robots']}"
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def write_or_check(page: Path, text: str) -> None:
-    """Write a page; with ``--check``, only compare, and exit with 1 if the text of the file differs.
+    """Write a generated page. With ``--check``, write nothing, and exit with 1 if the file has another text.
 
     Args:
         page: The file.
@@ -20,4 +20,4 @@ def write_or_check(page: Path, text: str) -> None:
         page.write_text(text)
         print(page)
     elif page.read_text() != text:
-        sys.exit(f"{page.name} is out of date: run uv run python scripts/{Path(sys.argv[0]).name}")
+        sys.exit(f"{page.name} is out of date; update it with: uv run python scripts/{Path(sys.argv[0]).name}")

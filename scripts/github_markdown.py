@@ -1,4 +1,4 @@
-"""Convert Markdown written for GitHub to Python-Markdown: lists, and links to other files."""
+"""Convert the lists and links of Markdown written for GitHub, so that Python-Markdown shows them in the same way."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def anchor(heading: str, separator: str = "-") -> str:
 
 @dataclass(frozen=True)
 class Links:
-    """Converts the links of one page from paths relative to the page's file in the repository to paths on the site."""
+    """Converts the links of one page, which contain paths in the repository, to links that contain paths on the site."""
 
     source: str
     """Path of the page in the repository."""
     uri: str
     """Path of the page's Markdown on the site."""
     pages: dict[str, str]
-    """Path of each page or picture on the site, by its path in the repository."""
+    """Pages and pictures of the site: the keys are paths in the repository, the values are paths on the site."""
     repository: str
     """Address of the repository; empty if it has none."""
 
@@ -52,20 +52,20 @@ class Links:
             to = posixpath.relpath(self.pages[target], posixpath.dirname(self.uri) or ".")
             return f"{picture}[{self._title(label, target)}]({to}{hash_sign}{heading})"
         if not (ROOT / target).exists():
-            return match[0]  # MkDocs reports the link
+            return match[0]  # keep the link as it is, so that MkDocs reports it as broken
         if self.repository:
             return f"{picture}[{label}]({self.repository.rstrip('/')}/blob/main/{target})"
         return label if "`" in label else f"`{label}`"
 
     def _title(self, label: str, target: str) -> str:
-        """Return a link's text; if it is the file name of a page, return the page's title."""
+        """Return the text for a link: the title of the linked page if the text is its file name, else the same text."""
         if not label.endswith(".md") or posixpath.basename(target) != posixpath.basename(label):
             return label
         return (ROOT / target).read_text().partition("\n")[0].removeprefix("# ")
 
 
 def relinked(markdown: str, links: Links) -> str:
-    """Replace the links outside of blocks of code."""
+    """Convert the links of a page with ``links``, except those in blocks of code."""
     parts = re.split(r"(^ *```.*?^ *```$)", markdown, flags=re.MULTILINE | re.DOTALL)
     return "".join(part if i % 2 else _LINK.sub(links, part) for i, part in enumerate(parts))
 
@@ -73,8 +73,8 @@ def relinked(markdown: str, links: Links) -> str:
 def reindented(markdown: str) -> str:
     """Indent the contents of lists by four spaces per level, and put empty lines before lists, tables and code.
 
-    GitHub accepts any indentation that matches the first line of an item, and needs no empty lines. Python-Markdown
-    needs both: four spaces and empty lines.
+    Python-Markdown needs this indentation and these empty lines. GitHub does not: there, the contents of an item can
+    have any indentation that matches its first line.
     """
     lines: list[str] = []
     levels: list[int] = []  # indentation of the contents of each open list
@@ -87,7 +87,7 @@ def reindented(markdown: str) -> str:
             continue
         indent, block = len(line) - len(line.lstrip()), _FENCE.match(line)
         item = _item(line, is_text and not (levels and indent < levels[-1]))
-        # Close the lists that end here; text directly below an item, without an empty line, still belongs to the item
+        # Close the lists that end before this line. Text directly below an item still belongs to the item.
         was_list = bool(levels)
         if line.strip() and (item or block or not is_text or _STARTS.match(line)):
             while levels and indent < levels[-1]:
@@ -98,7 +98,7 @@ def reindented(markdown: str) -> str:
         if item:
             lines.append(f"{'    ' * len(levels)}{item[2].replace(')', '.')} {line[len(item[0]) :]}")
             levels.append(len(item[0]))
-        else:  # escape a number that would start a list on the site, but not on GitHub
+        else:  # escape a number that starts a list in Python-Markdown, but not on GitHub
             lines.append(re.sub(r"^( *\d+)\. ", r"\1\. ", _moved(line, levels)))
         fence = block[1] if block else ""
         above, is_text = line.strip(), bool(line.strip()) and not block
@@ -108,7 +108,7 @@ def reindented(markdown: str) -> str:
 def _item(line: str, is_in_paragraph: bool) -> re.Match[str] | None:
     """Return the list marker at the start of a line; None if the line does not start a list item.
 
-    Inside a paragraph, the only number that starts a list is 1.
+    Inside a paragraph, a number starts a list only if it is 1.
     """
     item = _ITEM.match(line)
     return None if item and is_in_paragraph and item[2][:-1].isdigit() and item[2][:-1] != "1" else item

@@ -1,4 +1,7 @@
-"""Run commands for the GPU report: each in its own session, with a time limit, and with a clean-up at the end."""
+"""Run commands for the GPU report.
+
+Each command runs in its own session and with a time limit. After it, all processes that it has left behind are killed.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +32,13 @@ ROOT = Path(__file__).resolve().parents[1]
 """Root of the repository."""
 
 MARK = "MJLAB_DIST_GPU_REPORT"
-"""Environment variable that all processes of a command inherit, even in other sessions."""
+"""Environment variable by which the processes of a command are found, because all inherit it, even in other sessions."""
 
 TAIL_LINES = 30
 """Number of lines from the end of a failed command's output that the results contain."""
 
 STOP_GRACE_S = 60.0
-"""Time in s that a training run gets to save a checkpoint after its time limit."""
+"""Time to wait until a training run has saved a checkpoint, after it received SIGTERM at its time limit, in s."""
 
 LEFT_OUT = (
     "PYTHONDONTWRITEBYTECODE",
@@ -63,13 +66,14 @@ class Ended:
     seconds: float
     """Duration of the command."""
     first_s: float | None
-    """Seconds until a line of the output matched the pattern ``first`` of :meth:`Commands.run`; None if none did."""
+    """Seconds from the start of the command until a line of the output matched the pattern ``first`` of
+    :meth:`Commands.run`. None if no line matched."""
     lines: list[str]
-    """All lines of the output, stdout and stderr together."""
+    """Last 20,000 lines of the output, stdout and stderr together."""
     timed_out: bool
     """Whether the command ran longer than its time limit."""
     left: list[str]
-    """Names of the processes that the command left behind; they were killed."""
+    """Names of the processes that still ran after the command had ended, and were therefore killed."""
 
     @property
     def tail(self) -> str:
@@ -157,7 +161,7 @@ class Commands:
             process.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):  # a hanging driver keeps a killed process alive
                 process.wait(10)
-            # Wait a moment for processes that end by themselves after the command.
+            # Wait a moment, so that processes that end soon after the command do not count as left behind.
             left = kill_marked(mark, grace_s=2.0 if has_ended else 0.0)
             reader.join(10)
         return Ended(
@@ -258,7 +262,7 @@ def installed(name: str) -> list[str]:
     path = Path(sys.executable).parent / name
     if path.is_file():
         return [str(path)]
-    # If the package is found through PYTHONPATH but is not installed, this file does not exist: call the function.
+    # If the package is found through PYTHONPATH but is not installed, it has no script. Then call the script's function.
     function = {"train": "train", "mjlab-dist": "umbrella"}[name]
     return [sys.executable, "-c", f"from mjlab_dist.cli.main import {function}; {function}()"]
 
@@ -279,12 +283,12 @@ def temporary_log_root(data: Path) -> Iterator[Path]:
 
 
 def only_run(log_root: Path) -> Path:
-    """Return the run directory of the only run in a log root.
+    """Return the directory of the run in a log root that is used for one run only.
 
     Raises:
-        PartError: If there is none.
+        PartError: If no run has metrics.
     """
     found = sorted(path.parent for path in log_root.glob(f"*/*/{METRICS_FILE}"))
     if not found:
-        raise PartError("the command succeeded, but its run has no metrics")
+        raise PartError("the training command succeeded, but its run has no metrics")
     return found[-1]

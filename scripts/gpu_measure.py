@@ -29,7 +29,7 @@ def main() -> None:
 
 
 def measure_step(task: str, num_envs: int, device: str, steps: int, *, records: bool) -> dict[str, Any]:
-    """Measure a control step with random actions, with the clock of the device.
+    """Measure control steps with random actions. On a GPU, the times are measured on the GPU.
 
     Args:
         task: Name of the task.
@@ -39,11 +39,11 @@ def measure_step(task: str, num_envs: int, device: str, steps: int, *, records: 
         records: Whether to record the control step as CUDA graphs.
 
     Returns:
-        A dict with ``physics_s``, the median time of the recorded physics within control steps; ``env_step_s``, the
-        mean time of the env's whole control step, replayed from CUDA graphs if it could be recorded;
-        ``env_step_eager_s``, the same time without graphs; ``recorded``, whether the control step was recorded;
-        ``physics_recorded``, whether the physics was recorded; and ``memory_gb``, the GPU memory in use in GB. All
-        times are in s.
+        A dict with ``physics_s``, the median time of the physics within control steps; ``env_step_s``, the mean time of
+        the env's whole control step, replayed from CUDA graphs if it could be recorded; ``env_step_eager_s``, the mean
+        time of the whole control step without graphs; ``recorded``, whether the control step was recorded as graphs;
+        ``physics_recorded``, whether the physics was recorded as graphs; and ``memory_gb``, the GPU memory in use in
+        GB, or None on a CPU. All times are in s.
     """
     start_warp(device)
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Write the page of the GPU report, docs/gpu.md, from the results of its parts. All figures are measured."""
+"""Write the page of the GPU report, docs/gpu.md, from the results of the report's parts."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ GOAL_DEVICE = "H200"
 """GPU for which the goals are defined."""
 
 SPEED_GOALS = (("speed-cartpole", "4096", 1.5e6), ("speed-quadruped-flat", "4096", 4e5))
-"""Goals for the speed: part, number of envs, and env-steps/s."""
+"""Each goal for the speed has the name of a part, a number of envs, and the env-steps/s to reach."""
 
 PHYSICS_GOAL = 0.8
-"""Goal for the last part of :data:`SPEED_GOALS`: physics takes at least this share of the time of a rollout."""
+"""In the last entry of :data:`SPEED_GOALS`, physics should take at least this share of the time of a rollout."""
 
 SHARES = ("physics", "env layer", "policy", "update", "waiting")
 
