@@ -26,7 +26,7 @@ def anchor(heading: str, separator: str = "-") -> str:
 
 @dataclass(frozen=True)
 class Links:
-    """Converts the links of one page, which contain paths in the repository, to links that contain paths on the site."""
+    """Converts the links of one page: they contain paths in the repository, and then contain paths on the site."""
 
     source: str
     """Path of the page in the repository."""

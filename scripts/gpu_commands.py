@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[1]
 """Root of the repository."""
 
 MARK = "MJLAB_DIST_GPU_REPORT"
-"""Environment variable by which the processes of a command are found, because all inherit it, even in other sessions."""
+"""Environment variable that identifies the processes of a command: all of them inherit it, even in other sessions."""
 
 TAIL_LINES = 30
 """Number of lines from the end of a failed command's output that the results contain."""
@@ -262,7 +262,7 @@ def installed(name: str) -> list[str]:
     path = Path(sys.executable).parent / name
     if path.is_file():
         return [str(path)]
-    # If the package is found through PYTHONPATH but is not installed, it has no script. Then call the script's function.
+    # If the package is only found through PYTHONPATH, it has no installed script: call the script's function.
     function = {"train": "train", "mjlab-dist": "umbrella"}[name]
     return [sys.executable, "-c", f"from mjlab_dist.cli.main import {function}; {function}()"]
 

@@ -36,19 +36,19 @@ def write_page(output: Path, results: Mapping[str, Result], data_dir: Path, dry_
     """Write the page.
 
     Args:
-        output: Directory of the page; pictures are in its directory ``pictures``.
-        results: All parts in order; parts without a result are marked as not run.
-        data_dir: Directory of the data, which the page must not name.
+        output: Directory of the page. The page shows pictures from the directory ``pictures`` inside it.
+        results: Status and data by part, in the order of the page. A part without a status has not been run.
+        data_dir: Directory of the data. The page does not show its path, because the path names this machine's user.
         dry_run: Whether nothing was run on a GPU.
 
     Returns:
-        The page.
+        Path of the page.
     """
     lines = ["# On a GPU", ""]
     if dry_run:
         lines += [DRY_RUN, ""]
     lines += [
-        "Written by `uv run python scripts/gpu_report.py`, which runs every part in processes of its own.",
+        "`uv run python scripts/gpu_report.py` has run each part in separate processes, and has written this page.",
         "Speeds and times are medians over all iterations except the first three. Parentheses contain the minimum",
         "and maximum.",
     ]
@@ -71,7 +71,7 @@ def write_page(output: Path, results: Mapping[str, Result], data_dir: Path, dry_
 
 
 def _anonymous(text: str, data_dir: Path) -> str:
-    """Remove the machine's name and paths, because outputs of failed commands contain them."""
+    """Replace the machine's name and paths, which outputs of failed commands contain, by placeholders."""
     names = {str(data_dir.resolve()): "DATA", str(ROOT): ".", str(Path.home()): "~"}
     host = platform.node()
     if len(host) > 3:
@@ -91,7 +91,7 @@ def _pictures(output: Path, title: str) -> Lines:
 PICTURES = {
     "gpu-speed": "Env-steps per second by number of envs",
     "gpu-shares": "Shares of an iteration's time",
-    "gpu-trainings": "Mean return and tracking by minutes of training",
+    "gpu-trainings": "Mean return and velocity tracking by minutes of training",
 }
 
 
@@ -113,7 +113,7 @@ def _percent(value: float | None) -> str:
 
 
 def _failures(found: Mapping[str, Result]) -> Lines:
-    """Return why parts of a section failed or were skipped."""
+    """Return lines on the parts of a section that failed, were skipped or have not been run."""
     lines: Lines = []
     for name, result in found.items():
         status = result.get("status")
@@ -129,11 +129,11 @@ def _failures(found: Mapping[str, Result]) -> Lines:
 
 
 def _data(found: Mapping[str, Result]) -> dict[str, dict[str, Any]]:
-    """Return the data of the parts that have data, by part."""
+    """Return the data of each part. Parts without data are left out."""
     return {name: result["data"] for name, result in found.items() if result.get("data")}
 
 
-# Sections
+# Functions that write the sections of the page
 
 
 def _render_machine(found: Mapping[str, Result]) -> Lines:
@@ -186,7 +186,7 @@ def _render_goals(results: Mapping[str, Result]) -> Lines:
         rows.append((f"`{part}`, {num_envs} envs, env-steps/s", *_compare(wanted, measured, _number)))
     part, num_envs, _ = SPEED_GOALS[-1]
     share = _collection_share(_sizes(data.get(part)).get(num_envs, {}))
-    goal = f"`{part}`, {num_envs} envs, share of physics in the time of collection"
+    goal = f"`{part}`, {num_envs} envs, share of a rollout's time that physics takes"
     rows.append((goal, *_compare(PHYSICS_GOAL, share, _percent)))
     lines = _table(("goal", "wanted at least", "measured", ""), rows)
     gpus = data.get("machine", {}).get("gpus", [])
@@ -206,7 +206,7 @@ def _sizes(data: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
 
 
 def _collection_share(figures: Mapping[str, Any]) -> float | None:
-    """Return the share of the physics in the time of a rollout; None if it was not measured."""
+    """Return the share of a rollout's time that physics takes; None if it was not measured."""
     if "physics_s" not in figures or "collect_s" not in figures:
         return None
     return figures["physics_s"] * figures["steps_per_env"] / figures["collect_s"]
@@ -246,7 +246,7 @@ SPEED_HEAD = ("env-steps/s", "by the wall clock", "collection", "update", "envs 
 
 
 def _speed(figures: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the columns of a short training run; if it has no figures, the last column refers to the failure."""
+    """Return the cells of a short training run. If the run failed, only the last cell has text."""
     if "steps_per_s" not in figures:
         return ("", "", "", "", "", "failed, see below")
     low, high = figures["min_steps_per_s"], figures["max_steps_per_s"]
@@ -289,23 +289,25 @@ def _render_speed(found: Mapping[str, Result]) -> Lines:
                     _number(figures.get("memory_gb"), 1),
                 )
             )
-    head = ("task", "envs", *SHARES, "physics in the collection", "physics per step", "env step", "GB in use")
+    head = ("task", "envs", *SHARES, "physics / collection", "physics per step", "env step", "GB in use")
     return [
         *_table(("task", "envs", "capture", *SPEED_HEAD), speeds),
         "",
-        "`env-steps/s` divides the number of env-steps by the time of collection (rollouts) and update, as",
-        "metrics.jsonl does. The time by the wall clock also includes metrics, the writing of files, and checkpoints.",
+        "`env-steps/s` is the number of env-steps divided by the time of collection (rollouts) and update, like",
+        "`steps_per_s` in metrics.jsonl. For the column `by the wall clock`, the number of env-steps is divided by a",
+        "time that also includes metrics, the writing of files, and checkpoints.",
         "",
-        "Shares of an iteration:",
+        "Shares of an iteration's time:",
         "",
         *_table(head, shares),
         "",
         "How shares are measured: `train` measures the times of collection, update and waiting with CUDA events, and",
         "this page uses their medians. A second process measures the env alone, with random actions. It measures",
         "physics in control steps without CUDA graphs, and the whole env step by replaying its recorded CUDA graphs.",
-        "The time of the env layer is the time of the env minus the time of physics. The time of policy and storage is",
-        "the time of collection minus the time of the env. The policy in training and the random actions lead to",
-        "different contacts, so small differences and negative shares are not significant.",
+        "The time of the env layer is the time of the whole env step minus the time of physics. The time of the",
+        "policy, which includes the storage of samples, is the time of collection minus the time of the env steps. In",
+        "the second process, random actions lead to other contacts than the policy does in training. Therefore, small",
+        "differences between shares mean nothing, and a share can be slightly negative.",
     ]
 
 
@@ -328,7 +330,7 @@ def _render_ranks(found: Mapping[str, Result]) -> Lines:
             )
             for fault, f in broken.items()
         ]
-        head = ("fault of rank 1", "exit code", "expected", "names the rank", "left running", "seconds in all", "")
+        head = ("fault of rank 1", "exit code", "expected", "output names rank", "left running", "total seconds", "")
         lines += ["Faults with NCCL (in a dry run: gloo on the CPU):", "", *_table(head, rows), ""]
     # Weak scaling
     if scaled := data.get("nccl-scaling"):
@@ -364,17 +366,19 @@ def _render_trainings(found: Mapping[str, Result]) -> Lines:
             "steps",
             "minutes",
             "mean return",
-            "minutes until 80% tracking while exploring",
+            "minutes until 80% with exploration",
         ),
         *("tracking without exploration", "worst robot", "speed", "fell", "walks", "note"),
     )
     return [
         *_table(head, rows),
         "",
-        "Minutes do not include start-up. 80% tracking while exploring: the first iteration in which the reward for",
-        "the linear velocity is at least 80% of its maximum per step, and the mean episode length is at least 95% of",
-        "the maximum. Without exploration: `scripts/follow_velocity.py` on the CPU, with commands of 0.5 to 1.0 m/s. A",
-        "policy walks if tracking earns at least 80% of its maximum and at most one robot in twenty falls.",
+        "Minutes do not include start-up. `minutes until 80% with exploration` ends with the first iteration in which",
+        "the reward per step for the linear velocity is at least 80% of its maximum, and the mean episode length is at",
+        "least 95% of its maximum. The next columns are measured by `scripts/follow_velocity.py` on the CPU, without",
+        "exploration and with commands of 0.5 to 1.0 m/s: `tracking without exploration` is the reward for the linear",
+        "velocity, as a share of its maximum. A policy walks if this share is at least 80%, and at most one robot in",
+        "twenty falls.",
     ]
 
 

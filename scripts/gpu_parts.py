@@ -29,10 +29,10 @@ TRACKING = {"quadruped-velocity-flat": "track_linear_velocity", "humanoid-veloci
 """Reward term of the linear velocity, by task."""
 
 WALKING_SHARE = 0.8
-"""Minimum fraction of the maximum tracking reward that a policy that walks earns while it explores."""
+"""A policy walks only if it earns at least this fraction of the maximum tracking reward, with exploration."""
 
 WALKING_LENGTH = 0.95
-"""Minimum fraction of the maximum episode length that the mean episode length of a policy that walks reaches."""
+"""A policy walks only if its mean episode length is at least this fraction of the maximum episode length."""
 
 EXIT_STOPPED = 75
 """Exit code of a training run that wrote a checkpoint and stopped on request."""
@@ -44,7 +44,8 @@ FAULT_CODES = {"raise": 1, "sigkill": 5, "sigstop": 5}
 
 
 Measure = Callable[[Site, Data], None]
-"""Function that runs a part. It stores figures as soon as they are measured, so that a failed part keeps them."""
+"""Function that runs a part. It stores each figure as soon as it is measured. If the part then fails, the page can
+still show these figures."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +61,7 @@ class Part:
 
 
 def list_parts(sizes: Sizes, num_gpus: int, has_peer: bool, dry_run: bool) -> list[Part]:
-    """Return all parts, the cheap and informative ones first.
+    """Return all parts in the order in which they run: short parts that reveal most problems first.
 
     Args:
         sizes: Sizes of the measurements.
@@ -204,7 +205,7 @@ def measure_throughput(task: str) -> Measure:
 
 
 def _train_at_best(site: Site, task: str, num_envs: int, name: str) -> Data:
-    """Train with the control step captured; if that fails, with only the physics captured."""
+    """Train with the control step captured. If this training fails, train again with only the physics captured."""
     try:
         return train_briefly(site, task, num_envs, "step", name=name)
     except PartError as error:
@@ -212,10 +213,12 @@ def _train_at_best(site: Site, task: str, num_envs: int, name: str) -> Data:
 
 
 def split_time(figures: Data) -> dict[str, float]:
-    """Return the shares of an iteration: physics, env layer, policy and storage, update, waiting for other ranks.
+    """Return the share of an iteration's time that each part takes.
+
+    The parts are physics, env layer, policy and storage, update, and waiting for other ranks.
 
     Args:
-        figures: Times of an iteration and of a control step.
+        figures: Median times of an iteration's phases, and times of a control step.
     """
     iteration_s = figures["collect_s"] + figures["learn_s"]
     physics_s = figures["physics_s"] * figures["steps_per_env"]
@@ -246,11 +249,11 @@ def share_one_device(site: Site, data: Data) -> None:
 
 
 def inject_faults(site: Site, data: Data) -> None:
-    """Make the second rank fail, and check the exit code of `train`, its report and the processes that are left."""
+    """Inject faults into rank 1. Check that `train` ends with the right code, names rank 1 and leaves no process."""
     failures: list[str] = []
     for fault in site.sizes.faults:
         with temporary_log_root(site.data) as root:
-            # A run with the fault in the second rank
+            # Train with the fault in rank 1, the second rank
             ended = site.train(
                 "cartpole-balance",
                 *("--num-envs", "64", "--max-iterations", "2000", "--log-root", str(root)),
@@ -259,7 +262,7 @@ def inject_faults(site: Site, data: Data) -> None:
                 ranks=2,
                 env={faults.VARIABLE: f"1:5:{fault}"},
             )
-        # The report of `train`, and the processes that it left behind
+        # Check the exit code, the output of `train`, and the processes that it left behind
         named = any("rank 1" in line for line in ended.lines)
         good = ended.code == FAULT_CODES[fault] and named and not ended.left
         data[fault] = {
@@ -272,7 +275,8 @@ def inject_faults(site: Site, data: Data) -> None:
         }
         if not good:
             failures.append(
-                f"{fault}: exit code {ended.code} (expected: {FAULT_CODES[fault]}), rank named: {named}, "
+                f"{fault}: exit code {ended.code} (expected: {FAULT_CODES[fault]}), "
+                f"output names rank 1: {'yes' if named else 'no'}, "
                 f"left running: {', '.join(ended.left) or 'nothing'}:\n{ended.tail}"
             )
     finish(failures)
@@ -303,7 +307,7 @@ def train_to_walk(task: str) -> Measure:
             task, *flags, "--log-root", str(log_root), name=task, limit_s=site.sizes.training_limit_s, stops=True
         )
         ended.check(f"training of {task}", 0, EXIT_STOPPED)
-        # Figures of the run
+        # Store the figures of the run
         run = find_run(str(log_root), task, "latest")
         rows = read_metrics(run)
         data |= {
@@ -316,19 +320,22 @@ def train_to_walk(task: str) -> Measure:
             "steps_per_s": statistics.median(row["steps_per_s"] for row in rows),
             "warnings": ended.warnings,
         }
-        # Evaluation, and progress of the training
+        # Evaluate the policy, and store the learning curve
         data["walk"] = walk = _follow(site, run)
         curve = learning_curve(task, run, rows, walk["steps"])
         data["walking_after_min"] = next((p["minutes"] for p in curve if p["walks"]), None)
         data["curve"] = curve[:: max(1, len(curve) // CURVE_POINTS)]
         if site.num_gpus and not walk["walks"]:
-            raise PartError(f"{task} does not walk yet; to train it further, run this script again")
+            raise PartError(f"the policy of {task} does not walk yet; to train it further, run this script again")
 
     return measure
 
 
 def _resume_flags(site: Site, task: str, log_root: Path) -> list[str]:
-    """Return the flags that start a new run, or that resume an earlier attempt from its newest checkpoint."""
+    """Return the flags of `train`.
+
+    They resume the run of an earlier attempt if the site allows it and the run has a checkpoint, else start a new run.
+    """
     iterations = site.sizes.training_iterations
     found = sorted(path.parent for path in (log_root / task).glob(f"*/{CONFIG_FILE}")) if site.continues else []
     if found and list_checkpoints(found[-1]):
@@ -352,7 +359,10 @@ def _follow(site: Site, run: Path) -> Data:
 
 
 def learning_curve(task: str, run: Path, rows: list[Data], episode_steps: int) -> list[Data]:
-    """Return the progress of a training run over time: mean return, tracking with exploration, and episode length.
+    """Return the learning curve of a run: one dict per iteration in which episodes ended.
+
+    Each dict has the minutes of training, the mean return, the fractions of the maximum tracking reward and of the
+    maximum episode length, and whether the policy walks according to these two fractions.
 
     Args:
         task: Name of the task.
@@ -387,7 +397,7 @@ PEER_TASKS = {
     PEER_TASK: ("cartpole-balance", LIKE_PEER),
     "Mjlab-Velocity-Flat-Unitree-Go1": ("quadruped-velocity-flat", ()),
 }
-"""Tasks of mjlab; for each, our most similar task and flags for our task."""
+"""For each task of mjlab: the most similar task of mjlab_dist, and the flags of `train` that make it more similar."""
 
 
 def compare_with_mjlab(site: Site, data: Data) -> None:

@@ -84,7 +84,7 @@ def _draw_trainings(path: Path, trainings: Mapping[str, Any]) -> None:
         returns.plot(minutes, [point["mean_return"] for point in curve], label=task)
         tracking.plot(minutes, [point["tracking"] for point in curve], label=task)
     returns.set(xlabel="minutes of training", ylabel="mean return")
-    tracking.set(xlabel="minutes of training", ylabel="tracking of the velocity, share of maximum", ylim=(0, 1))
+    tracking.set(xlabel="minutes of training", ylabel="reward for velocity, share of maximum", ylim=(0, 1))
     for axes in (returns, tracking):
         axes.grid(alpha=0.3)
     returns.legend(fontsize="small")

@@ -2,10 +2,10 @@
 
 uv run python scripts/gpu_report.py
 
-Each part runs in its own processes, with a time limit. The result of a part is stored as soon as the part ends: another
-call skips parts that are done, and repeats parts that failed. `--dry-run` runs the parts on the CPU with small sizes,
-except parts that run the same code as another part. No network is needed. The exit code is 1 if a part failed, and 2
-without a GPU.
+Each part runs in its own processes, with a time limit. The result of a part is stored as soon as the part ends. If the
+script is run again, it skips the parts that are done and repeats the parts that failed. With `--dry-run`, the parts run
+on the CPU with small sizes. A dry run skips parts that need a GPU, and parts that would run the same code as another
+part. No network is needed. The exit code is 1 if a part failed, and 2 if no GPU can be used or a flag is wrong.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ RESULTS = "results"
 """Subdirectory of the data directory for the results."""
 
 PART_LIMIT_S = 440.0
-"""Time limit of a part in s. A stopped training run may need another minute for its checkpoint."""
+"""Time limit of a part in s. A training run that is stopped at this limit gets another minute to save a checkpoint."""
 
 PROBE = (
     "import json, torch; "
     "print(json.dumps({'gpus': torch.cuda.device_count(), 'sum': torch.ones(8, device='cuda').sum().item()}))"
 )
-"""Program that uses the GPU."""
+"""Program that computes on the GPU and prints the number of GPUs. It fails if torch cannot use the GPU."""
 
 
 def main() -> None:
     """Run the parts, print a line at the start and end of each, and write the page."""
-    # Parts to run
+    # Choose the parts to run
     args = _parse(sys.argv[1:])
     _end_on_sigterm()
     data: Path = args.data
@@ -76,7 +76,7 @@ def main() -> None:
         # Write the page after every part, because this process may be ended during the next part.
         _write_page(args, parts)
 
-    # Pictures, the complete page and the exit code
+    # Draw the pictures, write the complete page, and end with 1 if a part failed
     failed = [part.name for part in chosen if read_result(data, part.name, args.dry_run).get("status") == "failed"]
     _draw(args, parts)
     page = _write_page(args, parts)
@@ -90,7 +90,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--dry-run",
         action="store_true",
-        help="run on the CPU with small sizes; skip parts with the same code as another part",
+        help="run on the CPU with small sizes; skip parts that need a GPU or would run the same code as another part",
     )
     parser.add_argument("--parts", nargs="+", metavar="PART", help="run only these parts")
     parser.add_argument("--redo", action="store_true", help="repeat parts that are done")
@@ -104,7 +104,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         type=Path,
         help="directory of results, logs and runs; default: logs/gpu-report, or logs/gpu-report-dry with --dry-run",
     )
-    parser.add_argument("--peer-python", type=Path, help="Python that can import mjlab, to compare with it")
+    parser.add_argument("--peer-python", type=Path, help="Python that can import mjlab; without it, mjlab is skipped")
     args = parser.parse_args(argv)
     if args.peer_python is not None and not args.peer_python.is_file():
         parser.error(f"--peer-python {args.peer_python}: this file does not exist; give a Python that can import mjlab")
@@ -152,7 +152,8 @@ def run_part(part: Part, site: Site) -> dict[str, Any]:
         site: Sizes, devices and directories.
 
     Returns:
-        A dict with the status (``done``, ``failed`` or ``skipped``), the reason, the time and the figures.
+        A dict with the status (``done``, ``failed`` or ``skipped``), why the part failed or was skipped, its duration,
+        when it started, the commit, and the figures.
     """
     start = time.monotonic()
     started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
@@ -183,7 +184,7 @@ def _in_one_line(result: dict[str, Any]) -> str:
 
 
 def _commit() -> str | None:
-    """Return the commit, with a mark if files differ from this commit; None without git."""
+    """Return the short commit ID, followed by ``-dirty`` if files have been changed; None without git."""
     if shutil.which("git") is None:
         return None
     args = ["git", "describe", "--always", "--dirty", "--abbrev=10"]
@@ -207,12 +208,12 @@ def store_result(data: Path, name: str, result: dict[str, Any]) -> None:
 
 
 def read_result(data: Path, name: str, dry_run: bool) -> dict[str, Any]:
-    """Return the stored result of a part; an empty dict if it is missing, damaged, or has a different ``dry_run``.
+    """Return the stored result of a part; an empty dict if it is missing, damaged, or from the other kind of run.
 
     Args:
         data: Directory of the data.
         name: Name of the part.
-        dry_run: Whether the run is a dry run.
+        dry_run: Whether to return the result of a dry run, or else of a run on a GPU.
     """
     try:
         result = json.loads((data / RESULTS / f"{name}.json").read_text())
@@ -230,7 +231,7 @@ def _write_page(args: argparse.Namespace, parts: Sequence[Part]) -> Path:
 
 
 def _draw(args: argparse.Namespace, parts: Sequence[Part]) -> None:
-    """Draw the pictures if matplotlib is installed."""
+    """Draw the pictures. If that fails, for example because matplotlib is not installed, only print a warning."""
     try:
         import gpu_plots  # noqa: PLC0415 (may not be installed)
 

@@ -17,7 +17,7 @@ from timed import SKIPPED
 from mjlab_dist.run_dir import read_metrics
 
 Data = dict[str, Any]
-"""Figures of a part: plain JSON data."""
+"""Figures of a part, as values that JSON can store."""
 
 TRAIN_LIMIT_S = 180.0
 """Time limit of a short training run in s."""
@@ -32,7 +32,7 @@ class Site:
     num_gpus: int
     """Number of usable GPUs; 0 in a dry run."""
     data: Path
-    """Directory for all files except the page."""
+    """Directory for all files that the report writes, except the page and its pictures."""
     commands: Commands
     """Runner of commands."""
     peer_python: Path | None
@@ -54,7 +54,7 @@ class Site:
     def train(
         self, task: str, *flags: str, name: str, limit_s: float = TRAIN_LIMIT_S, ranks: int = 1, **options: Any
     ) -> Ended:
-        """Run `train`. Takes the options of :meth:`Commands.run`."""
+        """Run `train`. Pass `options` on to :meth:`Commands.run`."""
         args = [*installed("train"), task, *self.ranks(ranks), *flags]
         return self.commands.run(args, limit_s=limit_s, name=name, **options)
 
@@ -94,13 +94,13 @@ def finish(failures: Sequence[str]) -> None:
 def train_briefly(
     site: Site, task: str, num_envs: int, capture: str | None, *flags: str, name: str, ranks: int = 1
 ) -> Data:
-    """Train for some iterations, and return the figures of the iterations after the warm-up.
+    """Train for some iterations. Return the figures of :func:`summarize`, the capture mode, warnings and duration.
 
     Args:
         site: Sizes, devices and directories.
         task: Name of the task.
         num_envs: Envs per rank.
-        capture: Capture mode; None for the mode of the task.
+        capture: Value of `--env.sim.capture`; None for the task's default.
         flags: Additional flags.
         name: Name of the log file.
         ranks: Number of ranks.
@@ -123,7 +123,9 @@ def train_briefly(
 
 
 def summarize(rows: list[Data], num_envs: int) -> Data:
-    """Return medians over the iterations after the warm-up.
+    """Return the speed, the times and other figures of a run.
+
+    Only the number of envs that overflowed includes the first iterations, which warm up caches.
 
     Args:
         rows: Rows of metrics.jsonl.

@@ -12,19 +12,20 @@ class Sizes:
     tests: str
     """Tests to run in the parts ``tests`` and ``sync``."""
     cold_start_tasks: tuple[str, ...]
-    """Tasks that are started twice: with kernels that must be compiled, and with compiled kernels."""
+    """Tasks whose start is timed with kernels that must be compiled, and with compiled kernels."""
     cold: bool
-    """Whether to make the first of these two starts, which compiles the kernels."""
+    """Whether to time the start with kernels that must be compiled. If not, only the other start is timed."""
     capture_tasks: tuple[str, ...]
     """Tasks that are trained in every capture mode."""
     capture_modes: tuple[str, ...]
     """Capture modes."""
     compared_envs: int
-    """Number of envs in the parts that compare settings."""
+    """Number of envs in the parts `cold-start`, `capture`, `mjlab` and `two-ranks` (both ranks together), and number of
+    envs per rank in the part `nccl-scaling`."""
     throughput: dict[str, str]
-    """Tasks whose speed is measured, by part."""
+    """Name of each part that measures a speed, with its task."""
     num_envs: tuple[int, ...]
-    """Numbers of envs, smallest first."""
+    """Numbers of envs with which the speed is measured, smallest first."""
     iterations: int
     """Iterations of a short training run."""
     steps: int
@@ -32,19 +33,19 @@ class Sizes:
     faults: tuple[str, ...]
     """Faults that are injected into a rank."""
     hang_timeout_s: float
-    """Seconds after which a stopped rank is considered hung."""
+    """Value of `--hang-timeout` in runs with faults: seconds without progress after which a rank is considered hung."""
     trainings: dict[str, str]
-    """Tasks that are trained until they walk, by part."""
+    """Name of each part that trains a robot to walk, with its task."""
     training_envs: int
-    """Number of envs in these training runs."""
+    """Number of envs in the training runs of `trainings`."""
     training_iterations: int | None
-    """Number of iterations of these training runs; None for the number of the task."""
+    """Number of iterations of a training run of `trainings`; None for the task's default."""
     training_limit_s: float
-    """Seconds after which these training runs are stopped."""
+    """Seconds after which a training run of `trainings` is stopped."""
     robots: int
-    """Number of robots that a trained policy controls in its evaluation."""
+    """Number of robots that a trained policy controls when it is evaluated."""
     follow_s: float | None
-    """Duration of this evaluation, in s; None for a whole episode of the task."""
+    """Duration of the evaluation of a trained policy, in s; None for a whole episode of the task."""
     left_out: dict[str, str]
     """Parts to skip, with the reason."""
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pytest
 
 VARIABLE = "MJLAB_DIST_TEST_LOG"
-"""Environment variable with the path of the file."""
+"""Environment variable with the path of the file that the plugin writes."""
 
 
 def pytest_runtest_logstart(nodeid: str) -> None:
@@ -23,7 +23,7 @@ def pytest_runtest_logstart(nodeid: str) -> None:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Record the outcome of a test, and the outcomes of its set-up and tear-down if they do not pass."""
+    """Record the outcome of a test. Record the outcome of its set-up or tear-down only if that did not pass."""
     if report.when == "call" or report.outcome != "passed":
         _write(report.nodeid, report.outcome, report.duration, _reason(report))
 

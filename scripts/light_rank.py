@@ -1,4 +1,7 @@
-"""A rank without envs and networks, for bench_ranks.py: it joins, sums metrics, compares tensors and gathers state."""
+"""A rank without envs and networks, for bench_ranks.py.
+
+The rank joins the other ranks, sums metrics, compares tensors and gathers the state of all ranks.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +28,10 @@ from mjlab_dist.worker import set_interfaces
 ITERATIONS = 20
 
 STATE_NUMBERS = 2500
-"""Numbers in the state of a rank in a checkpoint: 10 kB, about as much as the state of 64 cartpoles."""
+"""Count of numbers that a rank adds to a checkpoint. They take 10 kB, about as much as the state of 64 cartpoles."""
 
 NUM_TENSORS = 40
-"""Tensors that ranks compare: about as many as two networks of three layers have, with the state of Adam."""
+"""Number of tensors that ranks compare. Two networks of three layers, with the state of Adam, have about as many."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,13 +43,13 @@ class Bookkeeping:
     joined_s: float
     """Seconds to meet the other ranks and join the process group."""
     metrics_s: float
-    """Seconds that the metrics of an iteration take, mean over iterations."""
+    """Mean time to sum the metrics of an iteration over ranks and to send its events, in s."""
     checkpoint_s: float
-    """Seconds to compare tensors, gather the state of all ranks and, on rank 0, write it."""
+    """Seconds to compare tensors and gather the state of all ranks, and on rank 0 also to write this state."""
     num_episodes: int
     """Episodes of the last iteration, over all ranks."""
     num_states: int
-    """Number of states that this rank gathered."""
+    """Number of ranks whose state this rank gathered."""
 
 
 def light_rank(config: TrainConfig, plan: RankPlan, control: Control) -> Bookkeeping:  # noqa: ARG001 (all entries take it)
@@ -79,7 +82,7 @@ def keep_books(
         control: Receives heartbeats.
         clock: Returns seconds.
     """
-    # Metrics of all ranks, in one sum per iteration, and events
+    # In each iteration, sum the metrics over ranks, and send events
     metrics = Metrics(
         rank=rank, world_size=world_size, num_samples=64, episode_names=("reward/x",), num_parameters=100,
         clock=Clock("cpu"),
@@ -91,7 +94,7 @@ def keep_books(
         if rank == 0:
             emit("iteration", row=row)
     metrics_s = (clock() - start_s) / ITERATIONS
-    # Checkpoint
+    # Write a checkpoint
     start_s = clock()
     check_equal({str(i): torch.full((100,), float(i)) for i in range(NUM_TENSORS)}, "at the end")
     states = gather_on_main(torch.full((STATE_NUMBERS,), float(rank)))

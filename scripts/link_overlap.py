@@ -1,8 +1,9 @@
-"""Compare two ways to sum gradients over ranks: all at once, or in two buckets, one of them during the backward pass.
+"""Compare two ways to sum gradients over ranks: all gradients after the backward pass, or in two buckets.
 
-The first bucket has the gradients of all layers except the first one, and is sent as soon as they are computed. The
-second bucket has the gradients of the first layer, and is sent after the backward pass. This is a prototype: training
-does not use buckets. bench_links.py starts two ranks with this script.
+The first bucket has the gradients of all layers except the first one. Its sum starts as soon as they are computed, so
+it overlaps with the rest of the backward pass. The second bucket has the gradients of the first layer, and is summed
+after the backward pass. This is a prototype: training does not use buckets. `bench_links.py --overlap` starts two ranks
+with this script.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Overlap:
         dist.all_reduce(_flat(list(self._net.parameters())))
 
     def two(self) -> None:
-        """Compute all gradients; while computing those of the first layer, sum the gradients of the other layers."""
+        """Sum the gradients of all layers but the first while the first layer's are computed. Then sum those too."""
         self._missing = len(self._early)
         self.backward()
         dist.all_reduce(_flat(list(self._layers[0].parameters())))
@@ -77,7 +78,7 @@ def _seconds(function: Callable[[], None]) -> float:
 
 
 def main() -> None:
-    """Measure the ratio of the time with two buckets to the time with one bucket. Rank 0 prints medians as JSON."""
+    """Measure how long two buckets take relative to one. For each network, rank 0 prints the median ratio, as JSON."""
     torch.set_num_threads(1)
     rank = rank_from_environment(os.environ)
     set_interfaces(rank, os.environ)

@@ -1,4 +1,6 @@
-"""Write requirements.lock, the exact versions and hashes of all packages; with --check, compare only.
+"""Write requirements.lock, which has the exact versions and hashes of all packages.
+
+With --check, the script writes nothing, and ends with exit code 1 if the file is out of date.
 
 uv run python scripts/lock.py
 """
@@ -26,7 +28,7 @@ COMMAND = (
 """Command that resolves the dependencies at the date ``exclude-newer`` in pyproject.toml, and prints their hashes."""
 
 REQUIREMENT = re.compile(r"[a-z0-9][a-z0-9-]*==[\w.+!]+( ; [^\\\n]+)? \\\n(    --hash=sha256:[0-9a-f]{64}( \\)?\n)+")
-"""Matches a package with its version, condition and hashes. The download address is not part of the match."""
+"""Matches a package with its version, condition and hashes. It does not match a package with a download address."""
 
 
 def page() -> str:
@@ -38,7 +40,7 @@ def page() -> str:
     exported = subprocess.run(COMMAND, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     other = REQUIREMENT.sub("", exported)
     if other:
-        raise ValueError(f"uv prints lines that are not packages with versions and hashes: {other}")
+        raise ValueError(f"requirements.lock: uv prints lines that are not packages with versions and hashes: {other}")
     return HEAD + exported
 
 

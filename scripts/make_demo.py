@@ -41,11 +41,11 @@ def main() -> None:
     args = parser.parse_args()
     source = args.checkpoint or find_checkpoint(args.run)
     content = checkpoint.load(source, "cpu")
-    # Config, without directories of this machine
+    # Write the config, without directories of this machine
     config = dataclasses.replace(read_config_file(args.run), log_root=TrainConfig.log_root, resume=None)
     args.output.mkdir(parents=True, exist_ok=True)
     write_atomically(args.output / CONFIG_FILE, to_yaml(config))
-    # Policy
+    # Write a checkpoint that has only the policy
     for old in list_checkpoints(args.output).values():
         old.unlink()
     target = checkpoint_path(args.output, content["iter"])

@@ -1,11 +1,12 @@
-"""Make the reference motions of quadruped-tracking from times of touchdowns, by inverse kinematics.
+"""Make the reference motions of quadruped-tracking: a trot, a bound and a turn.
 
     uv run python scripts/make_motions.py
 
-The motions are one cycle each of a trot, a bound and a turn. The script writes them to
+Each motion is one cycle of a gait. The script computes the positions of the feet from the times at which they touch
+the ground, and the joint positions by inverse kinematics. It writes the motions to
 tasks/mjlab_dist_tasks/quadruped_tracking/motions.npz, or to the file of --output. The trunk moves at a constant speed.
-Each foot is below its hip in the middle of its stance, and swings to its next foothold. The motions are kinematic:
-nothing checks whether a robot can perform them.
+Each foot is below its hip in the middle of its stance, and swings to its next foothold. Forces are not computed, so
+nothing ensures that a robot can perform the motions.
 """
 
 from __future__ import annotations
@@ -47,22 +48,22 @@ class Gait:
     height_m: float = 0.28
     """Height of the trunk above the ground."""
     lift_m: float = 0.07
-    """Maximum height of a swinging foot."""
+    """Maximum height of a swinging foot above its height in stance."""
     pitch_rad: float = 0.0
     """Amplitude of the trunk's pitch. The nose is lowest in the middle of the front feet's stance."""
 
 
 GAITS = {
     "trot": Gait(period_s=0.5, touchdown=(0.0, 0.5, 0.5, 0.0), stance=0.5, forward_m_s=0.6),
-    # The force on the front feet gives the trunk a pitch acceleration of up to 50 rad/s². In half a cycle, this
-    # acceleration turns the trunk from 0.2 rad down to 0.2 rad up.
+    # The forces on the feet accelerate the trunk's pitch by up to 50 rad/s², nose up while the front feet are on the
+    # ground, and nose down while the rear feet are. In a cycle of 0.4 s, this leads to an amplitude of 0.2 rad.
     "bound": Gait(period_s=0.4, touchdown=(0.0, 0.0, 0.5, 0.5), stance=0.5, forward_m_s=0.7, pitch_rad=0.2),
     "turn": Gait(period_s=0.5, touchdown=(0.0, 0.5, 0.5, 0.0), stance=0.5, forward_m_s=0.3, yaw_rad_s=1.0),
 }
 
 
 class Leg:
-    """Leg kinematics of ``quadruped.xml``: a hip about x, and a thigh and a calf about y."""
+    """Kinematics of a leg of ``quadruped.xml``: the hip joint turns about x, the joints of thigh and calf about y."""
 
     def __init__(self, model: mujoco.MjModel, name: str) -> None:
         """Look up the lengths of the links."""
@@ -105,7 +106,7 @@ def make(gait: Gait, legs: list[Leg]) -> Floats:
 
 
 def pose(gait: Gait, legs: list[Leg], time_s: float) -> Floats:
-    """Return position, quaternion and joint positions at a time, (19,)."""
+    """Return the trunk's position and quaternion in world coordinates, then the joint positions, at a time, (19,)."""
     middle_of_front_stance_s = (gait.touchdown[0] + gait.stance / 2) * gait.period_s
     phase = 2 * math.pi * (time_s - middle_of_front_stance_s) / gait.period_s
     yaw, pitch = gait.yaw_rad_s * time_s, gait.pitch_rad * math.cos(phase)

@@ -1,4 +1,4 @@
-"""Figures that bench_links.py and bench_ranks.py measured, for scale_model.py."""
+"""Figures that scale_model.py uses. They were measured with bench_links.py and bench_ranks.py."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ LINK_RANKS, LINK_ENVS, LINK_STEPS = 2, 256, 32
 
 @dataclass(frozen=True, kw_only=True)
 class LinkRuns:
-    """Training over a link."""
+    """Figures of several training runs over the same link, with the same setting."""
 
     link: str
     """Name of the link in :data:`LINK_SUMS`."""
     setting: str
-    """Setting that differs from the defaults."""
+    """The --sync flag that differs from its default, with its value, or ``default``."""
     steps_per_s: tuple[float, ...]
-    """Median speed of each run."""
+    """Speed of each run: median over iterations."""
     waiting: tuple[float, ...]
-    """Share of the time that each run spent in collectives."""
+    """Share of its time that each run spent in collectives."""
     seconds: tuple[float, ...]
     """Seconds until each run reached a return of 900."""
 
@@ -31,30 +31,30 @@ class LinkSums:
     bytes_per_s: float
     """Rate of the link."""
     round_trip_s: float
-    """Round-trip time of a small packet, measured."""
+    """Measured round-trip time of a small packet."""
     seconds: dict[tuple[int, int], float]
     """Seconds of a sum, by number of values and bytes per value."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RealRanks:
-    """Bookkeeping of processes without envs."""
+    """Times of the bookkeeping of real ranks, which have no envs and networks (see bench_ranks.py)."""
 
     ranks: int
     """Number of processes."""
     total_s: float
     """Time from the start of the processes to their end."""
     joined_s: float
-    """Time until the last process has joined the others."""
+    """Maximum over the ranks of the time to join the other ranks."""
     metrics_ms: float
-    """Time of the metrics of an iteration."""
+    """Time to sum the metrics of an iteration."""
     checkpoint_ms: float
-    """Time of a checkpoint."""
+    """Time to compare the ranks, gather their state and write a checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SimulatedRanks:
-    """Bookkeeping of rank 0 among simulated ranks: CPU times, means of two runs."""
+    """CPU times of the bookkeeping of rank 0 among simulated ranks. Each time is the mean of two runs."""
 
     ranks: int
     events_ms: float
@@ -104,8 +104,8 @@ OVERLAPS = {
     "1 Gbit/s, 1 ms": {"cartpole": 1.16, "humanoid": 0.95},
     "100 Mbit/s, 10 ms": {"cartpole": 0.95, "humanoid": 0.89},
 }
-"""Ratio of two times of a mini-batch, by link and network: if gradients are summed in two buckets, one of them during
-the backward pass, and if all gradients are summed at once after it."""
+"""How the time of a mini-batch changes if gradients are summed in two buckets, one of them during the backward pass,
+instead of all at once after it: ratio of the two times for each link and network."""
 
 LINK_RUNS = (
     LinkRuns(

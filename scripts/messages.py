@@ -1,4 +1,6 @@
-"""Write tests/data/messages.txt, all messages to users, from the source; with --check, compare only.
+"""Collect all messages to users from the source, and write them to tests/data/messages.txt.
+
+With --check, the script writes nothing, and ends with exit code 1 if the file is out of date.
 
 uv run python scripts/messages.py
 """
@@ -30,25 +32,26 @@ Not listed: help, files that new-task writes, asserts, and parts of a single wor
 """
 
 NO_PARTS = ("cli/help.py", "new_task/source/")
-"""Modules with the texts of help pages and of files that new-task writes; only errors that they raise are listed."""
+"""Modules with the texts of help pages and of files that new-task writes. Only the errors that these modules raise are
+listed, not these texts."""
 
 SHOWN = {"print": "print", "print_line": "print", "failed": "print", "warning": "warning"}
-"""Functions and methods that show their arguments to the user: name, and kind of message."""
+"""Name of each function or method that shows its arguments to the user, and the kind of message that it shows."""
 
 EVENTS = ("status", "warning", "debug")
-"""Kinds of events with a text to print."""
+"""Kinds of events that have a text which the launcher prints."""
 
 NOT_SHOWN = {"re", "Flag", "Page", "AssertionError", "AttributeError", "WrongTypeError", "filterwarnings", "_start"}
 """Functions, classes and modules whose arguments are not messages."""
 
 UNSEEN = (ast.Assert, ast.Compare, ast.arg)
-"""Parts of the source whose texts are never shown."""
+"""Parts of the source whose texts are not listed, because they are not meant for users."""
 
 WORDS = re.compile(r"[A-Za-z]{2}[,;:.)]? \(?[A-Za-z{]|\} [A-Za-z]{2,} [A-Za-z{]|^[a-z]+ \{")
-"""Matches texts of several words."""
+"""Matches texts that have several words and are therefore probably messages."""
 
 PROGRAM = re.compile(r"\s*import \w+|.*\{quote\}")
-"""Matches programs and shell commands that are run, not shown."""
+"""Matches texts that are programs or shell commands. They are run, and not shown to the user."""
 
 
 def page() -> str:
@@ -150,7 +153,7 @@ def _choices(node: ast.AST) -> list[ast.expr]:
 
 
 def _event(node: ast.AST) -> dict[str, ast.expr]:
-    """Return the parts of an event that has a text, by name; an empty dict for any other node."""
+    """Return the name and value of each part of an event that has a text; an empty dict for any other node."""
     if not isinstance(node, ast.Dict):
         return {}
     entries = zip(node.keys, node.values, strict=True)

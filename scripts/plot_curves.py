@@ -34,12 +34,12 @@ def main() -> None:
     )
     parser.add_argument("--output", type=Path, default=Path("curves.png"))
     args = parser.parse_args()
-    # Runs by task
+    # Group the runs by task
     published = {task: float(value) for task, _, value in (pair.partition("=") for pair in args.published)}
     tasks: dict[str, list[Path]] = defaultdict(list)
     for run in args.runs:
         tasks[run.parent.name].append(run)
-    # One panel and one row of the table per task
+    # Draw one panel, and print one row of the table, per task
     columns = min(3, len(tasks))
     rows = math.ceil(len(tasks) / columns)
     figure, panels = plt.subplots(
@@ -51,7 +51,7 @@ def main() -> None:
         _plot(axes, task, found, args.metric, published.get(task))
     for axes in panels.flat[len(tasks) :]:
         axes.remove()
-    # Picture
+    # Write the picture
     figure.savefig(args.output, dpi=110)
     print(f"\n{args.output}")
 
@@ -64,7 +64,7 @@ def _plot(axes: Axes, task: str, found: list[Path], metric: str, published: floa
     for run in found:
         rows = [row for row in read_metrics(run) if row.get(metric) is not None]
         if not rows:
-            raise SystemExit(f"{run}: no iteration has {metric}; leave the run out, or name another metric")
+            raise SystemExit(f"{run}: no iteration has {metric}; leave the run out, or use another --metric")
         axes.plot([row["total_steps"] / 1e6 for row in rows], [row[metric] for row in rows], linewidth=1.2)
         ends.append(rows[-1][metric])
         steps.append(rows[-1]["total_steps"])

@@ -1,4 +1,6 @@
-"""Train cartpole-swingup with several ways of synchronizing and the same total number of envs, and plot the returns.
+"""Train cartpole-swingup with different numbers of ranks and values of --sync.period, and plot the mean returns.
+
+All runs have the same total number of envs.
 
 uv run scripts/plot_synchronisation.py --output docs/pictures/synchronisation.png
 """

@@ -223,7 +223,7 @@ def test_the_page_compares_with_the_goals_and_omits_host_names(load: Callable[[s
     assert "The goals are for" not in text
     assert "4096 envs, env-steps/s | 1,500,000 | 2,000,000 | reached |" in text
     assert "4096 envs, env-steps/s | 400,000 | 300,000 | not reached |" in text
-    assert "share of physics in the time of collection | 80.0% | 50.0% | not reached |" in text
+    assert "share of a rollout's time that physics takes | 80.0% | 50.0% | not reached |" in text
     assert "| cartpole-balance | 4096 | 33.3% | 16.7% | 16.7% | 33.3% | 0.0% | 50.0% |" in text
     assert "`mjlab` has not been run." in text
     assert str(tmp_path) not in text
