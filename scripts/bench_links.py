@@ -2,9 +2,10 @@
 
 Two ranks run in two network namespaces, each on its own core. All their traffic goes through a link of a given rate
 and delay. Many Linux kernels lack `tc netem`, so this script simulates the link: it passes packets between two TUN
-devices, delays each packet as the link would, and drops none. The script prints a table with the round-trip time that
-ping measures and the training speed. With --until-return, the table also has the time until the mean return reaches
-the given value. The script needs Linux and root.
+devices, delays each packet as the link would, and drops no packet while both devices are up. The script prints a table
+with the round-trip time that ping measures, the training speed and the share of time spent waiting. With
+--until-return, the table also has the time until the mean return reaches the given value. With --sums or --overlap, the
+script instead measures sums of gradients, without training. It needs Linux and root.
 
     uv run python scripts/bench_links.py --rounds 3
     uv run python scripts/bench_links.py --sums

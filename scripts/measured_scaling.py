@@ -15,7 +15,7 @@ class LinkRuns:
     link: str
     """Name of the link in :data:`LINK_SUMS`."""
     setting: str
-    """The --sync flag that differs from its default, with its value, or ``default``."""
+    """Name of the --sync flags of the runs, a key of ``SETTINGS`` in scale_model.py."""
     steps_per_s: tuple[float, ...]
     """Speed of each run: median over iterations."""
     waiting: tuple[float, ...]

@@ -52,7 +52,7 @@ def draw(axes: Axes, title: str, curves: dict[str, tuple[np.ndarray, np.ndarray]
     for label, (steps, values) in curves.items():
         (line,) = axes.plot(steps / 1e6, values.mean(axis=0), label=label)
         axes.fill_between(steps / 1e6, values.min(axis=0), values.max(axis=0), color=line.get_color(), alpha=0.15)
-    axes.set(title=title, xlabel="million env steps over all ranks", ylim=(0, 1000))
+    axes.set(title=title, xlabel="env steps of all ranks, in millions", ylim=(0, 1000))
     axes.grid(alpha=0.3)
     axes.legend()
 

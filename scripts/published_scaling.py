@@ -1,4 +1,4 @@
-"""Published speeds of other programs on several GPUs, for scale_model.py."""
+"""Published speeds that Isaac Lab and mjlab reach with several GPUs. scale_model.py compares its model with them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Published:
-    """Published speeds of one task: steps/s by number of GPUs, with the same number of envs per GPU."""
+    """Published speeds of one task with different numbers of GPUs. Each GPU has the same number of envs."""
 
     name: str
     """Task, program and GPU."""
     source: str
     """Key of :data:`SOURCES`."""
     steps_per_s: dict[int, float]
-    """Speed of the whole training by number of GPUs."""
+    """For each number of GPUs, the speed of training: steps of all GPUs per second."""
 
 
 ISAAC, MJLAB = "Isaac Lab", "mjlab"
@@ -39,13 +39,13 @@ G1_ENVS, G1_STEPS = 4096, 24
 """Envs per GPU, and steps of a rollout, of Isaac Lab's task."""
 
 G1_INFERENCE = 64e3
-"""Published steps/s of env and policy, without updates."""
+"""Published steps/s of Isaac Lab's task on one GPU, with a policy but without updates."""
 
 G1_ENV_STEPS = 72e3
-"""Published steps/s of the env alone."""
+"""Published steps/s of Isaac Lab's task on one GPU, without a policy and updates."""
 
 G1_MEMORY_BYTES = 6.1e9
-"""Published GPU memory of 4,096 envs."""
+"""Published GPU memory that 4,096 envs of Isaac Lab's task need."""
 
 G1_OBSERVATIONS, G1_ACTIONS, G1_HIDDEN = 310, 37, (512, 256, 128)
 """Sizes of the networks. Observations: 123 numbers of the robot and 187 heights. Actions: 37 joints."""
@@ -54,4 +54,4 @@ G1_MINI_BATCHES = 20
 """Mini-batches of an iteration: 4 in each of 5 epochs."""
 
 G1_BODIES, G1_SUBSTEPS = 38, 4
-"""Bodies (one per joint, and the base), and physics steps per control step."""
+"""Bodies of the robot (one per joint, and the base), and physics steps per control step."""

@@ -1,4 +1,6 @@
-"""Write docs/scaling.md, which contains a model of training on many GPUs; with --check, compare only.
+"""Write docs/scaling.md, which contains a model of training on many GPUs.
+
+With --check, the script writes nothing, and ends with exit code 1 if the page is out of date.
 
 uv run python scripts/scale_model.py
 """
@@ -49,7 +51,7 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "scaling.md"
 
 TEMPLATE = Path(__file__).with_name("scaling_page.md")
-"""The page without its numbers."""
+"""The page, with placeholders for the tables and numbers that this script computes."""
 
 FP32_BYTES = 4
 
@@ -65,14 +67,14 @@ SLOW = Network("10 Gbit/s Ethernet", 50e-6, 1e9)
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """One iteration of a rank that trains alone: times and sizes."""
+    """Times and sizes of one iteration of a rank that trains alone."""
 
     rollout_s: float
     """Time of physics, env and policy."""
     update_s: float
     """Time of returns, advantages and mini-batches."""
     num_parameters: int
-    """Parameters of both networks."""
+    """Number of parameters of policy and value function together."""
     mini_batches: int
     """Mini-batches of an iteration."""
     samples: int
@@ -105,15 +107,15 @@ def predict(
         ranks: Number of ranks.
         network: The slowest connection of the ring or the tree.
         spread: Standard deviation of a rank's computing time between two collectives, relative to its mean.
-        ring: Whether ranks form a ring for sums; otherwise a tree.
+        ring: Whether the ranks sum in a ring. If not, they sum in a tree.
         period: --sync.period.
     """
     alone_s = work.rollout_s + work.update_s
     reduce_s = ring_s if ring else tree_s
-    small_s = 2 * reduce_s(1e3, ranks, network)  # one for means and variances of data, one for metrics
+    small_s = 2 * reduce_s(1e3, ranks, network)  # two small sums: means and variances, and metrics
     if period == 1:
         large_s = work.mini_batches * reduce_s(FP32_BYTES * work.num_parameters, ranks, network)
-    else:  # parameters and the two moments of Adam, once per period
+    else:  # sum the parameters and the two moments of Adam once per period
         large_s = reduce_s(3 * FP32_BYTES * work.num_parameters, ranks, network) / period
     communication_s = small_s + large_s if ranks > 1 else 0.0
     straggling_s = spread * expected_maximum(ranks) * alone_s
@@ -141,7 +143,7 @@ def g1() -> Workload:
 
 
 def fitted_spread() -> float:
-    """Return the spread for which the model predicts the published speed of 16 L40 GPUs."""
+    """Return the value of `spread` with which :func:`predict` gives the published speed of 16 L40 GPUs."""
     work, ranks = g1(), 16
     without = predict(work, ranks, ETHERNET, 0.0)
     total_s = ranks * work.samples / G1.steps_per_s[ranks]
@@ -151,8 +153,8 @@ def fitted_spread() -> float:
 def predicted_speed(published: Published, ranks: int, spread: float) -> float:
     """Return the predicted speed of several GPUs from the published speed of one GPU.
 
-    An iteration has as many samples and mini-batches as in :func:`g1`. Its time is scaled so that one GPU reaches its
-    published speed.
+    An iteration has as many samples and mini-batches as in :func:`g1`. The iteration time of :func:`g1` is scaled so
+    that the predicted speed of one GPU is the published one.
     """
     scale = G1.steps_per_s[1] / published.steps_per_s[1]
     work = g1()
@@ -166,7 +168,7 @@ def predicted_speed(published: Published, ranks: int, spread: float) -> float:
     return predict(own, ranks, PCIE if ranks <= 4 else ETHERNET, spread).steps_per_s
 
 
-# Links
+# Training over slow links
 
 CARTPOLE_OBSERVATIONS, CARTPOLE_HIDDEN, CARTPOLE_ACTIONS = 5, (64, 64), 1
 
@@ -178,11 +180,11 @@ two ranks of 512 envs.
 """
 
 SETTINGS = {"default": (1, FP32_BYTES), "bf16": (1, 2), "period 4": (4, FP32_BYTES), "period 16": (16, FP32_BYTES)}
-"""--sync.period, and bytes per gradient."""
+"""For each setting in :data:`LINK_RUNS`, the value of --sync.period, and the bytes per value of a gradient."""
 
 
 def link_network(link: LinkSums) -> Network:
-    """Return a network with the latency of a round trip over a link, because each step of gloo's ring takes one."""
+    """Return a link as a network. Its latency is a round trip, because each step of gloo's ring takes a round trip."""
     return Network("", link.round_trip_s, link.bytes_per_s)
 
 
@@ -234,7 +236,7 @@ VELOCITY_BYTES = 6 * FP32_BYTES
 
 
 def partition(bodies: float, gpus: int, network: Network) -> Partition:
-    """Return the costs of a world of many bodies on several GPUs.
+    """Return the times and sizes of a world of many bodies that is cut into one cube per GPU.
 
     Args:
         bodies: Bodies of the world.
@@ -306,7 +308,7 @@ def _communication_share(link: str) -> float:
 
 
 def _bf16_numbers() -> float:
-    """Return how many fp32 numbers a link sends in the time of two round trips: mean of the slower links, rounded."""
+    """Return how many fp32 numbers a link sends in the time of two round trips, averaged over the two slower links."""
     slower = [link_network(link) for name, link in LINK_SUMS.items() if name != "10 Gbit/s, 0.1 ms"]
     numbers = [2 * one.latency_s * one.bytes_per_s / FP32_BYTES for one in slower]
     return round(sum(numbers) / len(numbers), -4)

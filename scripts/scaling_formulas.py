@@ -1,4 +1,4 @@
-"""Formulas of scale_model.py: times of all-reduces, order statistics, sizes of networks."""
+"""Formulas of scale_model.py: the time of an all-reduce, the expected maximum, and the size of a network."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Network:
     name: str
     """Name in the tables."""
     latency_s: float
-    """Time of a small message."""
+    """Time to send a message of almost no bytes."""
     bytes_per_s: float
     """Rate of large messages."""
 
@@ -44,10 +44,17 @@ def expected_maximum(number: int) -> float:
 
 
 def ring_s(num_bytes: float, ranks: int, network: Network) -> float:
-    """Return the time of an all-reduce in a ring: 2 (W - 1) messages of 1/W of the bytes, one after another."""
+    """Return the time of an all-reduce in a ring of W ranks, in s.
+
+    Each rank sends 2 (W - 1) messages one after another, and each message has 1/W of the bytes.
+    """
     return 2 * (ranks - 1) * (network.latency_s + num_bytes / ranks / network.bytes_per_s)
 
 
 def tree_s(num_bytes: float, ranks: int, network: Network) -> float:
-    """Return the time of an all-reduce in a tree: to the root and back, with the bytes sent in small parts."""
+    """Return the time of an all-reduce in a tree of ranks, in s.
+
+    The bytes are sent in small parts from the leaves to the root, which has the sum, and back to the leaves. The parts
+    follow each other, so only one part waits for the latency of every level.
+    """
     return 2 * math.ceil(math.log2(ranks)) * network.latency_s + 2 * num_bytes / network.bytes_per_s

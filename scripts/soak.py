@@ -1,4 +1,6 @@
-"""Disturb a run many times from outside, and compare it with an undisturbed one: ``uv run python scripts/soak.py``.
+"""Disturb a training run many times with signals, and compare it with an undisturbed run.
+
+    uv run python scripts/soak.py
 
 The script trains cartpole-balance on several CPU ranks, with ``--max-restarts``. At random times, even while ranks
 start or save, a random process of the run receives a signal. If the command itself is killed or ends, it is started
@@ -33,7 +35,7 @@ from mjlab_dist.learn import checkpoint
 from mjlab_dist.run_dir import CHECKPOINTS_DIR, CONFIG_FILE, METRICS_FILE, find_checkpoint, read_metrics
 
 MARK = "MJLAB_DIST_SOAK"
-"""Environment variable that all processes of the soak test inherit."""
+"""Environment variable that all processes of the soak test inherit. With it, the script finds those left behind."""
 
 FAULTS = {
     "rank killed": 8,
@@ -51,10 +53,11 @@ FAULTS = {
 """Relative frequency of each fault."""
 
 MEAN_PAUSE_S = 2.0
-"""Mean of the random pause before each fault, in s. Half of the pauses begin after a new row of metrics."""
+"""Mean of the random pause before each fault, in s. Before half of the pauses, the script waits for a new row of
+metrics."""
 
 HANG_TIMEOUT_S = 10
-"""Seconds after which a stopped rank is noticed."""
+"""Value of --hang-timeout: seconds without progress after which `train` considers a rank hung."""
 
 PATIENCE_S = 180.0
 """Seconds without a new row of metrics after which the test fails."""
@@ -82,7 +85,8 @@ class Soak:
         """Train with faults, then stop the run, which saves a checkpoint. Return the run directory."""
         self._start()
         while sum(self.counts.values()) < num_faults:
-            # Half of the faults occur during training, and many of the others while the ranks start
+            # Wait for a new row of metrics before half of the faults, so that these occur during training. Many of the
+            # others occur while the ranks start.
             if self._draw.random() < 0.5:
                 before = self._num_rows()
                 self._wait_until(lambda before=before: self._num_rows() > before)
@@ -90,7 +94,7 @@ class Soak:
             (kind,) = self._draw.choices(list(FAULTS), weights=list(FAULTS.values()))
             if self._cause(kind):
                 self.counts[kind] += 1
-        # Stop
+        # Stop the run after a new row of metrics
         before = self._num_rows()
         self._wait_until(lambda: self._num_rows() > before)
         assert self._command is not None
@@ -100,10 +104,11 @@ class Soak:
         return self._run_dir()
 
     def _start(self) -> None:
-        """Start the command, or start it again. Sometimes let it raise an error in rank 1."""
+        """Start the command, or start it again. In some of the starts, a fault is set to raise an error in rank 1."""
         started = any(self._log_root.rglob(CONFIG_FILE))
         if not started:
-            shutil.rmtree(self._log_root, ignore_errors=True)  # the command was killed before it wrote the config
+            # If the command was killed before it wrote the config, its run cannot be resumed
+            shutil.rmtree(self._log_root, ignore_errors=True)
         how = ["--resume", str(self._run_dir())] if started else ["cartpole-balance", "--log-root", str(self._log_root)]
         environ = dict(self._environ)
         if self._draw.random() < FAULTS["rank raises an error"] / sum(FAULTS.values()):
@@ -145,7 +150,7 @@ class Soak:
         return True
 
     def _measure_recovery(self) -> None:
-        """After killing a rank, wait for the next row and record the time, unless the command ends."""
+        """Record the time from the kill of a rank to the next row of metrics, or nothing if the command ends first."""
         assert self._command is not None
         before = self._output.stat().st_size
         # Wait for rows that were already being written when the rank was killed
@@ -172,7 +177,7 @@ class Soak:
                 expected = {Exit.RESUMABLE, Exit.INFRASTRUCTURE, Exit.FAILED, 128 + signal.SIGINT, 128 + signal.SIGTERM}
                 assert code < 0 or code in expected, f"exit code {code}"
                 self._start()
-            assert time.monotonic() < deadline, "the run does not continue"
+            assert time.monotonic() < deadline, f"the run has not continued within {PATIENCE_S:.0f} s"
             time.sleep(0.02)
 
     def _num_rows(self) -> int:
@@ -184,7 +189,10 @@ class Soak:
         return run_dir
 
     def _processes(self) -> tuple[list[psutil.Process], list[psutil.Process], list[psutil.Process]]:
-        """Return ranks, agents (processes that start ranks; the last one is for the next restart) and log servers."""
+        """Return the ranks, the agents (processes that start ranks) and the log servers of the run.
+
+        The oldest agent is first. If there are several, the last one waits until it is needed for the next restart.
+        """
         assert self._command is not None
         ranks: list[psutil.Process] = []
         agents: list[psutil.Process] = []
@@ -213,7 +221,7 @@ def descendants(pid: int) -> Iterator[tuple[psutil.Process, str, str]]:
 
 
 def leftovers() -> list[str]:
-    """Return the processes of a soak test, and the ports that they listen on."""
+    """Return descriptions of the processes that a soak test left running, and of the ports that they listen on."""
     found: list[str] = []
     for process in psutil.process_iter():
         try:
@@ -239,7 +247,7 @@ def differences(a: object, b: object, where: str = "") -> list[str]:
 
 
 def main() -> None:
-    """Run the soak test, print the results, and exit with 1 if the run differs or anything is left behind."""
+    """Run the soak test and print the results. Exit with 1 if the checkpoints differ or anything is left behind."""
     parser = argparse.ArgumentParser(description="Disturb a run many times, and compare it with an undisturbed one")
     parser.add_argument("--faults", type=int, default=500)
     parser.add_argument("--ranks", type=int, default=3)
@@ -256,19 +264,19 @@ def main() -> None:
     temporary = tempfile.mkdtemp(prefix="soak-")
     log_root = Path(tempfile.mkdtemp(prefix="soak-logs-"))
     semaphores = set(Path("/dev/shm").iterdir())
-    # Run with faults
+    # Train with faults
     start = time.monotonic()
     soak = Soak(
         [*flags, *disturbed, "--max-iterations", "1000000"], log_root / "disturbed", temporary, random.Random(args.seed)
     )
     run_dir = soak.run(args.faults)
     took_s = time.monotonic() - start
-    # Processes and files that the run left behind
+    # Find processes and files that the run left behind
     time.sleep(2)  # processes of killed commands need some time to end
     unfinished = [p.name for p in (run_dir / CHECKPOINTS_DIR).iterdir() if p.name.endswith(".tmp")]
     new_semaphores = [p.name for p in set(Path("/dev/shm").iterdir()) - semaphores]
     left = [*leftovers(), *unfinished, *new_semaphores]
-    # The same run without faults
+    # Train for the same number of iterations without faults, and compare the checkpoints
     rows = read_metrics(run_dir)
     num_iterations = rows[-1]["iteration"]
     reference = log_root / "undisturbed"
@@ -282,9 +290,9 @@ def main() -> None:
     final, expected = (checkpoint.load(find_checkpoint(each), "cpu") for each in (run_dir, undisturbed))
     del final["counters"]["elapsed_s"], expected["counters"]["elapsed_s"]
     differing = differences(final, expected)
-    # Temporary files of killed commands: a later start of the command must have removed them
+    # Find temporary files of killed commands, which the next start of the command should have removed
     left += [p.name for p in Path(temporary).iterdir()]
-    # Results
+    # Print the results
     in_order = [row["iteration"] for row in rows] == list(range(1, num_iterations + 1))
     print(f"{sum(soak.counts.values())} faults in {took_s / 60:.0f} minutes, {num_iterations} iterations")
     print(f"faults: {dict(soak.counts.most_common())}")
@@ -293,7 +301,8 @@ def main() -> None:
         worst, warnings = max(soak.recoveries)
         print(f"from a killed rank to the next row: median {middle:.1f} s, maximum {worst:.1f} s")
         print(*warnings, sep="\n")
-    print(f"rows {'complete' if in_order else 'NOT complete'}; differing tensors: {', '.join(differing) or 'none'}")
+    print(f"rows of metrics: {'complete' if in_order else 'NOT complete'}")
+    print(f"tensors that differ: {', '.join(differing) or 'none'}")
     print(f"left behind: {', '.join(left) or 'nothing'}")
     for path in (temporary, log_root):
         shutil.rmtree(path)

@@ -1,4 +1,6 @@
-"""Write docs/terms.md, the list of all terms, from their signatures and docstrings; with --check, compare only.
+"""Write docs/terms.md, the list of all terms, from the signatures and docstrings of the terms.
+
+With --check, the script writes nothing, and ends with exit code 1 if the page is out of date.
 
 uv run python scripts/terms_table.py
 """
@@ -44,15 +46,15 @@ by `uv run python scripts/terms_table.py`.
 SECTIONS = (
     ("Observations", "observations", "An observation returns one row per env."),
     ("Height scans", "height_scan", "A height scan is an observation, or a sensor that several terms read."),
-    ("Rewards", "rewards", "A reward returns one number per env. A config gives costs a negative weight."),
+    ("Rewards", "rewards", "A reward returns one number per env. In a config, a cost has a negative weight."),
     ("Terminations", "terminations", "An episode ends in the envs for which a termination returns true."),
     ("Events", "events", "An event changes the state of some envs: at startup, at each reset, or at intervals."),
     ("Commands", "commands", "A command is a goal for the policy. Observations and rewards read it."),
     (
         "Actions",
         "actions",
-        "The policy outputs one number per action. An action term turns these numbers into values,\n"
-        "offset + scale * clip(number), and the values into inputs of actuators.",
+        "The policy outputs one number per action. From each number, an action term computes a value:\n"
+        "offset + scale * clip(number). It then turns the values into inputs of actuators.",
     ),
     ("Motors", "motors", "These actions compute torques in every physics step."),
     ("Sensors", "sensors", "Once per control step, a sensor measures quantities that several terms read."),
@@ -60,7 +62,7 @@ SECTIONS = (
     (
         "Motions to imitate",
         "motion",
-        "These terms imitate motions: a command, an event, and the terms that read the command.",
+        "With these terms, a robot learns motions: a command, an event, and terms that read the command.",
     ),
 )
 """Title, module of ``mjlab_dist.mdp`` and introduction of each section."""
@@ -110,7 +112,7 @@ def _type(parameter: inspect.Parameter) -> str:
 
 
 def _documentation(term: Callable[..., Any]) -> tuple[str, dict[str, str]]:
-    """Return the description of a term, and that of each documented parameter."""
+    """Return the description of a term, and the description of each documented parameter."""
     docstring = inspect.getdoc(term) or ""
     text = " ".join(re.split(r"\n(?=(?:Args|Returns|Raises|Attributes|Example):\n)", docstring)[0].split())
     parameters = documented(docstring)

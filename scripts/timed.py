@@ -1,4 +1,4 @@
-"""Run and time training commands; shared by the benchmarks."""
+"""Functions with which the benchmarks run training commands and measure their times."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ BIN = Path(sys.executable).parent
 PEER_TASK = "Mjlab-Cartpole-Balance"
 
 LIKE_PEER = ("--env.sim.decimation", "5", "--env.episode-length-s", "50", "--agent.num-steps-per-env", "32")
-"""Flags that give cartpole-balance the substeps, episode length and rollout of mjlab's task. Network and PPO settings
-are the same without flags."""
+"""Flags that give cartpole-balance the substeps, episode length and rollout length of mjlab's task. The network and the
+PPO settings of both tasks are the same by default."""
 
 SKIPPED = 3
 """Number of iterations at the start that are not timed, because they warm up caches."""
@@ -32,9 +32,9 @@ class Timed:
     """Timing of one run."""
 
     steps_per_s: float
-    """Env-steps per second of all ranks together, median over iterations."""
+    """Env-steps per second of all ranks together: median over the iterations after the first ones (`SKIPPED`)."""
     first_iteration_s: float
-    """Time from the start of the command to the end of its first iteration, in s."""
+    """Time from the start of the command to the end of the first training iteration, in s."""
 
 
 def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -2,8 +2,8 @@
 
 uv run python scripts/try_robots.py .venv/lib/python3.11/site-packages/gymnasium --work robots --output docs/robots.md
 
-An MJCF counts as a robot if MuJoCo compiles it and it has a hinge or slide joint. Results are kept in the folder
---work: a second call skips robots that have a result. The page lists all results in this folder.
+An MJCF counts as a robot if MuJoCo compiles it and it has a hinge or slide joint. The script stores results in the
+folder --work. If it is run again, it skips robots that have a result. The page lists all results in this folder.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ ITERATIONS = 3
 """Iterations of a training run."""
 
 SETTLE_STEPS = 10
-"""Control steps before a robot is drawn."""
+"""Number of control steps that a robot is simulated before it is drawn."""
 
 THUMBNAIL = (192, 144)
 """Width and height of one robot in a picture, in pixels. A picture shows all robots of a package."""
@@ -58,9 +58,9 @@ NOTES = {
         "`new-task` adds motors for 11 joints.",
     ),
     "metaworld": (
-        "All 43 scenes have the same arm, so only the arm itself and two scenes were tried. metaworld moves",
-        "the hand with a mocap body, and actuators drive only the fingers. The file of the arm has no",
-        "actuators, so new-task adds motors.",
+        "All 43 scenes have the same arm, so only the arm itself and two scenes were tried. In the scenes,",
+        "metaworld moves the hand with a mocap body, and actuators drive only the fingers. The file of the",
+        "arm, `xyz_base.xml`, has no actuators, so `new-task` adds motors.",
     ),
 }
 """Notes for the sections of some folders, as lines of the page."""
@@ -81,8 +81,8 @@ class Tried:
 
 
 def main() -> None:
-    """Try all robots, or train and draw one."""
-    # Flags
+    """Try all robots of the folders, or with --train, train and draw one task."""
+    # Read the flags
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
@@ -93,20 +93,20 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=["**/*.xml"], help="patterns of the MJCFs to try; default: all")
     parser.add_argument("--output", type=Path, help="page to write; pictures go to a folder next to it")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="number of robots to try at a time")
-    parser.add_argument("--train", metavar="MODULE:FUNCTION", help="try no robots; train and draw this task")
+    parser.add_argument("--train", metavar="MODULE:FUNCTION", help="only train and draw this task; ignore the folders")
     args = parser.parse_args()
     if args.train:
         train_and_draw(args.train, args.work)
         return
 
-    # Robots that have not been tried
+    # Try the robots that have not been tried
     args.work.mkdir(parents=True, exist_ok=True)
     jobs = [(folder, path) for folder in args.folders for path in find_robots(folder, args.only)]
     with ThreadPoolExecutor(args.processes) as pool:
         results = list(pool.map(lambda job: try_once(job[0], job[1], args.work), jobs))
     trained = sum(not tried.problem for tried in results)
     print(f"{trained} of {len(results)} robots train")
-    # Page
+    # Write the page
     if args.output:
         args.output.parent.mkdir(exist_ok=True)
         known = [Tried(**json.loads(file.read_text())) for file in args.work.glob("*/result.json")]
@@ -116,7 +116,7 @@ def main() -> None:
 
 
 def _absolute(path: str) -> Path:
-    """Return an absolute path without following links, because commands run in other folders."""
+    """Return an absolute path, because commands run in other folders. Symbolic links are kept."""
     return Path(path).absolute()
 
 
@@ -158,7 +158,7 @@ def try_once(folder: Path, path: Path, work: Path) -> Tried:
 
 
 def _try(name: str, path: Path, place: Path) -> tuple[str, str]:
-    """Make a task of an MJCF and train it. Return the kind and the problem of :class:`Tried`."""
+    """Make a task of an MJCF and train it. Return the values of `kind` and `problem` in :class:`Tried`."""
     module = name.replace("-", "_")
     made = _run([str(Path(sys.executable).parent / "mjlab-dist"), "new-task", name, "--mjcf", str(path)], place, {})
     lines = [line.strip() for line in made.stdout.splitlines()]
@@ -194,7 +194,7 @@ def _last_line(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def train_and_draw(reference: str, work: Path) -> None:
-    """Train a task for some iterations, and write a picture of it.
+    """Train a task for some iterations, and write a picture of its robot.
 
     Args:
         reference: The task, as module:function.
@@ -212,7 +212,7 @@ def train_and_draw(reference: str, work: Path) -> None:
         quiet=True,
     )
     if not np.isfinite(result.history["loss/value"]).all():
-        raise SystemExit("the loss is not finite")
+        raise SystemExit("the loss of the value function is not finite")
     start_warp("cpu")
     env = Env(config.env, num_envs=1, device="cpu")
     env.reset()
