@@ -64,9 +64,9 @@ class NewTask:
     apart: list[Path]
     """Files that the MJCF names by an absolute path. They were not copied."""
     config: TrainConfig | None
-    """Config of the task; None if it cannot be imported."""
+    """Config of the task; None if the task's ``config.py`` cannot be imported."""
     problem: str
-    """What is wrong with the task, in one line; empty if it is ready."""
+    """What is wrong with the task, in one line; empty if the task is ready."""
 
 
 def create(
@@ -83,12 +83,13 @@ def create(
         directory: Directory in which the package is created; the current directory by default.
         goal: Goal of the task; by default it is guessed.
         floating: Whether to add a free joint to the root link of a URDF.
-        robot: Name of the robot. Published motors are found by this name, or by the name of the file, folder or model.
+        robot: Name of the robot. Published motors are looked up by this name, and by the names of the MJCF file, of
+            its folder and of the model in it.
 
     Raises:
         UserError: If the task cannot be created; in that case nothing is written.
     """
-    # Place and names
+    # Names and folder of the task
     module = _module_name(task)
     checkout = find_checkout(Path.cwd()) if directory is None else None
     folder = (checkout / TASKS if checkout else directory or Path()) / module
@@ -99,12 +100,12 @@ def create(
     from mjlab_dist.sim.quiet import quiet  # noqa: PLC0415 (imports torch, which takes a while)
 
     with tempfile.TemporaryDirectory(prefix="new-task-") as scratch, quiet():
-        # Files of the MJCF, and the robot in it
+        # Find the files of the MJCF, and examine the robot
         flag = f"--mjcf {mjcf}"
         files = find_files(_as_mjcf(flag, mjcf, Path(scratch), floating=floating))
         found = examine(files.to_copy[0], flag, goal, names=(robot, mjcf.stem, mjcf.absolute().parent.name))
 
-        # Files of the task, and its test
+        # Write the files of the task, and test the task
         with _made_at_once(folder) as made:
             package = made if checkout else made / module
             package.mkdir(exist_ok=True)
@@ -138,22 +139,24 @@ def _as_mjcf(flag: str, file: Path, scratch: Path, *, floating: bool) -> Path:
     if tree.tag == "robot":
         return convert(flag, file, tree, scratch, floating=floating)
     if floating:
-        raise UserError(f"{flag}: is an MJCF; instead of --floating, add <freejoint/> to the body of its base")
+        raise UserError(f"{flag}: is an MJCF, but --floating needs a URDF; add <freejoint/> to the base body instead")
     return file
 
 
 def _write_and_try(
     names: Names, robot: Robot, package: Path, project: Path | None
 ) -> tuple[Robot, TrainConfig | None, str]:
-    """Write the files of a task and test the task. If its buffers are too small, do both again with larger ones.
+    """Write the files of a task and test the task. Repeat this with larger buffers if its buffers are too small.
 
     Returns:
-        The robot, with the sizes of the buffers; the config; and what is wrong with the task, or an empty string.
+        The robot, with the sizes of the buffers; the config; and a line about what is wrong with the task, which is
+        empty if the task is ready.
     """
     for is_last in (False,) * MAX_RETRIES + (True,):
         _write_files(names, robot, package, project)
         config, failed = try_task(names, package.parent)
-        # Buffers that are too small drop constraints, and this can cause all other problems.
+        # If the buffers are too small, constraints are dropped, and other checks can fail because of this. Therefore,
+        # enlarge the buffers before any other failure is reported.
         if is_last or all(check.name != "buffers" for check in failed):
             return robot, config, failed[0].text if failed else ""
         sizes = {"njmax": max(2 * robot.njmax, MIN_SIZE), "nconmax": max(2 * robot.nconmax, MIN_SIZE)}
@@ -176,7 +179,7 @@ def _write_files(names: Names, robot: Robot, package: Path, project: Path | None
 
 
 def find_checkout(directory: Path) -> Path | None:
-    """Return the checkout of this project that contains a directory, if this code runs from it.
+    """Return the checkout that contains a directory and the code that is running; None if there is none.
 
     Args:
         directory: Any directory.
@@ -191,7 +194,10 @@ def find_checkout(directory: Path) -> Path | None:
 def _module_name(task: str) -> str:
     module = task.replace("-", "_")
     if not re.fullmatch(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*", task) or keyword.iskeyword(module):
-        raise UserError(f"{task}: is not a task name; use lowercase letters, digits and hyphens, such as my-robot")
+        raise UserError(
+            f"{task}: is not a valid task name; start with a letter, use lowercase letters, digits and hyphens, such "
+            "as my-robot, and do not use a keyword of Python"
+        )
     return module
 
 
@@ -206,7 +212,7 @@ def _refuse_taken(task: str, module: str, folder: Path, checkout: Path | None) -
 
 
 def _write_stub(project: Path) -> None:
-    """Write a type stub for MuJoCo, because the task's ``model.py`` imports MuJoCo."""
+    """Write a type stub for MuJoCo, which has no types, so that type checkers accept the task's ``model.py``."""
     stub = project / "typings" / "mujoco" / "__init__.pyi"
     stub.parent.mkdir(parents=True, exist_ok=True)
     stub.write_text(STUB_SOURCE)
@@ -214,9 +220,9 @@ def _write_stub(project: Path) -> None:
 
 @contextlib.contextmanager
 def _made_at_once(folder: Path) -> Iterator[Path]:
-    """Create a folder inside a temporary one. Move it to its place when it is complete, and remove it on failure.
+    """Yield a temporary folder for the caller to fill. Move it to ``folder`` afterward, or remove it on failure.
 
-    Parents that do not exist are created.
+    Parents of ``folder`` that do not exist are created.
 
     Raises:
         UserError: If the folder cannot be written.
@@ -237,7 +243,7 @@ def _made_at_once(folder: Path) -> Iterator[Path]:
     finally:
         shutil.rmtree(around, ignore_errors=True)
         for parent in missing:
-            with contextlib.suppress(OSError):  # a folder that contains the task is not empty
+            with contextlib.suppress(OSError):  # after a success, the parents are not empty, and rmdir fails
                 parent.rmdir()
 
 
@@ -247,7 +253,7 @@ def _register(project: Path, names: Names, folder: Path) -> None:
     section, blank, rest = tail.partition("\n\n")
     try:
         if not header:
-            raise UserError(f"{project}: has no {HEADER}; add it")
+            raise UserError(f"{project}: has no section {HEADER}; add this section")
         copy = project.with_suffix(".toml.new")
         copy.write_text(f"{head}{header}{section.rstrip()}\n{entry_point(names)}{blank or chr(10)}{rest}")
         copy.replace(project)

@@ -22,8 +22,8 @@ HINGE_REACH_RAD = 0.5
 """Change in the target position of a hinge's motor for an action of 1."""
 
 STRONG = 30.0
-"""Maximum torque or force for an action of 1, divided by the load of the joint. It is needed because the limits in some
-MJCFs are unrealistically high."""
+"""Maximum torque or force for an action of 1, divided by the load of the joint: the torque or force that the joint must
+hold against gravity. This maximum is needed because the limits in some MJCFs are unrealistically high."""
 
 STRONG_RAD_S2 = 300.0
 """Joint acceleration that an action of 1 may cause, even if this needs more than ``STRONG`` times the load."""
@@ -42,9 +42,9 @@ class Block:
     scale: float
     """Input per unit of action."""
     offset: float | Literal["home"]
-    """Input at action 0."""
+    """Input at action 0; "home" is the position of the joint in the start state."""
     is_clipped: bool = False
-    """Whether actions are clipped to [-1, 1], because the physics is unstable with larger inputs."""
+    """Whether actions are clipped to [-1, 1]. Without clipping, large actions could make the physics unstable."""
 
 
 def find_blocks(
@@ -54,15 +54,16 @@ def find_blocks(
     motored: Sequence[int] = (),
     wheels: Mapping[int, float] | None = None,
 ) -> dict[str, Block]:
-    """Return the action blocks of a model's actuators by name.
+    """Return a dict from names to action blocks, which drive a model's actuators.
 
     Actuators with the same kind, scale and offset share a block.
 
     Args:
         model: The MuJoCo model.
         start: The start state.
-        loads: Torque in N m (slide joints: force in N) that each joint must hold.
-        motored: Joints whose actuators are replaced by position motors with the same names.
+        loads: Torque in N m (slide joints: force in N) that each joint must hold against gravity.
+        motored: Joints that get position motors, which replace any actuators in the MJCF. A motor has the name of its
+            joint.
         wheels: Joints that get velocity motors, with the velocity for an action of 1, in rad/s.
     """
     wheels = wheels or {}
@@ -133,7 +134,14 @@ def action_inputs(model: mujoco.MjModel, pose: NDArray[np.float64], blocks: Mapp
 
 
 def _named(blocks: dict[str, Block], num_actuators: int) -> dict[str, Block]:
-    """Return the blocks by name. The name is the kind of the block, with a number if several blocks have this kind."""
+    """Merge the equal blocks of actuators, and return a dict from new names to the merged blocks.
+
+    The name of a block is its kind, with a number if several blocks have this kind.
+
+    Args:
+        blocks: The block of each actuator, by name of the actuator.
+        num_actuators: Number of all actuators, including those without a block.
+    """
     alike: dict[Block, list[str]] = {}
     for name, block in blocks.items():
         alike.setdefault(block, []).append(name)
@@ -172,8 +180,9 @@ def _block(model: mujoco.MjModel, start: mujoco.MjData, actuator: int, loads: Ma
     if is_integrated or (is_affine and bias[2] < 0 and bias[1] == 0):
         kind = "velocity"
         if _has_position(model, actuator):
-            return None  # the damper of a position motor: its input stays 0
-    # Velocity or effort: actions of -1 and 1 give the limits of the input or, without a range, of the force.
+            return None  # the actuator is the damper of a position motor, and its input must stay 0
+    # Velocity or effort motors. If the input has a range, actions of -1 and 1 give its ends. Otherwise, if the motor
+    # sets an effort, an action of 1 gives the maximum force.
     if has_range:
         return Block(actuators=(), kind=kind, scale=rounded((high - low) / 2), offset=rounded((high + low) / 2))
     if kind == "effort" and gain > 0:
@@ -183,18 +192,21 @@ def _block(model: mujoco.MjModel, start: mujoco.MjData, actuator: int, loads: Ma
 
 
 def _position(model: mujoco.MjModel, start: mujoco.MjData, actuator: int) -> Block:
-    """Return the block of a position motor; with action 0, the motor holds the start state.
+    """Return the block of a position motor.
 
-    The force of such a motor is gain * input + b0 + b1 * length + b2 * velocity.
+    With action 0, the motor holds the start state. Exceptions are the motors of fingers, and the motors of tendons
+    whose input has a range: with action 0, their input is the middle of the range.
+
+    The force of a position motor is gain * input + b0 + b1 * length + b2 * velocity.
     """
     joint = actuated_joint(model, actuator)
     gain, (b0, b1) = float(model.actuator_gainprm[actuator, 0]), model.actuator_biasprm[actuator, :2]
     per_length = -float(b1) / gain
     gear = abs(float(model.actuator_gear[actuator, 0]))
-    # Hinges and slide joints whose input is their position
+    # Motors whose input is the target position of a hinge or slide joint
     if joint is not None and abs(per_length - 1.0) < 1e-3 and b0 == 0.0 and model.actuator_gear[actuator, 0] == 1.0:
         return _position_of(model, joint)
-    # Others: the input at which the force is 0
+    # Other motors: the input at which the force is 0 in the start state
     held = -(float(b0) + float(b1) * float(start.actuator_length[actuator])) / gain
     low, high = map(float, model.actuator_ctrlrange[actuator])
     limited = bool(model.actuator_ctrllimited[actuator])
@@ -231,7 +243,11 @@ def _has_position(model: mujoco.MjModel, actuator: int) -> bool:
 
 
 def _max_force(model: mujoco.MjModel, actuator: int, joint: int | None, loads: Mapping[int, float]) -> float:
-    """Return the force for an action of 1: the limit of the actuator or of its joint, or a multiple of the load."""
+    """Return the force for an action of 1.
+
+    It is the limit of the actuator or of its joint. Without limits, it is a multiple of the load, or 1 if the actuator
+    has a gear or the load is unknown.
+    """
     if model.actuator_forcelimited[actuator]:
         return float(model.actuator_forcerange[actuator, 1])
     if joint is None:

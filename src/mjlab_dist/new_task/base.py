@@ -24,10 +24,11 @@ UPRIGHT = 0.8
 """Minimum cosine of the angle between the z axis of an upright body and the vertical."""
 
 FALLEN_SHARE = 0.2
-"""Ground clearance of the base below which a robot has fallen, as a share of the clearance at the start."""
+"""A robot has fallen if the ground clearance of its base is below this share of the clearance at the start."""
 
 MAX_BELLY = 0.9
-"""Maximum distance from a standing robot's base to the lowest point of its body, as a share of the base's height."""
+"""Maximum distance from the origin of a standing robot's base to the lowest point of the base, as a share of the height
+of the origin above the ground."""
 
 FLUID_KG_M3 = 100.0
 """Minimum density of the medium in which a robot swims. Air has 1.2 kg/m³, and water has 1000 kg/m³."""
@@ -35,7 +36,7 @@ FLUID_KG_M3 = 100.0
 FROUDE = 0.25
 """Froude number v² / (g h) of the walking speed v of a base at height h.
 
-Animals walk up to about 0.5 (Alexander 1984, The gaits of bipedal and quadrupedal animals).
+Animals walk at Froude numbers of up to about 0.5 (Alexander 1984, The gaits of bipedal and quadrupedal animals).
 """
 
 
@@ -50,13 +51,14 @@ class Base:
     height_joint: str | None
     """Name of the vertical slide joint, if there is one."""
     tilt_joints: tuple[str, ...]
-    """Names of the horizontal hinges."""
+    """Names of the hinges of the base that have a horizontal axis."""
     can_fall: bool
     """Whether the robot can fall: gravity acts on it, it can move vertically, and it does not swim."""
     is_upright: bool
     """Whether the z axis of the base points up at the start."""
     rise_m: float
-    """Depth by which the robot penetrates the ground in the start state; 0 if it does not."""
+    """Height by which the robot must be lifted, because it penetrates the ground in the start state; 0 if it penetrates
+    the ground by at most ``TOLERATED_DEPTH_M``."""
     min_height_m: float
     """Minimum height of the base of a robot that has not fallen; without a free joint, minimum position of the vertical
     slide joint."""
@@ -74,25 +76,26 @@ def find_base(model: mujoco.MjModel, start: mujoco.MjData, root: Sequence[int]) 
     """
     import mujoco
 
-    # Joints
+    # Joints of the base
     is_free = bool(model.jnt_type[root[0]] == mujoco.mjtJoint.mjJNT_FREE)
     slides = [j for j in root if not is_free and not is_hinge(model, j)]
     hinges = [j for j in root if not is_free and is_hinge(model, j)]
     forward = root[0] if is_free else max(slides, key=lambda j: abs(start.xaxis[j, 0]))
     vertical = [j for j in slides if abs(start.xaxis[j, 2]) > UPRIGHT]
-    # Depth of the start state in the ground, and height of the base when it is lifted out
+    # Depth by which the robot penetrates the ground, and height of its base after it is lifted
     body = int(model.jnt_bodyid[root[0]])
     ground_m = ground_height(model, start)
     depth_m = max((-c.dist for c in start.contact if 0 in model.body_weldid[model.geom_bodyid[c.geom]]), default=0.0)
     rise_m = depth_m if depth_m > TOLERATED_DEPTH_M else 0.0
     height_m = float(start.xpos[body, 2]) + rise_m - ground_m
     belly_m = min(_clearance(model, start, body), height_m)
-    if belly_m > MAX_BELLY * height_m:  # the robot lies, or its bounding boxes reach the ground
+    # If the robot lies, or the bounding boxes of its base reach the ground, the distance is not meaningful.
+    if belly_m > MAX_BELLY * height_m:
         belly_m = 0.5 * height_m
     min_height_m = ground_m + belly_m + FALLEN_SHARE * (height_m - belly_m)
     if vertical:
         min_height_m -= float(start.xpos[body, 2] - start.qpos[model.jnt_qposadr[vertical[0]]])
-    # Speed
+    # Whether the robot can fall, and its length, for the speed
     can_fall = has_weight(model) and (is_free or bool(vertical))
     corners = corners_below(model, start, body)
     length_m = float(np.ptp(corners, axis=0).max()) if len(corners) else 0.2
@@ -122,7 +125,7 @@ def has_weight(model: mujoco.MjModel) -> bool:
 
 
 def ground_height(model: mujoco.MjModel, data: mujoco.MjData) -> float:
-    """Return the height of the highest level plane, or 0 without one, in m.
+    """Return the height of the highest horizontal plane in m; 0 if the model has none.
 
     Args:
         model: The MuJoCo model.

@@ -31,7 +31,7 @@ class View:
     center_m: tuple[float, float, float]
     """Center of this part."""
     extent_m: float
-    """Size of this part."""
+    """Diagonal of the box around this part."""
 
 
 def find_view(model: mujoco.MjModel, start: mujoco.MjData) -> View:
@@ -50,7 +50,7 @@ def find_view(model: mujoco.MjModel, start: mujoco.MjData) -> View:
 
 
 def shows_robot(model: mujoco.MjModel, start: mujoco.MjData) -> bool:
-    """Return whether the first camera, which videos use, shows the whole robot in the start state.
+    """Return whether the first camera, which videos use, shows at least ``MIN_INSIDE`` of the robot in the start state.
 
     Args:
         model: The model.
@@ -59,10 +59,11 @@ def shows_robot(model: mujoco.MjModel, start: mujoco.MjData) -> bool:
     corners = _corners(model, start)
     if not model.ncam or not len(corners):
         return bool(model.ncam)
-    # Corners in the coordinate system of the camera, which looks along -z; then in the picture, with y = 1 at its top
+    # Corners in the coordinate system of the camera, which looks along -z
     local = (corners - start.cam_xpos[0]) @ start.cam_xmat[0].reshape(3, 3)
     depth_m = -local[:, 2]
     in_front = depth_m > model.vis.map.znear * model.stat.extent
+    # Corners in the picture, with y = 1 at the top of the picture
     picture = local[:, :2] / np.where(in_front, depth_m, 1.0)[:, None]
     picture /= math.tan(math.radians(float(model.cam_fovy[0])) / 2)
     inside = in_front & (np.abs(picture) <= (ASPECT, 1.0)).all(axis=1)

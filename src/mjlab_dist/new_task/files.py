@@ -26,7 +26,7 @@ class Files(NamedTuple):
     apart: list[Path]
     """Files named by an absolute path; these are not copied."""
     base: Path
-    """Folder that contains both the files to copy and all folders that occur in their paths."""
+    """Deepest folder that contains all files to copy, and all folders that relative paths in the MJCF pass through."""
 
 
 def find_files(mjcf: Path) -> Files:
@@ -43,7 +43,7 @@ def find_files(mjcf: Path) -> Files:
     tops = [mjcf.parent]
     models = [mjcf]
     for model in models:  # the loop appends models that are attached with <model file=...>
-        # The settings of each file apply to all files that the model includes.
+        # Folders of meshes and textures, and strippath: a setting in any included file applies to the whole model.
         trees = _trees(model)
         folders = ["", *(value for tree in trees.values() for value in _settings(tree, _FOLDERS))]
         strips = any(value == "true" for tree in trees.values() for value in _settings(tree, ("strippath",)))
@@ -104,7 +104,7 @@ def parse(file: Path) -> ET.Element:
         file: An MJCF, an included file, or a URDF.
 
     Raises:
-        UserError: If it is none of these.
+        UserError: If the file is none of these, or if it contains xacro macros.
     """
     flag = f"--mjcf {file}"
     try:
@@ -113,7 +113,9 @@ def parse(file: Path) -> ET.Element:
         what = "is empty" if not file.stat().st_size else f"is not XML: {error}"
         raise UserError(f"{flag}: {what}; give an MJCF or a URDF") from error
     if root.tag not in ROOTS:
-        raise UserError(f"{flag}: its root element is {root.tag}; give an MJCF (mujoco) or a URDF (robot)")
+        raise UserError(
+            f"{flag}: its root element is <{root.tag}>; give an MJCF (its root element is <mujoco>) or a URDF (<robot>)"
+        )
     if any("xacro" in element.tag for element in root.iter()):
         raise UserError(f"{flag}: contains xacro macros; expand them first: xacro {file.name} > robot.urdf")
     return root

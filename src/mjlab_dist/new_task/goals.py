@@ -29,7 +29,8 @@ MIN_FINGERS = 4
 """Minimum number of fingers of a hand; an end effector with fewer fingers is a gripper."""
 
 UPPER_SHARE = 0.9
-"""Minimum height of a balanced tip, as a share of the distance between its lowest and highest position."""
+"""Height of a pendulum's last link at the start above which the guessed goal is balance; otherwise, it is swing-up. The
+height is a share of the distance from the lowest to the highest position of the link's center of mass."""
 
 END_NAMES = re.compile(
     r".*(ee|eef|end.?effector|grip.*|pinch|tcp|tool.*|attachment.*|grasp|finger.?tip|tip)(_site)?", re.I
@@ -40,10 +41,10 @@ NUM_REACHED = 500
 """Number of random poses of the arm from which the ranges of targets are computed."""
 
 REACH_RAD = 0.7
-"""Maximum distance of a hinge from the start state in the random poses."""
+"""Maximum difference between the position of a hinge in a random pose and in the start state."""
 
 REACH_M = 0.3
-"""Maximum distance of a slide joint from the start state in the random poses."""
+"""Maximum difference between the position of a slide joint in a random pose and in the start state."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +64,7 @@ class Pendulum:
     start_m: float
     """Height of the last link's center of mass in the start state."""
     can_hold: bool
-    """Whether a motor drives every joint, and is strong enough to hold the pendulum in any pose."""
+    """Whether the pendulum has a single joint, with a motor that is strong enough to hold the pendulum in any pose."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +72,7 @@ class EndEffector:
     """The point of an arm that reaches for targets."""
 
     body: int
-    """The body of the last link."""
+    """The body that the point is fixed to: the body of the site or, without a site, the last link of the arm."""
     site: str | None
     """Name of the site of the MJCF at this point, if there is one."""
     pos: tuple[float, float, float]
@@ -122,8 +123,8 @@ def choose_goal(wish: Goal | None, goals: Sequence[Goal], pendulum: Pendulum | N
 def find_pendulum(model: mujoco.MjModel, start: mujoco.MjData, joints: Sequence[int]) -> Pendulum | None:
     """Return the description of a robot that is a pendulum; None for other robots.
 
-    A pendulum is a single driven hinge, or a chain of at most one slide joint and up to three hinges. A chain has at
-    least as many passive joints (without a motor) as driven joints.
+    A pendulum is a single driven hinge, or a chain of up to three hinges and at most one slide joint. Such a chain must
+    have at least as many passive joints as driven joints. Passive joints have neither a motor nor a spring.
 
     Args:
         model: The MuJoCo model.
@@ -139,7 +140,7 @@ def find_pendulum(model: mujoco.MjModel, start: mujoco.MjData, joints: Sequence[
     hinges = [j for j in chain if is_hinge(model, j)]
     slides = [j for j in chain if not is_hinge(model, j)]
     passive = [j for j in chain if j not in joints and j not in coupled and model.jnt_stiffness[j] == 0.0]
-    # Shape: a small chain, with few joints that are not driven
+    # Check the shape: a single joint, or a small chain with enough passive joints
     is_chain = all(
         is_below(model, int(model.jnt_bodyid[b]), int(model.jnt_bodyid[a])) for a, b in itertools.pairwise(chain)
     )
@@ -171,7 +172,7 @@ def find_end(model: mujoco.MjModel, start: mujoco.MjData, joints: Sequence[int])
         start: The start state.
         joints: The driven joints.
     """
-    # The arm: the joints that move every last link of the robot
+    # The arm: the driven joints that move the links at all ends of the robot, except for sliding fingers
     bodies = {int(model.jnt_bodyid[j]) for j in (*joints, *followers(model))}
     ends = [b for b in bodies if not any(other != b and is_below(model, other, b) for other in bodies)]
     moving_all = [j for j in joints if all(is_below(model, end, int(model.jnt_bodyid[j])) for end in ends)]
@@ -179,7 +180,7 @@ def find_end(model: mujoco.MjModel, start: mujoco.MjData, joints: Sequence[int])
     if len(arm) < 2 or len(ends) >= MIN_FINGERS:
         return None
     body = int(model.jnt_bodyid[arm[-1]])
-    # The site of the MJCF, the middle of the fingers, or the tip of the last link
+    # The end effector: a site of the MJCF, the middle of the fingers, or the tip of the last link
     sites = [s for s in range(model.nsite) if is_below(model, int(model.site_bodyid[s]), body)]
     named = [s for s in sites if END_NAMES.fullmatch(model.site(s).name)]
     if named:

@@ -13,7 +13,8 @@ FINGER_M = 0.12
 """Maximum range of a finger that slides."""
 
 MAX_DAMPING = 1e6
-"""Damping in N s/m or N m s/rad above which a joint counts as fixed: 1000 N move it at 1 mm/s."""
+"""Damping in N s/m or N m s/rad above which a joint counts as fixed. With this damping, a force of 1000 N moves a slide
+joint at only 1 mm/s."""
 
 
 class Trees(NamedTuple):
@@ -28,9 +29,10 @@ class Trees(NamedTuple):
 def find_root(model: mujoco.MjModel) -> list[int]:
     """Return the joints that connect a moving robot to the world (the root); none for a robot fixed to the world.
 
-    These are either a free joint, or several hinges and slide joints without actuators at a body that is attached to
-    the world, such as those for x, z and the pitch of a planar robot. The bodies behind them must have driven joints,
-    so the free joint of a cube does not count. If there are several robots, the one with the most driven joints counts.
+    The root belongs to a body that is attached to the world. It is a free joint, or a group of slide joints and hinges
+    without actuators, such as the joints for x, z and the pitch of a planar robot. The bodies below this body must have
+    driven joints, so the free joint of a cube is not a root. If there are several robots, the root is that of the robot
+    with the most driven joints.
 
     Args:
         model: The MuJoCo model.
@@ -86,7 +88,7 @@ def find_trees(model: mujoco.MjModel, joints: list[int]) -> Trees:
 
 
 def followers(model: mujoco.MjModel) -> dict[int, int]:
-    """Return a mapping from each joint whose position is a function of another joint's position to that other joint.
+    """Return a dict from each joint that follows another joint, because of an equality constraint, to this other joint.
 
     Args:
         model: The MuJoCo model.
@@ -137,7 +139,7 @@ def is_hinge(model: mujoco.MjModel, joint: int) -> bool:
 
 
 def is_stuck(model: mujoco.MjModel, joint: int) -> bool:
-    """Return whether a joint's damping is so high that the joint counts as fixed, as in a base that other code moves.
+    """Return whether a joint counts as fixed because of its high damping. Some MJCFs have such joints in their base.
 
     Args:
         model: The MuJoCo model.
@@ -215,8 +217,8 @@ def _actuated(model: mujoco.MjModel) -> set[int]:
 def _carts(model: mujoco.MjModel, joints: list[int]) -> list[int]:
     """Return the slide joint of a cart with poles; an empty list if the joints are not those of a cart with poles.
 
-    Such a robot is a chain of one horizontal slide joint and horizontal hinges with wide ranges. In the reference pose,
-    the poles are above the hinges.
+    Such a robot is a chain of one horizontal slide joint and hinges with horizontal axes and wide ranges. In the
+    reference pose, the poles are above the hinges.
     """
     import mujoco
 

@@ -41,22 +41,25 @@ class Lacks:
     keyframe_name: str | None = None
     """Name for the first keyframe, if it is the start state and has no name."""
     body_names: dict[int, str] = field(default_factory=dict)
-    """Names for bodies that the config refers to, by their index in ``mujoco.MjSpec.bodies``."""
+    """Names for bodies without one that the config or ``model.py`` refers to, by their index in
+    ``mujoco.MjSpec.bodies``."""
     home: tuple[float, ...] = ()
-    """Positions of all joints in the pose in which the robot stands, if that is not the reference pose."""
+    """Positions of all joints in a start pose that was found by simulation; empty if no pose was found this way."""
     weightless: tuple[str, ...] = ()
-    """Names of the first bodies of arms with torque motors that sag at action 0; model.py compensates their weight."""
+    """Names of the root bodies of arms with torque motors that sag at action 0. For these bodies and all bodies below
+    them, ``model.py`` compensates gravity."""
     mocap_welds: tuple[int, ...] = ()
-    """Indices of constraints that attach a robot without actuators to a mocap body. Motors replace the constraints."""
+    """Indices of constraints that attach a robot without actuators to a mocap body. ``model.py`` disables these
+    constraints, because the added motors move the robot."""
     touching: tuple[tuple[str, str], ...] = ()
-    """Names of a fixed body and of a link on it, for each pair that touches. Their contacts must be excluded: MuJoCo
-    itself excludes contacts of a link with its parent only if both can move."""
+    """Names of a fixed body and of a link on it, for each pair that touches. ``model.py`` must exclude the contacts
+    between the two, because MuJoCo itself excludes contacts of a link with its parent only if both can move."""
     end_site: tuple[str, tuple[float, float, float]] | None = None
     """Body of the end effector, and the position of its site in the frame of the body, if the MJCF has no such site."""
     target: bool = False
-    """Whether a body that shows the target of the end effector is missing."""
+    """Whether the MJCF lacks a body that shows the target of the end effector."""
     ground: bool = False
-    """Whether a robot that can fall has no ground, and would fall forever."""
+    """Whether a robot that can fall has no ground. A floor is added, because the robot would fall forever."""
     backdrop: bool = False
     """Whether a robot that is fixed to the world has no floor. A floor is added, so that videos show one."""
     camera: str = ""
@@ -193,7 +196,10 @@ def _new_camera(model: mujoco.MjModel, wish: str) -> str:
 
 
 def _new_names(names: Sequence[str], wishes: Sequence[str]) -> dict[int, str]:
-    """Return names for the elements without one, by index: the preferred names, with a number if a name is taken."""
+    """Return a dict from the index of each unnamed element to its new name.
+
+    The new name is the preferred name, or, if this name is taken, the preferred name with a number.
+    """
     taken = set(names)
     found: dict[int, str] = {}
     for i, (name, wish) in enumerate(zip(names, wishes, strict=True)):

@@ -54,7 +54,7 @@ def find_legs(model: mujoco.MjModel, data: mujoco.MjData, base: int, joints: Seq
     corners = {body: points for body, points in corners.items() if len(points)}
     if not corners:
         return []
-    # The lowest ends
+    # The legs: the chains with the lowest ends
     lowest_m = min(float(points[:, 2].min()) for points in corners.values())
     height_m = float(data.xpos[base, 2]) - lowest_m
     legs: list[Leg] = []

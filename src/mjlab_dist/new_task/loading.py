@@ -16,7 +16,7 @@ MIN_TIMESTEP_S = 1e-4
 """Minimum timestep. With a smaller one, a control step of 20 ms would take more than 200 physics steps."""
 
 MAX_TIMESTEP_S = 0.05
-"""Maximum timestep. It is already several times the usual timestep of robots with contacts."""
+"""Maximum timestep. Robots with contacts usually need a timestep that is several times smaller."""
 
 
 def load(flag: str, mjcf: Path) -> tuple[mujoco.MjSpec, mujoco.MjModel]:
@@ -33,15 +33,15 @@ def load(flag: str, mjcf: Path) -> tuple[mujoco.MjSpec, mujoco.MjModel]:
 
     try:
         spec = mujoco.MjSpec.from_file(str(mjcf))
-        spec.nkey = len(spec.keys)  # an attribute <size nkey> would add empty keyframes
+        spec.nkey = len(spec.keys)  # a larger nkey in the MJCF would add empty keyframes
         model = compile_spec(spec)
     except ValueError as error:
         raise UserError(f"{flag}: {' '.join(str(error).split())}") from error
     if not MIN_TIMESTEP_S <= model.opt.timestep <= MAX_TIMESTEP_S:
-        what = "not stable" if model.opt.timestep > MAX_TIMESTEP_S else "too slow"
+        what = "unstable" if model.opt.timestep > MAX_TIMESTEP_S else "too slow"
         raise UserError(
-            f'{flag}: its timestep of {model.opt.timestep:g} s is {what}; set <option timestep="0.005"/> or another '
-            f"value from {MIN_TIMESTEP_S:g} to {MAX_TIMESTEP_S:g}"
+            f"{flag}: its timestep of {model.opt.timestep:g} s makes the simulation {what}; set "
+            f'<option timestep="0.005"/> or another value from {MIN_TIMESTEP_S:g} to {MAX_TIMESTEP_S:g}'
         )
     return spec, model
 

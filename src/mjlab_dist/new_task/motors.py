@@ -24,11 +24,11 @@ LEG_MARGIN = 1.5
 """``MARGIN`` for the joints of legs. It is smaller, because the load of a bent leg is overestimated."""
 
 MIN_DAMPING_S = 0.04
-"""Minimum ratio of damping to stiffness, in s. It is needed for the motors of legs: they also move the body, which
-requires more damping than the inertia of the leg alone."""
+"""Minimum ratio of damping to stiffness, in s. The motors of legs need it, because they also move the body, but
+the damping ratio takes only the inertia of the leg into account."""
 
 UPRIGHT_MARGIN = 1.3
-"""Stiffness of the joints of one or two legs, divided by the stiffness below which the robot falls over."""
+"""Minimum stiffness of the joints of one or two legs, divided by the stiffness below which the robot falls over."""
 
 DAMPING_RATIO = {True: 0.5, False: 1.0}
 """Damping ratio of joint and motor. True: for robots that move, whose legs must be fast. False: for fixed robots."""

@@ -219,7 +219,7 @@ def test_a_file_becomes_a_task_whose_model_compiles(
         ("a.xml", "", "is empty"),
         ("a.xml", "<mujoco><worldbody>", "is not XML: no element found"),
         ("a.stl", bytes(range(256)), "is not XML"),
-        ("a.sdf", "<sdf version='1.6'/>", "its root element is sdf; give an MJCF"),
+        ("a.sdf", "<sdf version='1.6'/>", "its root element is <sdf>; give an MJCF"),
         ("a.xml", "<mujocoinclude><asset/></mujocoinclude>", "Unrecognized XML model type: 'mujocoinclude'"),
         ("a.xacro", XACRO, "xacro a.xacro > robot.urdf"),
         ("a.xml", mjcf("<boddy/>"), "Schema violation: unrecognized element Element 'boddy', line 1"),
@@ -233,9 +233,9 @@ def test_a_file_becomes_a_task_whose_model_compiles(
         (
             "a.xml",
             mjcf(option='<option timestep="1"/>'),
-            'timestep of 1 s is not stable; set <option timestep="0.005"/>',
+            'timestep of 1 s makes the simulation unstable; set <option timestep="0.005"/>',
         ),
-        ("a.xml", mjcf(option='<option timestep="1e-6"/>'), "timestep of 1e-06 s is too slow"),
+        ("a.xml", mjcf(option='<option timestep="1e-6"/>'), "timestep of 1e-06 s makes the simulation too slow"),
         ("a.urdf", "<robot name='dog'><link name='trunk'/></robot>", "has no hinge or slide joint"),
         ("a.urdf", URDF.format(visual="gone.obj", collision="gone.obj"), "its mesh gone.obj is missing"),
     ],
@@ -289,7 +289,7 @@ def test_a_mesh_of_a_collision_in_another_format_is_refused(tmp_path: Path) -> N
 
 
 def test_floating_is_for_urdfs(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=re.escape("instead of --floating, add <freejoint/> to the body of its base")):
+    with pytest.raises(UserError, match=re.escape("--floating needs a URDF; add <freejoint/> to the base body instead")):
         created(tmp_path, {"a.xml": mjcf()}, floating=True)
 
 
