@@ -49,24 +49,29 @@ MAX_STEP = 0.3
 """Maximum natural frequency in rad per physics step. The explicit integration of a spring is unstable above 2."""
 
 MIN_SHARE = 0.02
-"""Minimum load of a joint, as a share of the largest load of the robot's joints."""
+"""Minimum load of a joint: of a hinge, as a share of the largest load of the robot's hinges; of a slide joint, as a
+share of the robot's weight."""
 
 VERTICAL = 0.99
 """Minimum cosine of the angle between a vertical axis and gravity."""
 
 MIN_LEG_SHARE = 0.25
-"""Minimum load of a joint of a leg, as a share of the largest load of the leg."""
+"""Minimum load of a joint of a leg, as a share of the largest load of the joints of this leg."""
 
 
 def make_motors(
     model: mujoco.MjModel, start: mujoco.MjData, joints: Sequence[int], legs: Sequence[Leg], *, is_moving: bool
 ) -> dict[str, ActuatorConfig]:
-    """Return position motors that can hold the robot, by name. Motors of similar joints have the same parameters.
+    """Return a dict from names to groups of position motors, which are strong enough to hold the robot.
 
-    - The effort limit is that of the MJCF (``actuatorfrcrange``), or twice the load of the joint.
-    - The stiffness is computed from the deflection under the load, and from a minimum natural frequency.
-    - Armature is added if this stiffness would be too large for the inertia of the links at this timestep.
-    - The damping is computed from the joint's inertia and a damping ratio; the damping in the MJCF is part of it.
+    The motors of similar joints are in one group, and have the same parameters.
+
+    - The effort limit is that of the MJCF (``actuatorfrcrange``) or, without one, a multiple of the joint's load.
+    - The stiffness is large enough to limit the deflection under the load, and to reach a minimum natural frequency.
+      The joints of one or two legs are also stiff enough to keep the robot from falling over.
+    - Armature is added if, with this stiffness, the natural frequency would be too high without it.
+    - The damping is computed from the joint's inertia and a damping ratio. The motor provides only the part of this
+      damping that the MJCF does not already give to the joint.
 
     Args:
         model: The MuJoCo model.
@@ -87,7 +92,7 @@ def make_motors(
         dof, hinge = int(model.jnt_dofadr[joint]), is_hinge(model, joint)
         given = _given_effort(model, joint)
         load = given / 2.0 if given else loads[joint]
-        # Stiffness and effort limit. If the MJCF has a limit, it is reached at twice the deflection.
+        # Stiffness and effort limit. With a limit in the MJCF, half of the limit counts as the load of the joint.
         stiffness = max(load / sags[not hinge], inertias[dof] * min_rad_s**2)
         if joint in of_legs:
             stiffness = max(stiffness, upright)
@@ -112,9 +117,10 @@ def joint_loads(
 ) -> dict[int, float]:
     """Return the torque in N m (slide joints: force in N) that each joint must hold.
 
-    The load is that of the links behind the joint, in the pose in which it is highest. A joint of a leg must also hold
-    half the weight of the robot at the distance of the foot, because two legs of a quadruped carry the robot while the
-    others swing.
+    The load comes from the weight of the links behind the joint, in the pose in which this load is highest. A joint of
+    a leg must also be able to carry the leg's share of the robot's weight, with the distance from the joint to the foot
+    as the lever. Of two, three or four legs, two share the weight, because the others may swing. Of more legs, half
+    share the weight.
 
     Args:
         model: The MuJoCo model.
@@ -133,7 +139,7 @@ def joint_loads(
         carried = {joint: weight_n / share * _lever_m(model, start, joint, foot, leg.size_m) for joint in leg.joints}
         least = MIN_LEG_SHARE * max(carried.values())
         loads |= {joint: max(load, least, loads[joint]) for joint, load in carried.items() if joint in wanted}
-    # Joints without a load, such as those with a vertical axis
+    # A minimum load for all joints, because some have no load, such as hinges with a vertical axis
     largest = {
         kind: max((loads[j] for j in joints if is_hinge(model, j) == kind), default=0.0) for kind in (True, False)
     }
@@ -145,7 +151,7 @@ def joint_loads(
 def _upright_stiffness(model: mujoco.MjModel, start: mujoco.MjData, legs: Sequence[Leg]) -> float:
     """Return the stiffness in N m/rad with which the joints of one or two legs keep a robot from falling over.
 
-    An inverted pendulum of mass m and height h needs a stiffness above m g h. With more than two legs, the result is 0,
+    An inverted pendulum of mass m and height h needs a stiffness above m g h. With another number of legs, return 0,
     because the robot does not fall over.
     """
     if not 1 <= len(legs) <= 2:
@@ -157,7 +163,9 @@ def _upright_stiffness(model: mujoco.MjModel, start: mujoco.MjData, legs: Sequen
 
 
 def _first_moment(model: mujoco.MjModel, start: mujoco.MjData, joint: int) -> float:
-    """Return the mass behind a joint times its distance from the axis, in kg m (slide joints: the mass in kg).
+    """Return the first moment of the bodies behind a hinge about the hinge's axis, in kg m.
+
+    The first moment is the mass times the distance of the center of mass. For a slide joint, return the mass in kg.
 
     The result is 0 if gravity causes no force along the axis and no torque about it, whatever the pose.
     """
@@ -197,7 +205,9 @@ def _lever_m(
 
 
 def dof_inertias(model: mujoco.MjModel, start: mujoco.MjData) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return two inertias of each degree of freedom, (nv,) each: with the other degrees fixed, and with them free.
+    """Return two inertias of each degree of freedom, (nv,) each.
+
+    The first one holds if all other degrees of freedom are fixed, the second one if they are free to move.
 
     Args:
         model: The MuJoCo model.

@@ -16,9 +16,10 @@ class Preset:
     label: str
     """Maker and name of the robot."""
     name: str
-    """Word that the robot's names (such as file names) contain: lowercase letters, digits and underscores."""
+    """A robot can have this preset if one of its names, such as its file name, contains this word. The word consists of
+    lowercase letters, digits and underscores."""
     source: str
-    """Publication of the parameters."""
+    """Where the parameters were published."""
     motors: dict[str, ActuatorConfig]
     """Groups of motors by name. Their joints are given as regular expressions."""
 
@@ -30,7 +31,7 @@ def find_preset(names: Iterable[str], joints: Iterable[str]) -> Preset | None:
     of motors matches a joint. Names alone are not enough, because files of the same robot use different joint names.
 
     Args:
-        names: Names of the robot: the names of its file and model, and the name that the user gave.
+        names: Names of the robot: the names of its model, file and folder, and the name that the user gave.
         joints: Names of the robot's driven joints.
     """
     words = ["_".join(["", *re.findall(r"[a-z0-9]+", name.lower()), ""]) for name in names]
@@ -60,9 +61,10 @@ def _motors(
     velocity: float | None = None,
     armature: float | None = None,
 ) -> ActuatorConfig:
-    """Return a group of position motors. Units: N m/rad, N m s/rad, N m, rad/s and kg m².
+    """Return a group of position motors.
 
-    For slide joints: N/m, N s/m, N, m/s and kg.
+    For hinges, the units of the parameters, from stiffness to armature, are N m/rad, N m s/rad, N m, rad/s and kg m².
+    For slide joints, they are N/m, N s/m, N, m/s and kg.
     """
     return ActuatorConfig(
         joints=joints,
@@ -77,8 +79,8 @@ def _motors(
 _GO1 = Preset(
     label="Unitree Go1",
     name="go1",
-    source="torque and speed: Unitree's Go1 motor; rotor 1.118e-4 kg m^2 behind gears of 6 and 9: go1.urdf of "
-    "unitree_ros; gains: mjlab 1.6, natural frequency 10 Hz, damping ratio 2",
+    source="torque and speed: Unitree's Go1 motor; armature: go1.urdf of unitree_ros (inertia of the rotor, 1.118e-4 "
+    "kg m^2, with gear ratios of 6 and 9); gains: mjlab 1.6, natural frequency 10 Hz, damping ratio 2",
     motors={
         "hips": _motors(
             ".*_hip_joint",
@@ -106,7 +108,7 @@ _GO2 = Preset(
 )
 
 # Reflected inertia of a two-stage planetary gear with rotor inertias I1, I2, I3 and ratios n1, n2:
-# I1 (n1 n2)² + I2 n2² + I3. Waist and ankles have two motors each, in parallel.
+# I1 (n1 n2)² + I2 n2² + I3. The group "parallel" has twice the values of a motor 5020, because two drive each joint.
 _G1 = Preset(
     label="Unitree G1 with 29 joints",
     name="g1",

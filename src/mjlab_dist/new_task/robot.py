@@ -39,9 +39,9 @@ class Observed:
     positions: tuple[str, ...]
     """Names of the joints whose positions are observed."""
     angles: tuple[str, ...]
-    """Names of the hinges without limits, whose sine and cosine are observed."""
+    """Names of the hinges that can turn by 360 degrees or more. The sine and cosine of their positions are observed."""
     are_all: bool
-    """Whether the positions are those of all hinges and slide joints."""
+    """Whether ``positions`` contains all hinges and slide joints of the model."""
     is_soft: bool
     """Whether the model has soft bodies; their joints are neither observed nor randomized at the start."""
 
@@ -61,7 +61,7 @@ class Robot:
     pendulum_body: str
     """Name of the last link of the pendulum."""
     end: EndEffector | None
-    """The end effector, for the goal reach. It has a site."""
+    """The end effector, for the goal reach, with the name of its site; None for other goals."""
     joints: tuple[str, ...]
     """Names of the driven hinge and slide joints."""
     trees: Trees
@@ -79,7 +79,8 @@ class Robot:
     keyframe: str | None
     """Keyframe that episodes start from."""
     stands: bool | None
-    """Whether the robot stands in the start pose that was found by simulation; None if there was no search."""
+    """Whether the robot stands in the start pose that was found by simulation; None if the start pose is that of the
+    MJCF."""
     view: View
     """The view that a camera must show."""
     decimation: int
@@ -89,8 +90,8 @@ class Robot:
     has_pgs: bool
     """Whether the MJCF uses the solver PGS, which MuJoCo Warp does not support."""
     integrator: Literal["euler", "rk4"] | None
-    """The integrator of the MJCF, if the task replaces it by implicitfast: Euler is less stable with added motors, and
-    RK4 takes four times as long. None if the task keeps the integrator."""
+    """The integrator of the MJCF, if the task replaces it by implicitfast; None if the task keeps it. The task replaces
+    Euler if motors are added, because Euler is less stable with them, and RK4, because it takes four times as long."""
     njmax: int
     """Constraint rows to allocate per env."""
     nconmax: int
@@ -109,7 +110,7 @@ def examine(mjcf: Path, flag: str | None = None, goal: Goal | None = None, *, na
     Raises:
         UserError: If MuJoCo or MuJoCo Warp rejects the MJCF, no joint can be driven, or the robot cannot have the goal.
     """
-    # The MJCF with missing names, and the robot in it
+    # Load the MJCF, name its unnamed elements, and find the robot
     flag = flag or f"--mjcf {mjcf}"
     loaded = _load(flag, mjcf)
     spec, model = loaded.spec, compile_spec(loaded.spec)
@@ -128,7 +129,7 @@ def examine(mjcf: Path, flag: str | None = None, goal: Goal | None = None, *, na
     model = compile_spec(spec)
     start = start_state(model, find_key(model))
 
-    # Sizes of the buffers
+    # Actions that keep the physics stable, and sizes of the buffers
     touches = can_touch(model, put_on_device(flag, model))
     decimation = max(1, round(1.0 / (CONTROL_HZ * model.opt.timestep)))
     blocks = calmed(model, start, decimation, actuation.blocks)
@@ -207,7 +208,7 @@ class _Plan(NamedTuple):
 
 
 def _plan(model: mujoco.MjModel, root: Sequence[int], joints: Sequence[int], wish: Goal | None) -> _Plan:
-    """Choose the goal, and find the parts that the MJCF lacks for it, apart from names.
+    """Choose the goal, and find the parts that the MJCF lacks for it, except for names of joints and actuators.
 
     Raises:
         UserError: If the robot cannot have the goal that the user wishes.
@@ -225,7 +226,8 @@ def _plan(model: mujoco.MjModel, root: Sequence[int], joints: Sequence[int], wis
     unnamed = {b: f"body_{b}" for b in {b for pair in pairs for b in pair} if not model.body(b).name}
     names = {b: unnamed.get(b, model.body(b).name) for pair in pairs for b in pair}
     lacks = replace(lacks, body_names=unnamed, touching=tuple((names[a], names[b]) for a, b in pairs))
-    # What else the model lacks: a name for the body, a site at the end effector, a body that shows its target
+    # Missing parts for the goal: a name for the body of the pendulum or end effector, a site at the end effector, and
+    # a body that shows the target
     body = pendulum.body if pendulum is not None else end.body if end is not None else None
     if body is not None and not model.body(body).name and body not in unnamed:
         lacks = replace(lacks, body_names=unnamed | {body: "hand" if pendulum is None else "pole"})
@@ -251,7 +253,10 @@ def _supply_rest(
 
 
 def _has_position_motors(model: mujoco.MjModel) -> bool:
-    """Return whether an actuator of the MJCF holds a position. If so, the file's author has chosen the gains."""
+    """Return whether an actuator of the MJCF holds a position.
+
+    If so, the author of the MJCF has chosen its gains, and published motors do not replace them.
+    """
     import mujoco
 
     has_bias = model.actuator_biastype == int(mujoco.mjtBias.mjBIAS_AFFINE)

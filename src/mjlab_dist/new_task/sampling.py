@@ -26,8 +26,8 @@ MAX_SPEED = 300.0
 """Maximum speed of any joint in the episodes in which the physics must stay finite, in rad/s or m/s."""
 
 HELD_STEPS = (1, 25)
-"""Numbers of control steps during which a random action is held: 1, as at the start of training, and 25, as with a
-trained policy."""
+"""Numbers of control steps during which a random action is held. 1 is similar to a policy at the start of training, and
+25 to a trained policy."""
 
 MAX_HALVINGS = 12
 """Maximum number of times that the torques of a block are halved."""
@@ -71,9 +71,9 @@ def calmed(model: mujoco.MjModel, start: mujoco.MjData, decimation: int, blocks:
 def _too_fast(
     model: mujoco.MjModel, start: mujoco.MjData, decimation: int, blocks: Mapping[str, Block], held: int
 ) -> int | None:
-    """Simulate a long episode of random actions in MuJoCo's C code. If it becomes unstable, return the fastest joint.
+    """Simulate a long episode of random actions in MuJoCo's C code, each held for ``held`` control steps.
 
-    Each action is held for a number of control steps. Return None if the physics stays stable.
+    If the physics becomes unstable, return the fastest joint, else None.
     """
     import mujoco
 
@@ -101,7 +101,8 @@ def sample_sizes(
     """Return the maximum number of constraint rows and of contacts in episodes of random actions, in MuJoCo's C code.
 
     MuJoCo Warp's list of contacts needs space for all pairs of geoms that pass its broad phase. For a plane, these are
-    the pairs with all geoms whose bounding sphere reaches the plane.
+    the pairs with all geoms whose bounding sphere reaches the plane. The number of contacts therefore includes these
+    pairs, even if the geoms do not touch the plane.
 
     Args:
         model: The MuJoCo model.

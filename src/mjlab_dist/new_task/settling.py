@@ -29,10 +29,10 @@ HOME_NAMES = ("home", "stand", "standing", "default")
 
 
 SAGGED_RAD = 0.1
-"""A robot sags if a hinge moves by more than this angle within ``SETTLED_S``, in rad."""
+"""A robot sags if a hinge moves by more than this angle in rad within ``SETTLED_S``."""
 
 SAGGED_M = 0.05
-"""A robot sags if a slide joint moves by more than this distance within ``SETTLED_S``, in m."""
+"""A robot sags if a slide joint moves by more than this distance in m within ``SETTLED_S``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,9 +44,9 @@ class Actuation:
     motors: dict[str, ActuatorConfig]
     """Motors to add, by name of the group of joints; empty if those of the MJCF are used."""
     home: tuple[float, ...] = ()
-    """Positions of all joints in the start pose, if this is not the start pose of the MJCF."""
+    """Positions of all joints in the start pose; empty if the start pose is that of the MJCF."""
     stands: bool | None = None
-    """Whether the robot stands in this pose for ``SETTLED_S``; None if no pose was searched for."""
+    """Whether the robot stands in the pose ``home`` for ``SETTLED_S``; None if ``home`` is empty."""
     sags: bool = False
     """Whether a robot that is fixed to the world, and has torque motors, sags at action 0."""
 

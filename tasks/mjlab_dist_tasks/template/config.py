@@ -79,7 +79,7 @@ def _env() -> EnvConfig:
         },
         # Reward per control step: the sum of weight * term. The console prints the mean of each term.
         rewards={
-            # 1 at 0.74 m/s forward, see terms.py. The speed is a guess from the size of the robot.
+            # 1 if the robot moves forward at 0.74 m/s; see terms.py. The size of the robot suggests this speed.
             "forward": reward(1.0, terms.forward_speed, max_m_s=0.74, joint=_ROOT),
             # 1 in every step in which the episode is not terminated.
             "alive": reward(0.5, rewards.alive),
@@ -97,7 +97,7 @@ def _env() -> EnvConfig:
         events={
             # The robot starts with a random heading.
             "start": event(events.DrawRoot, yaw_rad=(-3.14, 3.14), joint=_ROOT),
-            # Joints start near the start state, within their limits.
+            # The joints begin at random positions near the start state, within their limits.
             "joints": event(events.DrawJoints, position=(-0.1, 0.1)),
             # Pushes every 5 to 10 seconds make the policy robust; uncomment to enable them:
             # "push": event(events.Push, linear_m_s=(-0.5, 0.5), joint=_ROOT).every(5.0, 10.0),
@@ -118,6 +118,7 @@ def _sim() -> SimConfig:
         #     mjlab-dist size-buffers template
         njmax=20,
         nconmax=8,
-        # Off to save time: poses and sensors are then one substep late, but this task does not observe them.
+        # To save time, do not recompute poses and sensors before observing. They are then one substep old, but this
+        # task does not observe them.
         forward_before_observation=False,
     )

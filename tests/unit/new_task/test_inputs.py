@@ -289,7 +289,7 @@ def test_a_mesh_of_a_collision_in_another_format_is_refused(tmp_path: Path) -> N
 
 
 def test_floating_is_for_urdfs(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=re.escape("--floating needs a URDF; add <freejoint/> to the base body instead")):
+    with pytest.raises(UserError, match=re.escape("but --floating needs a URDF; add <freejoint/> to the base")):
         created(tmp_path, {"a.xml": mjcf()}, floating=True)
 
 

@@ -126,7 +126,7 @@ from mjlab_dist.mdp import {", ".join(modules)}
 
 
 def _constants(robot: Robot) -> dict[str, list[str]]:
-    """Return the source lines of each constant that terms use as a parameter, by the name of the constant."""
+    """Return a dict from the name of each constant that terms can use as a parameter to the constant's source lines."""
     found: dict[str, list[str]] = {}
     if robot.base is not None:
         what = "The free joint of the robot's base." if robot.base.is_free else "The joint along which the robot moves."
@@ -148,7 +148,7 @@ def _constants(robot: Robot) -> dict[str, list[str]]:
 
 
 def _own_import_gap(names: Names) -> str:
-    """Return the line break for the blank line before a package's own imports; an empty string in a checkout."""
+    """Return a line break, so that a blank line precedes a package's own imports; in a checkout, an empty string."""
     return "" if "." in names.module else "\n"
 
 
@@ -184,14 +184,15 @@ def _sim_source(names: Names, robot: Robot) -> str:
     ]
     if robot.goal != "reach":
         lines += [
-            "# Off to save time: poses and sensors are then one substep late, but this task does not observe them.",
+            "# To save time, do not recompute poses and sensors before observing. They are then one substep old, but this",
+            "# task does not observe them.",
             "forward_before_observation=False,",
         ]
     return indented(lines, 8)
 
 
 _INTEGRATORS = {
-    "rk4": "The MJCF uses RK4, which takes four times as long.",
+    "rk4": "The MJCF uses RK4, which takes four times as long as implicitfast.",
     "euler": "The MJCF uses Euler, which is less stable with the damping of these motors.",
 }
 
@@ -209,8 +210,13 @@ def _motors_source(robot: Robot) -> list[str]:
             f"Motors of the {robot.preset.label}, which hold target positions. Source: {robot.preset.source}.{others}"
         )
     if any(motor.kind == "velocity" for motor in robot.motors.values()):
-        about += " The motors of wheels hold target velocities; they are as strong as the friction of the wheels."
-    about += " Units: N m/rad, N m s/rad, N m, rad/s and kg m^2 (slide joints: N/m, N s/m, N, m/s and kg)."
+        about += (
+            " The motors of wheels hold target velocities. Their effort limit is about the torque at which wheels slip."
+        )
+    about += (
+        " Units of stiffness, damping, effort, velocity and armature: N m/rad, N m s/rad, N m, rad/s and kg m^2 (slide "
+        "joints: N/m, N s/m, N, m/s and kg)."
+    )
     # Motors
     lines = [*(f"# {line}" for line in textwrap.wrap(about, 104)), "actuators={"]
     for name, motor in robot.motors.items():
@@ -250,7 +256,7 @@ def _block_source(name: str, block: Block) -> list[str]:
     offset = text(block.offset) if isinstance(block.offset, str) else repr(block.offset)
     return [
         f"    # {_MEANINGS['home' if block.offset == 'home' else block.kind]}",
-        *(["    # Actions are clipped: with larger inputs, the physics is unstable."] if block.is_clipped else []),
+        *(["    # Clip actions, because larger inputs can make the physics unstable."] if block.is_clipped else []),
         f"    {text(name)}: ActionConfig(",
         *(f"        {line}" for line in tuple_lines("actuators=", block.actuators, ",", 16)),
         f"        scale={block.scale!r},",

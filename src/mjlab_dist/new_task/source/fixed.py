@@ -16,7 +16,7 @@ FALLEN_SHARE = 0.8
 
 
 def fixed_source(robot: Robot) -> list[str]:
-    """Return the lines of the parts of the env's config.
+    """Return the source lines of the env's commands, observations, rewards, terminations and events.
 
     Args:
         robot: The robot in the MJCF.
@@ -39,23 +39,23 @@ def fixed_source(robot: Robot) -> list[str]:
     elif robot.goal == "hold":
         commands = _joint_command()
         observed = [
-            "# Distances to the targets.",
+            "# Distances of the joints to their targets.",
             f'"to_target": observation(terms.ToTarget, command="target", joints=_JOINTS{_turning(robot)}),',
         ]
         rewards = _joint_rewards(robot)
         start = '"joints": event(events.DrawJoints, joints=_JOINTS, position=(-0.5, 0.5)),'
     else:
-        rewards = ["# Your own rewards, such as terms.your_function."]
-    # Source lines of the env's config
-    where = "at any angle" if robot.goal == "swing-up" else "near the start state, within their limits"
-    what = "The hinges" if robot.goal == "swing-up" else "Joints"
+        rewards = ["# Add your own rewards here, such as terms.your_function."]
+    # Join the lines of all terms
+    where = "angles" if robot.goal == "swing-up" else "positions near the start state, within their limits"
+    what = "hinges" if robot.goal == "swing-up" else "joints"
     return [
         *commands,
         *env_parts(
             observed=[*observed, *joint_observations(robot)],
             rewards=[*rewards, *action_cost(robot)],
             terminations=terminations or _NO_TERMINATIONS,
-            events=[f"# {what} start {where}.", start],
+            events=[f"# The {what} begin at random {where}.", start],
         ),
     ]
 
@@ -87,7 +87,7 @@ def _joint_rewards(robot: Robot) -> list[str]:
     turning = _turning(robot)
     return [
         "# A cost for the distance of joints from their targets. It has a gradient even far away from the targets.",
-        "# Distances are relative to the ranges of the targets, so that hinges and fingers count alike.",
+        "# Distances are divided by half the range of the targets, so that hinges and fingers count alike.",
         f'"distance": reward(-0.3, terms.Distance, command="target", joints=_JOINTS{turning}),',
         "# 1 if all joints are at their targets.",
         f'"reached": reward(1.0, terms.Reached, command="target", joints=_JOINTS{turning}, std=0.3),',
@@ -106,8 +106,8 @@ def _reach_command(end: EndEffector) -> list[str]:
         f"marker={text(TARGET)},",
     ]
     return [
-        "# Commands: positions of the target, resampled every few seconds. The box contains most points that the end",
-        "# effector reaches if each joint moves by up to 0.7 rad (slide joints: 0.3 m).",
+        "# Commands: positions of the target, resampled every few seconds. The ranges x_m, y_m and z_m contain most",
+        "# points that the end effector reaches if each joint moves by up to 0.7 rad (slide joints: 0.3 m).",
         "commands={",
         *(f"    {line}" for line in call('"target": term(', items)),
         "},",
@@ -118,7 +118,7 @@ def _reach_rewards(end: EndEffector) -> list[str]:
     half_m = max(math.dist(*zip(*end.box, strict=True)) / 2, 0.02)
     wide, narrow = rounded(half_m), rounded(half_m / 5)
     return [
-        "# 1 at the target, 0.37 at a distance of std_m. The second one rewards precision.",
+        "# Both rewards are 1 at the target and 0.37 at a distance of std_m. The smaller std_m rewards precision.",
         f'"near": reward(0.5, terms.AtTarget, command="target", site=_SITE, std_m={wide!r}),',
         f'"reached": reward(1.0, terms.AtTarget, command="target", site=_SITE, std_m={narrow!r}),',
     ]
@@ -127,12 +127,12 @@ def _reach_rewards(end: EndEffector) -> list[str]:
 def _pendulum_rewards(pendulum: Pendulum) -> list[str]:
     low, high = rounded(pendulum.low_m), rounded(pendulum.high_m)
     lines = [
-        "# 0 with the last link at its lowest height, 1 at its greatest. Heights are those of its center of mass.",
+        "# 0 if the center of mass of the last link is at its lowest height, and 1 if it is at its greatest height.",
         f'"upright": reward(1.0, terms.Height, body=_BODY, low_m={low!r}, high_m={high!r}),',
     ]
     if pendulum.slides:
         lines += [
-            "# A cost for the distance from the middle, in m.",
+            "# A cost for the distance from the start position, in m.",
             '"centered": reward(-0.1, rewards.JointDeviation, joints=_SLIDES),',
         ]
     return lines

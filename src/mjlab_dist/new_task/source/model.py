@@ -44,17 +44,17 @@ def _statements(robot: Robot) -> list[str]:
     """Return the lines that add the missing parts."""
     lacks = robot.lacks
     body = [
-        *_names_source("joints", "Joints", lacks.joint_names),
-        *_names_source("actuators", "Actuators", lacks.actuator_names),
+        *_names_source("joints", lacks.joint_names),
+        *_names_source("actuators", lacks.actuator_names),
     ]
-    body += _names_source("bodies", "Bodies", lacks.body_names)
+    body += _names_source("bodies", lacks.body_names)
     if lacks.keyframe_name is not None:
-        body += ["# The keyframe without a name.", f"spec.keys[0].name = {text(lacks.keyframe_name)}"]
+        body += ["# Name the keyframe, which has no name.", f"spec.keys[0].name = {text(lacks.keyframe_name)}"]
     if lacks.home:
         body += _home_source(robot)
     for fixed, link in lacks.touching:
         body += [
-            "# MuJoCo ignores contacts between links that a joint connects, but not if one of them is fixed.",
+            "# Exclude contacts between a link and the fixed body that it is attached to. MuJoCo does not ignore them.",
             f"spec.add_exclude(bodyname1={text(fixed)}, bodyname2={text(link)})",
         ]
     if lacks.mocap_welds:
@@ -101,12 +101,12 @@ def _statements(robot: Robot) -> list[str]:
 
 
 def _home_source(robot: Robot) -> list[str]:
-    stands = "in which the robot stands" if robot.stands else "in which the legs are bent; the robot falls from it"
+    stands = "the robot stands" if robot.stands else "the legs are bent, but the robot does not keep standing"
     values = [f"{number:.4g}" if number % 1 else f"{number:.1f}" for number in robot.lacks.home]
     rows = [", ".join(values[i : i + 12]) + "," for i in range(0, len(values), 12)]
     return [
-        f"# A start pose, {stands}. It was found by simulation. Positions of all joints, in their",
-        "# order; those of a free joint are a point and a quaternion.",
+        f"# A start pose that was found by simulation: {stands}.",
+        "# qpos has the positions of all joints in the order of the MJCF. A free joint has a point and a quaternion.",
         "spec.add_key(",
         f"    name={text(HOME)},",
         "    # fmt: off",
@@ -178,11 +178,11 @@ def _rounded(point: tuple[float, float, float]) -> list[float]:
     return [round(coordinate, 3) for coordinate in point]
 
 
-def _names_source(attribute: str, what: str, names: dict[int, str]) -> list[str]:
+def _names_source(attribute: str, names: dict[int, str]) -> list[str]:
     if not names:
         return []
     return [
-        f"# {what} without a name, by index in the file; the config refers to them by name.",
+        f"# Name the {attribute} that have no name. Keys are their indices in spec.{attribute}.",
         "for i, name in {",
         *(f"    {i}: {text(name)}," for i, name in names.items()),
         "}.items():",
@@ -191,6 +191,9 @@ def _names_source(attribute: str, what: str, names: dict[int, str]) -> list[str]
 
 
 def _camera_m(robot: Robot) -> float:
-    """Return the y position of the camera in m, to the right of the robot; further away for larger, faster robots."""
+    """Return the y position of the camera in m.
+
+    The camera is to the right of the robot, so y is negative, and further away from larger or faster robots.
+    """
     speed_m_s = robot.base.speed_m_s if robot.base is not None else 0.0
     return rounded(-max(1.3 * robot.view.extent_m, 2.0 * speed_m_s))

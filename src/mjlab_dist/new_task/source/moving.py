@@ -10,7 +10,7 @@ from mjlab_dist.new_task.source.python import text
 
 
 def moving_source(base: Base, robot: Robot) -> list[str]:
-    """Return the lines of the parts of the env's config.
+    """Return the source lines of the env's observations, rewards, terminations and events.
 
     Args:
         base: The base of the robot.
@@ -41,7 +41,7 @@ def _rewards(base: Base, robot: Robot) -> list[str]:
     if robot.goal == "walk":
         speed = rounded(base.speed_m_s)
         lines += [
-            f"# 1 at {speed!r} m/s forward, see terms.py. The speed is a guess from the size of the robot.",
+            f"# 1 if the robot moves forward at {speed!r} m/s; see terms.py. The size of the robot suggests this speed.",
             f'"forward": reward(1.0, terms.forward_speed, max_m_s={speed!r}, joint=_ROOT),',
         ]
     if robot.goal == "hold":
@@ -51,7 +51,7 @@ def _rewards(base: Base, robot: Robot) -> list[str]:
             '"pose": reward(-0.1, rewards.JointDeviation, joints=_JOINTS),',
         ]
     if robot.goal == "none":
-        lines += ["# Your own rewards, such as terms.your_function."]
+        lines += ["# Add your own rewards here, such as terms.your_function."]
     if base.can_fall:
         lines += [
             "# 1 in every step in which the episode is not terminated.",
@@ -88,7 +88,7 @@ def _terminations(base: Base) -> list[str]:
 
 
 def _events(base: Base, robot: Robot) -> list[str]:
-    # Start of the base
+    # The base at the start of an episode
     rise = f"({rounded_up(base.rise_m)!r}, {rounded_up(base.rise_m)!r})"
     lifts = "# Lifts the robot by this height in m, because it penetrates the ground in the MJCF's start state."
     lines: list[str] = []
@@ -103,8 +103,8 @@ def _events(base: Base, robot: Robot) -> list[str]:
     elif base.rise_m and base.height_joint is not None:
         joints = f"({text(base.height_joint)},)"
         lines += [lifts, f'"start": event(events.DrawJoints, joints={joints}, position={rise}),']
-    # Start of the joints
-    lines += ["# Joints start near the start state, within their limits."]
+    # The joints at the start of an episode
+    lines += ["# The joints begin at random positions near the start state, within their limits."]
     lines += [
         '"joints": event(events.DrawJoints, position=(-0.1, 0.1)),'
         if base.is_free and not robot.observed.is_soft
