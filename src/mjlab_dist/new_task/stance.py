@@ -37,10 +37,11 @@ NUM_STEPS = 60
 """Number of steps of the search for the joint positions."""
 
 KEEP = 0.03
-"""Weight of a joint's distance (in rad) from the reference pose, relative to a foot's error (in leg lengths)."""
+"""Weight of a joint's distance from the reference pose, in rad. The error of a foot's position, in leg lengths, has the
+weight 1."""
 
 LEVEL = 0.3
-"""Weight of the slope of a foot, likewise relative to a foot's error."""
+"""Weight of the tilt of a foot. The error of a foot's position, in leg lengths, has the weight 1."""
 
 NUM_STARTS = 6
 """Number of poses from which the search for the legs' joint positions starts."""
@@ -56,8 +57,8 @@ def find_stance(
     """Return a pose with bent legs, (nq,), and whether the motors keep the robot standing in this pose.
 
     In the poses to try, the feet are below the hips, and the center of mass is above the feet. If the legs are straight
-    in the reference pose, they are bent. The result is the first pose in which the robot stands or, if there is none,
-    the pose in which it sinks least.
+    in the reference pose, this function bends them. The result is the first pose in which the robot stands. If it
+    stands in none of the poses, the result is the pose in which it sinks and tilts least.
 
     Args:
         model: The MuJoCo model.
@@ -68,18 +69,19 @@ def find_stance(
             returns the last state.
 
     Returns:
-        The pose and whether the robot stands; None without legs.
+        The pose and whether the robot stands; None if the robot has no legs, has a leg with only one joint, or falls
+        over completely in all poses.
     """
     data = _posed(model, model.qpos0)
     legs = find_legs(model, data, base, joints)
     if not legs or min(len(leg.joints) for leg in legs) < 2:
         return None
-    # Height of the hips
+    # Height of the hips, and the shares of this height to try
     hips = [data.xanchor[leg.joints[0]] for leg in legs]
     height_m = float(np.mean([hip[2] - _foot(data, leg)[2] for hip, leg in zip(hips, legs, strict=True)]))
     lengths = [_length_m(data, leg) for leg in legs]
     shares = HEIGHTS[len(legs) <= 2] if height_m > STRAIGHT * float(np.mean(lengths)) else (1.0,)
-    # Poses
+    # Try the poses
     best: tuple[float, NDArray[np.float64]] | None = None
     for share in shares:
         pose = _grounded(model, base, lift, _bent(model, legs, (1.0 - share) * height_m))
@@ -110,7 +112,10 @@ def standing(model: mujoco.MjModel, base: int, pose: NDArray[np.float64], after:
 
 
 def _bent(model: mujoco.MjModel, legs: Sequence[Leg], lower_m: float) -> NDArray[np.float64]:
-    """Return the pose in which all feet are higher by ``lower_m``, while the base does not move."""
+    """Return the pose in which all feet are higher by ``lower_m`` and below the center of mass.
+
+    The base does not move.
+    """
     shift = np.array([0.0, 0.0, lower_m])
     search = _Search(model, legs)
     pose = search.solve(shift)
@@ -124,7 +129,7 @@ def _bent(model: mujoco.MjModel, legs: Sequence[Leg], lower_m: float) -> NDArray
 
 
 class _Search:
-    """Search for the joint positions that move all feet by a vector."""
+    """Search for the joint positions that move all feet from their places in the reference pose by a vector."""
 
     def __init__(self, model: mujoco.MjModel, legs: Sequence[Leg]) -> None:
         self._model, self._legs = model, legs

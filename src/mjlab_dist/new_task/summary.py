@@ -40,7 +40,7 @@ def guessed(robot: Robot) -> list[str]:
     if robot.base is not None and robot.goal == "walk":
         lines.append(f"it can move at up to {robot.base.speed_m_s:.2g} m/s (rewards)")
     if robot.motors and (robot.preset is None or robot.preset.motors.keys() != robot.motors.keys()):
-        lines.append("gains and torques of its motors, from the inertia and weight on each joint (sim.actuators)")
+        lines.append("its motors have gains and torques that suit the inertia and weight on each joint (sim.actuators)")
     if "wheels" in robot.motors:
         lines.append(
             f"its wheels are {listed(robot.motors['wheels'].joints)}, and actions set their velocities (actions)"
@@ -88,7 +88,7 @@ def _several(robot: Robot) -> list[str]:
         whose = "" if robot.base is None else f"; the goal is for the robot whose base has the joint {robot.base.joint}"
         lines.append(f"one policy drives {listed(robot.trees.driven)} (actions){whose}")
     if robot.trees.idle:
-        lines.append(f"it drives {listed(robot.trees.driven)}, and not {listed(robot.trees.idle)} (actions)")
+        lines.append(f"the policy drives {listed(robot.trees.driven)}, and not {listed(robot.trees.idle)} (actions)")
     return lines
 
 
@@ -101,7 +101,7 @@ def _changes(lacks: Lacks) -> list[str]:
     if lacks.mocap_welds:
         lines.append("its motors, instead of its mocap body, move it (model.py)")
     if lacks.weightless:
-        lines.append("gravity is compensated, because it sags with torque motors (model.py)")
+        lines.append("gravity is compensated, because the robot sags with torque motors (model.py)")
     added = [
         text
         for text, is_added in (

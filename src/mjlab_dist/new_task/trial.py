@@ -30,7 +30,8 @@ def try_task(names: Names, parent: Path) -> tuple[TrainConfig | None, list[Check
         parent: Folder that contains the task's package. The package does not have to be installed.
 
     Returns:
-        The config, or None if it cannot be imported; and the failed checks, an empty list if the task is ready.
+        The config, or None if it cannot be imported; and a list of the failed checks, which is empty if the task is
+        ready.
     """
     from mjlab_dist.check.checks import failed  # noqa: PLC0415 (imports torch)
     from mjlab_dist.check.run import try_out  # noqa: PLC0415 (as above)

@@ -66,9 +66,10 @@ def _float(flag: str, tree: ET.Element) -> None:
     if any(joint.get("type") == "floating" for joint in tree.iterfind("joint")):
         raise UserError(f"{flag}: has a floating joint already; omit --floating")
     if len(roots) != 1:
-        raise UserError(f"{flag}: has {len(roots)} root links; a URDF has one")
+        raise UserError(f"{flag}: has {len(roots)} root links; connect the links by joints to a single root link")
     joint = ET.SubElement(tree, "joint", name=ROOT, type="floating")
-    if roots == ["world"]:  # a link without mass; the robot is fixed to it
+    # If the robot is fixed to a massless link "world", its fixed joint becomes the floating joint.
+    if roots == ["world"]:
         fixed = next((j for j in tree.iterfind("joint") if j.find("parent[@link='world']") is not None), None)
         if fixed is None or fixed.get("type") != "fixed":
             raise UserError(f"{flag}: its link world has no fixed joint to replace; omit --floating")
@@ -85,7 +86,7 @@ def _gather_meshes(flag: str, urdf: Path, tree: ET.Element, folder: Path) -> boo
     """Copy the meshes to a folder, and name the copies in the URDF.
 
     Returns:
-        Whether all meshes of visual geometries can be read. If not, visual geometries are left out.
+        Whether all meshes of visual geometries can be read. If not, the MJCF must not contain any visual geometry.
     """
     names: dict[Path, str] = {}
     has_visuals = True
@@ -97,7 +98,10 @@ def _gather_meshes(flag: str, urdf: Path, tree: ET.Element, folder: Path) -> boo
                 has_visuals = False
                 continue
             if file is None:
-                raise UserError(f"{flag}: its mesh {name} is missing; a path is relative to the URDF or its package")
+                raise UserError(
+                    f"{flag}: its mesh {name} is missing; add the file, or correct its path in the URDF, which is "
+                    "relative to the URDF or to its package"
+                )
             raise UserError(f"{flag}: MuJoCo does not read its mesh {name}; convert it to STL or OBJ")
         if file not in names:
             folder.mkdir(exist_ok=True)
@@ -115,7 +119,10 @@ def _meshes(tree: ET.Element) -> Iterator[tuple[str, ET.Element]]:
 
 
 def _locate(urdf: Path, name: str) -> Path | None:
-    """Return the file of a mesh. Its ROS package must be a folder above the URDF, or be in such a folder."""
+    """Return the file of a mesh; None if it is not found.
+
+    If its name is a ``package:`` URL, the ROS package must be a folder above the URDF, or be in such a folder.
+    """
     url = urlsplit(name)
     if url.scheme == "package":
         inside = Path(url.path.lstrip("/"))

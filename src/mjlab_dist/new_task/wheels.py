@@ -42,9 +42,10 @@ class Wheel:
 
 
 def find_wheels(model: mujoco.MjModel, start: mujoco.MjData, base: int, joints: Sequence[int]) -> dict[int, Wheel]:
-    """Return the wheels of a robot, by joint. A wheel has a driven joint without limits, and reaches the ground.
+    """Return a dict from joints to wheels of a robot.
 
-    If there is only one such wheel, the result is empty.
+    A wheel has a driven joint without limits, and reaches the ground. If there is only one such wheel, the dict is
+    empty.
 
     Args:
         model: The MuJoCo model.
@@ -76,13 +77,15 @@ def find_wheels(model: mujoco.MjModel, start: mujoco.MjData, base: int, joints: 
 def wheel_motors(
     model: mujoco.MjModel, base: int, wheels: dict[int, Wheel], speed_m_s: float
 ) -> tuple[dict[str, ActuatorConfig], dict[int, float]]:
-    """Return velocity motors whose torque matches the friction of the wheels, and the velocities for actions of 1.
+    """Return velocity motors whose effort limit matches the friction of the wheels.
+
+    Also return a dict from the joint of each wheel to its velocity for an action of 1, in rad/s.
 
     Args:
         model: The MuJoCo model.
         base: The body of the base.
         wheels: The wheels.
-        speed_m_s: Speed at which the reward is 1.
+        speed_m_s: Speed of the robot at which the reward is 1.
     """
     if not wheels:
         return {}, {}

@@ -79,7 +79,7 @@ def _env() -> EnvConfig:
         },
         # Reward per control step: the sum of weight * term. The console prints the mean of each term.
         rewards={
-            # 1 if the robot moves forward at 0.74 m/s; see terms.py. The size of the robot suggests this speed.
+            # 1 if the robot moves forward at 0.74 m/s; see terms.py. The speed is estimated from the robot's size.
             "forward": reward(1.0, terms.forward_speed, max_m_s=0.74, joint=_ROOT),
             # 1 in every step in which the episode is not terminated.
             "alive": reward(0.5, rewards.alive),
@@ -118,7 +118,7 @@ def _sim() -> SimConfig:
         #     mjlab-dist size-buffers template
         njmax=20,
         nconmax=8,
-        # To save time, do not recompute poses and sensors before observing. They are then one substep old, but this
-        # task does not observe them.
+        # To save time, do not recompute poses and sensors before observing. They are then one substep old, but
+        # this task does not observe them.
         forward_before_observation=False,
     )

@@ -174,7 +174,7 @@ def test_the_summary_names_the_driven_robots(tmp_path: Path) -> None:
     door = '<body name="door"><joint/><geom size=".1" pos=".1 0 0"/></body>'
     motors = "".join(f'<motor joint="{joint}" ctrlrange="-1 1"/>' for joint in ("a_0", "b_0"))
     xml = f"{HEAD}<worldbody>{walker('a', 1)}{walker('b', 2)}{door}</worldbody>%s</mujoco>"
-    assert "it drives b, and not a and door (actions)" in guessed(examined(tmp_path, xml % ""))
+    assert "the policy drives b, and not a and door (actions)" in guessed(examined(tmp_path, xml % ""))
     lines = guessed(examined(tmp_path, xml % f"<actuator>{motors}</actuator>"))
     assert "one policy drives a and b (actions); the goal is for the robot whose base has the joint of_a" in lines
     assert not [line for line in guessed(examined(tmp_path, arm())) if "drives" in line]
@@ -184,7 +184,7 @@ def test_an_arm_with_torque_motors_floats_at_action_0(tmp_path: Path) -> None:
     motors = "".join(f'<motor joint="j{i}" ctrlrange="-20 20"/>' for i in range(3))
     robot = examined(tmp_path, arm(actuators=f"<actuator>{motors}</actuator>"))
     assert robot.lacks.weightless == ("robot_1",)
-    assert "gravity is compensated, because it sags with torque motors (model.py)" in guessed(robot)
+    assert "gravity is compensated, because the robot sags with torque motors (model.py)" in guessed(robot)
     model = compiled(tmp_path, robot)
     data = mujoco.MjData(model)
     while data.time < 3.0:

@@ -184,8 +184,8 @@ def _sim_source(names: Names, robot: Robot) -> str:
     ]
     if robot.goal != "reach":
         lines += [
-            "# To save time, do not recompute poses and sensors before observing. They are then one substep old, but this",
-            "# task does not observe them.",
+            "# To save time, do not recompute poses and sensors before observing. They are then one substep old, but",
+            "# this task does not observe them.",
             "forward_before_observation=False,",
         ]
     return indented(lines, 8)

@@ -41,7 +41,8 @@ def _rewards(base: Base, robot: Robot) -> list[str]:
     if robot.goal == "walk":
         speed = rounded(base.speed_m_s)
         lines += [
-            f"# 1 if the robot moves forward at {speed!r} m/s; see terms.py. The size of the robot suggests this speed.",
+            f"# 1 if the robot moves forward at {speed!r} m/s; see terms.py. "
+            "The speed is estimated from the robot's size.",
             f'"forward": reward(1.0, terms.forward_speed, max_m_s={speed!r}, joint=_ROOT),',
         ]
     if robot.goal == "hold":
