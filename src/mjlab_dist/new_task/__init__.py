@@ -195,8 +195,8 @@ def _module_name(task: str) -> str:
     module = task.replace("-", "_")
     if not re.fullmatch(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*", task) or keyword.iskeyword(module):
         raise UserError(
-            f"{task}: is not a valid task name; start with a letter, use lowercase letters, digits and hyphens, such "
-            "as my-robot, and do not use a keyword of Python"
+            f"{task}: is not a valid task name; use lowercase letters, digits and hyphens, start with a letter, and "
+            "avoid keywords of Python; for example, my-robot"
         )
     return module
 

@@ -89,7 +89,7 @@ def find_base(model: mujoco.MjModel, start: mujoco.MjData, root: Sequence[int]) 
     rise_m = depth_m if depth_m > TOLERATED_DEPTH_M else 0.0
     height_m = float(start.xpos[body, 2]) + rise_m - ground_m
     belly_m = min(_clearance(model, start, body), height_m)
-    # If the robot lies, or the bounding boxes of its base reach the ground, the distance is not meaningful.
+    # If the robot lies, or the bounding boxes of its base reach the ground, belly_m is not meaningful.
     if belly_m > MAX_BELLY * height_m:
         belly_m = 0.5 * height_m
     min_height_m = ground_m + belly_m + FALLEN_SHARE * (height_m - belly_m)

@@ -29,7 +29,7 @@ MIN_FINGERS = 4
 """Minimum number of fingers of a hand; an end effector with fewer fingers is a gripper."""
 
 UPPER_SHARE = 0.9
-"""Height of a pendulum's last link at the start above which the guessed goal is balance; otherwise, it is swing-up. The
+"""If the last link of a pendulum starts above this height, the guessed goal is balance; otherwise, it is swing-up. The
 height is a share of the distance from the lowest to the highest position of the link's center of mass."""
 
 END_NAMES = re.compile(

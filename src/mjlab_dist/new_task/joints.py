@@ -88,7 +88,9 @@ def find_trees(model: mujoco.MjModel, joints: list[int]) -> Trees:
 
 
 def followers(model: mujoco.MjModel) -> dict[int, int]:
-    """Return a dict from each joint that follows another joint, because of an equality constraint, to this other joint.
+    """Return a dict from the joints that follow other joints to these other joints.
+
+    A joint follows another joint if an equality constraint makes its position a function of the other's position.
 
     Args:
         model: The MuJoCo model.

@@ -24,8 +24,8 @@ LEG_MARGIN = 1.5
 """``MARGIN`` for the joints of legs. It is smaller, because the load of a bent leg is overestimated."""
 
 MIN_DAMPING_S = 0.04
-"""Minimum ratio of damping to stiffness, in s. The motors of legs need it, because they also move the body, but
-the damping ratio takes only the inertia of the leg into account."""
+"""Minimum ratio of damping to stiffness, in s. The motors of legs need this minimum, because they also move the body.
+The damping ratio takes only the inertia of the leg into account."""
 
 UPRIGHT_MARGIN = 1.3
 """Minimum stiffness of the joints of one or two legs, divided by the stiffness below which the robot falls over."""
@@ -69,7 +69,7 @@ def make_motors(
     - The effort limit is that of the MJCF (``actuatorfrcrange``) or, without one, a multiple of the joint's load.
     - The stiffness is large enough to limit the deflection under the load, and to reach a minimum natural frequency.
       The joints of one or two legs are also stiff enough to keep the robot from falling over.
-    - Armature is added if, with this stiffness, the natural frequency would be too high without it.
+    - Armature is added to joints whose natural frequency would be too high with this stiffness.
     - The damping is computed from the joint's inertia and a damping ratio. The motor provides only the part of this
       damping that the MJCF does not already give to the joint.
 

@@ -86,7 +86,7 @@ def _gather_meshes(flag: str, urdf: Path, tree: ET.Element, folder: Path) -> boo
     """Copy the meshes to a folder, and name the copies in the URDF.
 
     Returns:
-        Whether all meshes of visual geometries can be read. If not, the MJCF must not contain any visual geometry.
+        Whether all meshes of visual geometries can be read. If not, the conversion must discard all visual geometries.
     """
     names: dict[Path, str] = {}
     has_visuals = True

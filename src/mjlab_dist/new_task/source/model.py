@@ -105,7 +105,7 @@ def _home_source(robot: Robot) -> list[str]:
     values = [f"{number:.4g}" if number % 1 else f"{number:.1f}" for number in robot.lacks.home]
     rows = [", ".join(values[i : i + 12]) + "," for i in range(0, len(values), 12)]
     return [
-        f"# A start pose that was found by simulation: {stands}.",
+        f"# A start pose that was found by simulation, in which {stands}.",
         "# qpos has the positions of all joints in the order of the MJCF. A free joint has a point and a quaternion.",
         "spec.add_key(",
         f"    name={text(HOME)},",
