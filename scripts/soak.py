@@ -261,8 +261,7 @@ def main() -> None:
         *(["--ssh-config", args.ssh_config] if args.ssh_config else []),
     ]
     disturbed = ["--checkpoint.interval", "1", "--max-restarts", "1000", "--hang-timeout", str(HANG_TIMEOUT_S)]
-    temporary = tempfile.mkdtemp(prefix="soak-")
-    log_root = Path(tempfile.mkdtemp(prefix="soak-logs-"))
+    temporary, log_root = tempfile.mkdtemp(prefix="soak-"), Path(tempfile.mkdtemp(prefix="soak-logs-"))
     semaphores = set(Path("/dev/shm").iterdir())
     # Train with faults
     start = time.monotonic()

@@ -104,12 +104,14 @@ def parse(file: Path) -> ET.Element:
         file: An MJCF, an included file, or a URDF.
 
     Raises:
-        UserError: If the file is none of these, or if it contains xacro macros.
+        UserError: If the file cannot be read or is none of these, or if it contains xacro macros.
     """
     flag = f"--mjcf {file}"
     try:
         root = ET.parse(file).getroot()  # noqa: S314 (a file of the user's own)
-    except (ET.ParseError, OSError, ValueError) as error:
+    except OSError as error:
+        raise UserError(f"{flag}: cannot be read: {error.strerror}") from error
+    except (ET.ParseError, ValueError) as error:
         what = "is empty" if not file.stat().st_size else f"is not XML: {error}"
         raise UserError(f"{flag}: {what}; give an MJCF or a URDF") from error
     if root.tag not in ROOTS:

@@ -17,6 +17,7 @@ from mjlab_dist.check.checks import Check
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.errors import UserError
 from mjlab_dist.new_task import NewTask, create
+from mjlab_dist.new_task.files import parse
 from mjlab_dist.new_task.source import Names
 from mjlab_dist.new_task.trial import importable
 from mjlab_dist.sim import build_model
@@ -250,6 +251,11 @@ def test_a_file_that_cannot_become_a_task_is_refused_in_one_line(
     assert "\n" not in str(info.value)
     assert capfd.readouterr().err == ""
     assert not (tmp_path / "made").exists()
+
+
+def test_a_file_that_cannot_be_read_is_not_called_wrong(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=rf"^--mjcf {tmp_path}: cannot be read: "):
+        parse(tmp_path)
 
 
 @pytest.mark.slow
