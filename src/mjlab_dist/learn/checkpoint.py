@@ -60,7 +60,8 @@ class CheckpointStore:
     the temporary files that the killed process left.
 
     Attributes:
-        written: Iteration and path of each new checkpoint, oldest first. The reader of an entry removes it.
+        receive: Called with the path and the iteration of each new checkpoint, before the checkpoint can be pruned.
+            The call is made in the thread that saves, not in the one that writes.
     """
 
     def __init__(self, run_dir: Path, config: CheckpointConfig, lease: Lease | None = None) -> None:
@@ -82,7 +83,8 @@ class CheckpointStore:
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._writing: Future[None] | None = None
         self._returns = _mean_returns(run_dir)
-        self.written: collections.deque[tuple[int, Path]] = collections.deque()
+        self._written: collections.deque[tuple[int, Path]] = collections.deque()
+        self.receive: Callable[[Path, int], None] = lambda _path, _iteration: None
         self.check()
         with explaining(self._run_dir, self._directory):
             self._directory.mkdir(parents=True, exist_ok=True)
@@ -193,7 +195,7 @@ class CheckpointStore:
                 self._returns.pop(iteration, None)
             self._link()
             self._prune(path)
-        self.written.append((iteration, path))
+        self._written.append((iteration, path))
 
     def wait(self) -> None:
         """Wait for the checkpoint that is being written.
@@ -204,6 +206,13 @@ class CheckpointStore:
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.result()
+        self.pass_on()
+
+    def pass_on(self) -> None:
+        """Call :attr:`receive` for the checkpoints written since the last call, oldest first."""
+        while self._written:
+            iteration, path = self._written.popleft()
+            self.receive(path, iteration)
 
     def _best(self, found: Mapping[int, Path]) -> list[Path]:
         """Return the checkpoints to keep for their mean return, best first, and newest first if returns are equal."""

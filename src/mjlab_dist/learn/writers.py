@@ -69,18 +69,16 @@ class CheckpointWriter:
             store: The run's checkpoints.
             loggers: The loggers, which must be closed later than this writer.
         """
-        self._store, self._loggers = store, loggers
+        self._store = store
+        store.receive = loggers.checkpoint
 
     def write(self, row: Row, ranks: Sequence[Row] = ()) -> None:  # noqa: ARG002 (only the loggers write rows)
         """Pass the checkpoints that were written since the last row to the loggers."""
-        while self._store.written:
-            iteration, path = self._store.written.popleft()
-            self._loggers.checkpoint(path, iteration)
+        self._store.pass_on()
 
     def close(self) -> None:
         """Wait for the last checkpoint, and pass it to the loggers."""
         self._store.wait()
-        self.write({})
 
 
 def writers(config: TrainConfig, run_dir: Path, resumed_at: int | None) -> tuple[JsonlWriter, LoggerGroup]:

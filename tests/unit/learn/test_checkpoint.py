@@ -295,6 +295,16 @@ def test_a_second_save_waits_for_the_first(run_dir: Path, make_store: MakeStore,
     assert numbers(run_dir) == [1, 2]
 
 
+def test_a_checkpoint_is_passed_on_before_it_is_pruned(make_store: MakeStore):
+    received: dict[int, bool] = {}
+    store = make_store(keep_last=1, keep_best=0)
+    store.receive = lambda file, iteration: received.update({iteration: file.is_file()})
+    for iteration in (1, 2, 3):  # without any call in between, as in iterations that are faster than a save
+        store.save(iteration, {"a": torch.ones(2)}, None)
+    store.wait()
+    assert received == {1: True, 2: True, 3: True}
+
+
 def test_a_snapshot_of_a_view_stores_only_the_view(path: Path):
     whole = torch.arange(1_000_000.0)
     copy = checkpoint.snapshot({"part": whole[10:20], "same": [whole[:2], (whole[0].expand(3),)]})
