@@ -795,8 +795,9 @@ def test_an_unknown_actuator_is_refused() -> None:
 
 def test_an_actuator_that_is_driven_twice_is_refused() -> None:
     action = ActionConfig(actuators=("force",))
-    assert refused(actions={"a": action, "b": action}).startswith("--env.actions: ")
-    assert refused(actions={"a": ActionConfig(actuators=("force", "force"))}).startswith("--env.actions: ")
+    assert refused(actions={"a": action, "b": action}).startswith("--env.actions.b.actuators force: ")
+    twice = ActionConfig(actuators=("force", "force"))
+    assert refused(actions={"a": twice}).startswith("--env.actions.a.actuators force: ")
 
 
 @pytest.mark.parametrize(
