@@ -262,7 +262,7 @@ def command(tmp_path: Path, request: pytest.FixtureRequest, warm_starts: WarmSta
 
 @pytest.fixture
 def short_tmp() -> Iterator[Path]:
-    """A directory for temporary files with a short path. If TMPDIR is long, ranks cannot be forked and start slowly."""
+    """A temporary directory with a short path. With a long path, ranks cannot be forked, so they start slowly."""
     with tempfile.TemporaryDirectory(prefix="t-", dir="/tmp") as path:
         yield Path(path)
 

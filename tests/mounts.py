@@ -74,7 +74,10 @@ def mounted(command: Command, warm: WarmStarts | None, mounts: str) -> Iterator[
 
 @contextlib.contextmanager
 def forked_here(warm: WarmStarts | None, log: Path) -> Iterator[list[str]]:
-    """Yield words to put before an installed command, so that a program such as a fake SLURM forks the command."""
+    """Yield the first words of a command line. An installed command after these words is forked from a warm process.
+
+    Programs such as the fake SLURM start commands by exec, which is slower.
+    """
     if warm is None:
         yield ["env"]
         return

@@ -72,7 +72,7 @@ class WarmStarts:
             process.wait()
 
     def _fork(self, *args: Any) -> int | None:
-        """Replace _posixsubprocess.fork_exec, with the same arguments. Return None if the command needs an exec."""
+        """Stand in for _posixsubprocess.fork_exec, with its arguments. Return None if the command needs an exec."""
         argv, _, _, passed, cwd, variables, stdin, _, _, stdout, _, stderr, _, error = args[:14]
         new_session, group, gid, groups, uid, umask, preexec = args[15:22]
         if (not new_session, group, gid, groups, uid, preexec) != (False, -1, None, None, None, None):

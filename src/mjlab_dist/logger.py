@@ -45,7 +45,8 @@ class Logger:
         Args:
             row: Values by name. The columns are those of metrics.jsonl (docs/run-files.md), with the group in front:
                 ``train/mean_return``, ``perf/steps_per_s``, ``reward/<term>``. With ``--log-ranks``, there are also
-                ``rank_steps_per_s/<rank>`` and so on. Unknown values are missing; other values may be NaN or infinite.
+                ``rank_steps_per_s/<rank>`` and so on. A value that is not known is not in the row. A value may
+                be NaN or infinite.
             step: Number of completed iterations, from 1.
         """
         raise NotImplementedError

@@ -239,7 +239,7 @@ def test_a_documented_script_has_the_flags(command: Command, help_of: Callable[.
 @pytest.mark.long
 @pytest.mark.parametrize("line", of_program("train"), ids=str)
 def test_documented_training_commands_run(command: Command, trained: Path, line: Line) -> None:
-    # Each line has its own copy of the run, because a run that is resumed cannot be resumed to the same iteration again
+    # Each line has its own copy of the run: after one line has trained up to an iteration, another line cannot do so
     shutil.copytree(trained, command.cwd, symlinks=True, dirs_exist_ok=True)
     words = stand_in_values(line.words)
     if "--hosts" in words:

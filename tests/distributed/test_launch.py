@@ -126,8 +126,8 @@ def test_two_ranks_train_and_leave_a_complete_run(command: Command, warm_starts:
     (log_of_1,) = (run / "torchrunx").rglob("localhost[[]1].log")
     assert "iteration" not in log_of_1.read_text()
 
-    # The run can be played by its name and as `latest`, and a new run can use its config. These commands are forked.
-    command.warm = warm_starts
+    # The run can be played by its name and as `latest`, and a new run can use its config
+    command.warm = warm_starts  # fork these commands, which is faster
     played = command("play", "cartpole-balance", "--run", "latest", "--num-envs", "2")
     assert played.code == 0, played.err
     assert played.out.splitlines()[0].endswith(f" logs/cartpole-balance/{run.name}/checkpoints/model_5.pt")

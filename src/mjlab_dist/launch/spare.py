@@ -68,7 +68,7 @@ class Spare:
 
     @contextlib.contextmanager
     def launch(self, attempt: int) -> Iterator[Launch]:
-        """Return the prepared launch, or a new one if there is none or one of its agents has ended.
+        """Return the prepared launch. If there is none, or if an agent of it has ended, return a new launch.
 
         Args:
             attempt: As in :func:`prepared`.

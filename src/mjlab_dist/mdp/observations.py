@@ -124,7 +124,7 @@ class _FrameTerm(Term):
             names: Regular expressions that match the names of the frames.
             kind: Kind of the frames: body, site or geom.
             entity: Entity that the frames belong to; None for all.
-            reference: Name of a reference frame. Values are relative to this frame, and have its axes. Default: the
+            reference: Name of a reference frame. Values are relative to this frame, along its axes. Default: the
                 world frame; positions are then relative to the env's origin.
             reference_kind: Kind of the reference frame: body, site or geom.
             reference_entity: Entity that the reference frame belongs to; None for all.

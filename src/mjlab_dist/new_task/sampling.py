@@ -33,7 +33,7 @@ MAX_HALVINGS = 12
 """Maximum number of times that the torques of a block are halved."""
 
 MAX_LEAD = 3
-"""Maximum number of additional halvings of a block, compared with the block that has the fewest."""
+"""A block is halved at most this many times more than the block with the fewest halvings."""
 
 NUM_SAMPLED = 20
 """Number of the episodes in which constraints and contacts are counted."""

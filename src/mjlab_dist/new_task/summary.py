@@ -86,7 +86,7 @@ def _several(robot: Robot) -> list[str]:
     lines: list[str] = []
     if len(robot.trees.driven) > 1:
         whose = "" if robot.base is None else f"; the goal is for the robot whose base has the joint {robot.base.joint}"
-        lines.append(f"one policy drives {listed(robot.trees.driven)} (actions){whose}")
+        lines.append(f"one policy drives {listed(robot.trees.driven)}{whose} (actions)")
     if robot.trees.idle:
         lines.append(f"the policy drives {listed(robot.trees.driven)}, and not {listed(robot.trees.idle)} (actions)")
     return lines

@@ -182,9 +182,9 @@ class Simulation:
         """Return a field of ``mujoco_warp.Model`` or its options as a tensor, without a copy.
 
         Fields named at construction have one value per env. Writing to them changes the simulation. If other fields are
-        derived from them, call :meth:`update_constants` afterwards (the env does this after events that declare the
-        field). All other fields have one value for all envs. Do not write to them: :meth:`refuse_shared_writes` raises
-        if there was such a write.
+        derived from them, call :meth:`update_constants` afterwards (the env does this after events with the field in
+        their ``model_fields``). All other fields have one value for all envs. Do not write to them:
+        :meth:`refuse_shared_writes` raises if there was such a write.
 
         Args:
             name: The field, such as ``geom_friction`` (num_envs, ngeom, 3) or ``gravity`` (num_envs, 3).

@@ -93,7 +93,7 @@ def _env() -> EnvConfig:
             # The base is lower than this height.
             "fallen": termination(terminations.too_low, min_m=0.077, joint=_ROOT),
         },
-        # Events at the start of an episode.
+        # Events: at the start of an episode, or at intervals.
         events={
             # The robot starts with a random heading.
             "start": event(events.DrawRoot, yaw_rad=(-3.14, 3.14), joint=_ROOT),

@@ -176,7 +176,7 @@ def test_the_summary_names_the_driven_robots(tmp_path: Path) -> None:
     xml = f"{HEAD}<worldbody>{walker('a', 1)}{walker('b', 2)}{door}</worldbody>%s</mujoco>"
     assert "the policy drives b, and not a and door (actions)" in guessed(examined(tmp_path, xml % ""))
     lines = guessed(examined(tmp_path, xml % f"<actuator>{motors}</actuator>"))
-    assert "one policy drives a and b (actions); the goal is for the robot whose base has the joint of_a" in lines
+    assert "one policy drives a and b; the goal is for the robot whose base has the joint of_a (actions)" in lines
     assert not [line for line in guessed(examined(tmp_path, arm())) if "drives" in line]
 
 
