@@ -155,13 +155,14 @@ def _find(blocks: Mapping[str, ActionConfig], model: mujoco.MjModel) -> Iterator
                 raise UserError(
                     f"--env.actions.{name}.actuators {pattern}: matches no actuator; the model has {', '.join(known)}"
                 )
-            ids += matches
             for actuator in matches:
-                if owners.setdefault(actuator, name) != name or ids.count(actuator) > 1:
+                if actuator in owners:
                     raise UserError(
                         f"--env.actions.{name}.actuators {pattern}: {known[actuator]} is already driven by "
                         f"{owners[actuator]}; name each actuator once"
                     )
+                owners[actuator] = name
+            ids += matches
         yield ActionBlock(name, config, tuple(known[i] for i in ids), tuple(ids))
 
 
