@@ -40,9 +40,9 @@ def take_term_flags(config: TrainConfig, argv: Sequence[str]) -> tuple[TrainConf
     flags = by_flag(argv)
     env = _with_functions(config.env, flags)  # first, because the parameters of a term depend on its function
     for flag, values in flags:
-        if flag.startswith("--env.") and flag.rpartition(".")[2].replace("-", "_") in PARAMETERS:
-            raise UserError(f"{flag}: names no parameter; give each parameter its own flag: {flag}.<name> <value>")
         found = _find(env, flag)
+        if found is None and flag.startswith("--env.") and flag.rpartition(".")[2].replace("-", "_") in PARAMETERS:
+            raise UserError(f"{flag}: names no parameter; give each parameter its own flag: {flag}.<name> <value>")
         if found is not None and found.path[-1] in PARAMETERS:
             env, is_done = _set_parameter(env, found, flag, values)
             rest += [] if is_done else [flag, *values]

@@ -13,6 +13,7 @@ import mjlab_dist
 from mjlab_dist import registry
 from mjlab_dist.api import configured
 from mjlab_dist.cli import train
+from mjlab_dist.cli.term_flags import take_term_flags
 from mjlab_dist.config import ObservationConfig, ParamValue, TermConfig, TrainConfig
 from mjlab_dist.config.serialization import from_plain, to_plain
 from mjlab_dist.errors import UserError
@@ -127,6 +128,12 @@ def test_values_without_a_plain_type(
 def test_a_flag_for_all_parameters_together_is_refused(flag: str) -> None:
     with pytest.raises(UserError, match=rf"^{flag}: .* {flag}\.<name> <value>$"):
         read(flag, "target_m", "0.1")
+
+
+def test_a_term_may_be_called_params() -> None:
+    reward = next(iter(DEFAULT.env.rewards.values()))
+    config = dataclasses.replace(DEFAULT, env=dataclasses.replace(DEFAULT.env, rewards={"params": reward}))
+    assert take_term_flags(config, ["--env.rewards.params", "None"])[0].env.rewards == {}
 
 
 def test_help_shows_all_parameters_with_their_meaning(capsys: pytest.CaptureFixture[str]) -> None:
