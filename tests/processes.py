@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import psutil
+from start_message import AGENT
 
-AGENT_MODULE = "mjlab_dist.launch.agent"
+AGENT_MODULE = AGENT[-1]
 """Module that torchrunx's agents run."""
 
 

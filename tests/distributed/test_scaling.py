@@ -12,7 +12,8 @@ from conftest import Command
 from mjlab_dist.cli import scaling
 from mjlab_dist.errors import UserError
 
-SHORT = ("cartpole-balance", "--num-envs", "64", "--gpu-ids", "None", "--cpu-ranks", "2")
+ON_CPU = ("cartpole-balance", "--gpu-ids", "None", "--cpu-ranks", "2")
+SHORT = (*ON_CPU, "--num-envs", "64")
 
 
 @pytest.mark.slow
@@ -69,9 +70,9 @@ def test_flags_that_cannot_be_measured_are_refused_in_one_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     # A total excludes --num-envs, which is in SHORT
-    short = (SHORT[0], *SHORT[3:]) if flags[0] == "--total-num-envs" else SHORT
+    given = ON_CPU if flags[0] == "--total-num-envs" else SHORT
     with pytest.raises(UserError) as refused:
-        scaling.main([*short, *flags], "mjlab-dist scaling")
+        scaling.main([*given, *flags], "mjlab-dist scaling")
     assert str(refused.value).startswith(" ".join(flags))
     assert "\n" not in str(refused.value)
     assert not list(tmp_path.iterdir())

@@ -492,42 +492,32 @@ def test_a_run_waits_less_than_five_seconds_for_wandb_at_its_end(
     assert " 4.5 s" in warning
 
 
+@pytest.mark.parametrize(
+    ("hangs_in", "sends_checkpoint", "num_rows", "oldest"), [("log", False, 50_000, r"\d+"), ("init", True, 101, "1")]
+)
 def test_a_wandb_that_accepts_no_rows_is_stopped(
     config: TrainConfig,
     run_dir: Path,
     warnings: list[str],
     stub: Stub,
     monkeypatch: pytest.MonkeyPatch,
+    hangs_in: str,
+    sends_checkpoint: bool,
+    num_rows: int,
+    oldest: str,
     close: Callable[[WandbLogger], None],
 ):
     monkeypatch.setattr(module, "MAX_WAITING_ROWS", 100)
-    stub(log="time.sleep(99)")
-    writer = WandbLogger(run_dir, config, None)
-    fill(writer, range(1, 50_001))
-    close(writer)
-    (warning,) = warnings
-    assert re.search(r"\biteration \d+", warning)
-
-
-def test_a_wandb_that_accepts_no_checkpoint_is_stopped(
-    config: TrainConfig,
-    run_dir: Path,
-    warnings: list[str],
-    stub: Stub,
-    monkeypatch: pytest.MonkeyPatch,
-    close: Callable[[WandbLogger], None],
-):
-    monkeypatch.setattr(module, "MAX_WAITING_ROWS", 100)
-    stub(init="time.sleep(99)")
-    config = dataclasses.replace(config, checkpoint=dataclasses.replace(config.checkpoint, wandb=True))
+    stub(**{hangs_in: "time.sleep(99)"})
+    config = dataclasses.replace(config, checkpoint=dataclasses.replace(config.checkpoint, wandb=sends_checkpoint))
     writer = WandbLogger(run_dir, config, None)
     file = run_dir / "model_1.pt"
     file.touch()
-    writer.checkpoint(file, 1)
-    fill(writer, range(1, 102))
+    writer.checkpoint(file, 1)  # the oldest message, if it is sent
+    fill(writer, range(1, num_rows + 1))
     close(writer)
     (warning,) = warnings
-    assert " iteration 1;" in warning
+    assert re.search(rf"\biteration {oldest}\b", warning)
 
 
 def test_a_full_disk_does_not_fail_because_of_wandb(
