@@ -48,7 +48,9 @@ BLOCKS: dict[str, ActionConfig] = {
     "dc": action(
         motors.DcMotor, ("lever",), stiffness=20.0, damping=0.5, effort_limit=3.0, velocity_limit=8.0, delay=(2, 9)
     ).processed(scale=0.5, offset="home"),
-    "learned": action(motors.LearnedMotor, ("lever",), file=MOTOR_FILE, history=(0, 3, 5), effort_scale=10.0),
+    "learned": action(
+        motors.LearnedMotor, ("lever",), file=MOTOR_FILE, activation="softsign", history=(0, 3, 5), effort_scale=10.0
+    ),
 }
 """One action block of every class."""
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import os
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import EntryPoints, entry_points, packages_distributions
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.config.entries import entries
-from mjlab_dist.config.signatures import PARAMETERS, definition, find_module, is_function, makes
+from mjlab_dist.config.signatures import PARAMETERS, definition, find_module, is_function, made_from, member
 from mjlab_dist.errors import UserError
 from mjlab_dist.registry import GROUP
 
@@ -27,11 +28,27 @@ SSH_DIRS = ("~/.ssh", "/etc/ssh")
 """A config may name only SSH config files in these directories, because SSH config files can run programs."""
 
 
+Definition = tuple[str, ast.FunctionDef | ast.ClassDef]
+"""A module, and the function or class that it defines."""
+
+
+class _Named(NamedTuple):
+    """A function or class that a config names."""
+
+    path: str
+    """Path of the field, such as ``env.rewards.speed.func``."""
+    reference: str
+    """The function or class, as package.module:name."""
+    lacks: Callable[[Definition], str | None]
+    """Returns why a definition is not of the kind that the field needs; None if it is."""
+
+
 def refuse_foreign(config: TrainConfig, file: Path, *, uses_ssh: bool) -> None:
     """Raise if a config that was read from a file can run code that is not trusted.
 
-    The functions and classes that the config names must be from this package, from a distribution that provides tasks,
-    or from the user's own modules. The user's own modules are those that are neither installed nor part of Python.
+    The functions and classes that the config names must be public, of the kind that their field needs, and from this
+    package, from a distribution that provides tasks, or from the user's own modules. The user's own modules are those
+    that are neither installed nor part of Python.
 
     Args:
         config: The config.
@@ -43,34 +60,29 @@ def refuse_foreign(config: TrainConfig, file: Path, *, uses_ssh: bool) -> None:
             own directories.
     """
     tasks = entry_points(group=GROUP)
-    for name, reference in _references(config):
-        fault = _fault(reference, file, tasks)
+    for named in _references(config):
+        fault = _fault(named, file, tasks)
         if fault is not None:
-            raise UserError(f"{name} {reference}: {fault}; check it, and add --trust to allow it")
+            raise UserError(f"{named.path} {named.reference}: {fault}; check it, and add --trust to allow it")
     if uses_ssh and config.ssh_config is not None and not _is_within(config.ssh_config, SSH_DIRS):
         raise UserError(f"ssh_config {config.ssh_config}: can run any program; check it, and add --trust to allow it")
 
 
-def _references(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the paths and values of all fields that name functions."""
+def _references(value: Any, prefix: str = "") -> Iterator[_Named]:
+    """Yield all functions and classes that fields name."""
     is_config = dataclasses.is_dataclass(value)
     for name, part in entries(value).items():
         if is_config and name in PARAMETERS:
             continue  # plain values, which name no functions
-        if is_config and isinstance(part, str) and (name in {"func", "synchronizer"} or _names_model(name, part)):
-            yield prefix + name, part
-        if is_config and name == "logger":
-            yield from ((prefix + name, logger) for logger in part)
+        if is_config and name in _KINDS and part is not None and (name != "model" or is_function(part)):
+            for reference in (part,) if isinstance(part, str) else part:
+                yield _Named(prefix + name, reference, _KINDS[name])
         yield from _references(part, f"{prefix}{name}.")
 
 
-def _names_model(name: str, value: str) -> bool:
-    return name == "model" and is_function(value)
-
-
-def _fault(reference: str, file: Path, tasks: EntryPoints) -> str | None:
+def _fault(named: _Named, file: Path, tasks: EntryPoints) -> str | None:
     """Return why a function is not trusted; None if it is trusted, or if the text names no function."""
-    module, colon, name = reference.partition(":")
+    module, colon, name = named.reference.partition(":")
     if not colon:
         return None
     if find_module(module) is None:
@@ -79,13 +91,60 @@ def _fault(reference: str, file: Path, tasks: EntryPoints) -> str | None:
     foreign = "is not from mjlab_dist, a task package or your own project, and could run any code"
     if not _is_trusted(module, file, tasks):
         return foreign
-    found = definition(module, first)
+    found = definition(module, first) or made_from(module, first)
     if found is not None and not _is_trusted(found[0], file, tasks):
         return foreign  # such as a library's function that the module imports
-    is_known = found is not None or (not attributes and makes(module, first))
-    if not is_known or any(part.startswith("_") for part in attributes):
-        return f"{module} defines no such function or class"
-    return None
+    for attribute in attributes:
+        found = _member(found, attribute) if found is not None else None
+    if found is None or any(part.startswith("_") for part in (first, *attributes)):
+        return f"{module} defines no such public function or class"
+    return named.lacks(found)
+
+
+def _member(found: Definition, name: str) -> Definition | None:
+    """Return a method or class of a class; None for a function."""
+    module, node = found
+    return member(module, node, name) if isinstance(node, ast.ClassDef) else None
+
+
+def _lacks_of_a_term(found: Definition) -> str | None:
+    is_class = isinstance(found[1], ast.ClassDef)
+    function = _member(found, "__init__") if is_class else found
+    if function is not None and isinstance(function[1], ast.FunctionDef):
+        args = function[1].args
+        first = [*args.posonlyargs, *args.args][is_class:][:1]
+        if any(arg.arg == "env" or _type(arg.annotation) == "Env" for arg in first):
+            return None
+    return "is not a term, because its first parameter is not env"
+
+
+def _lacks_of_a_model(found: Definition) -> str | None:
+    if isinstance(found[1], ast.FunctionDef) and _type(found[1].returns) == "MjSpec":
+        return None
+    return "is not a function that is annotated to return a mujoco.MjSpec"
+
+
+def _lacks_methods(kind: str, *methods: str) -> Callable[[Definition], str | None]:
+    def lacks(found: Definition) -> str | None:
+        if all(_member(found, method) for method in methods):
+            return None
+        return f"is not a {kind}, a class with {' and '.join(methods)}"
+
+    return lacks
+
+
+def _type(annotation: ast.expr | None) -> str:
+    """Return the last part of the name of a type, such as MjSpec."""
+    return ast.unparse(annotation).strip("'").rpartition(".")[2] if annotation is not None else ""
+
+
+_KINDS: dict[str, Callable[[Definition], str | None]] = {
+    "func": _lacks_of_a_term,
+    "model": _lacks_of_a_model,
+    "synchronizer": _lacks_methods("synchronizer", "reduce", "due"),
+    "logger": _lacks_methods("logger", "log"),
+}
+"""For each field of a config that names functions or classes: what a definition lacks to be of the right kind."""
 
 
 def _is_trusted(module: str, file: Path, tasks: EntryPoints) -> bool:
@@ -99,10 +158,13 @@ def _is_trusted(module: str, file: Path, tasks: EntryPoints) -> bool:
     if spec is None or not spec.has_location or spec.origin is None:
         return False
     if not is_installed(spec.origin):
-        # Code in a run directory does not count as the user's own, unless the user put the directory on the import path
-        folder = file.resolve().parent
-        is_imported = any(Path(entry).resolve().is_relative_to(folder) for entry in sys.path)
-        return is_imported or not _is_within(spec.origin, (str(folder),))
+        # Code beside the config does not count as the user's own, unless the user put the directory on the import path.
+        # If the config is a link, this also applies to the directory of its target.
+        places = [file]
+        while places[-1].is_symlink():
+            places.append(places[-1].parent / places[-1].readlink())
+        beside = [str(place.parent) for place in places if _is_within(spec.origin, (str(place.parent),))]
+        return all(any(_is_within(entry, (folder,)) for entry in sys.path) for folder in beside)
     distributions = {point.dist.name for point in tasks if point.dist is not None}
     return not distributions.isdisjoint(packages_distributions().get(package, ()))
 

@@ -19,14 +19,51 @@ from mjlab_dist.run_dir import CONFIG_FILE, read_config_file, to_yaml
 TERM = "def reached(env):\n    return env\n\n\nclass Reached:\n    def __init__(self, env):\n        pass\n"
 
 OWN_TERMS = """
-import functools, os
+import functools, os, subprocess
+import mjlab_dist.env.term as ours
+from mjlab_dist.logger import Logger
+from mjlab_dist.mdp import actions
 from os import system
 from torch import load as read
 from .shared import reached as again
 from . import shared
 from ...far import beyond
 copy = system
-made = functools.partial(again, 1)
+made = functools.partial(again, x=1)
+bound = functools.partial(again, 1)
+wrapped = functools.partial(shared.reached)
+short = lambda env: env
+program = functools.partial(subprocess.run)
+quick = lambda cmd: cmd
+called = reached(1)
+class Lift(actions.ActuatorInput):
+    pass
+class Goal(ours.Command):
+    pass
+class Curves(Logger):
+    def log(self, row, step):
+        pass
+class Mean:
+    def reduce(self, buffer):
+        pass
+    def due(self, iteration):
+        pass
+class Rewards:
+    @staticmethod
+    def high(env):
+        pass
+    def run(self, cmd):
+        pass
+def typed(_: "Env"):
+    pass
+def execute(cmd):
+    pass
+def _hidden(env):
+    pass
+def scene(cmd) -> mujoco.MjSpec:
+    pass
+def make(cmd):
+    pass
 try:
     from .shared import Reached as Other
 except ImportError:
@@ -126,12 +163,6 @@ def test_every_logger_counts(read: Read):
     assert read(config) == config
 
 
-@pytest.mark.usefixtures("project")
-def test_a_logger_of_the_user_is_trusted(read: Read):
-    config = changed(LEGGED, "logger", ("own_robot.terms:Reached",))
-    assert read(config) == config
-
-
 @pytest.mark.parametrize("file", ["~/.ssh/config", "/etc/ssh/cluster"])
 def test_ssh_s_own_files_are_trusted(file: str, read: Read):
     config = changed(LEGGED, "ssh_config", file)
@@ -176,7 +207,10 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(folder))
 
 
-@pytest.mark.parametrize("name", ["reached", "Reached", "Reached.mro", "again", "made", "Other"])
+@pytest.mark.parametrize(
+    "name",
+    ["reached", "Reached", "again", "made", "wrapped", "short", "Lift", "Goal", "Rewards.high", "typed", "Other"],
+)
 @pytest.mark.usefixtures("project")
 def test_the_user_s_own_modules_are_trusted(name: str, read: Read):
     config = with_term(f"own_robot.terms:{name}")
@@ -184,11 +218,87 @@ def test_the_user_s_own_modules_are_trusted(name: str, read: Read):
 
 
 @pytest.mark.parametrize(
-    "name", ["system", "read", "os.system", "copy", "beyond", "Reached.__init__", "shared.reached", "nothing"]
+    "name",
+    ["system", "read", "os.system", "copy", "program", "beyond", "Reached.__init__", "shared.reached", "nothing"],
 )
 @pytest.mark.usefixtures("project")
 def test_functions_that_the_user_s_own_modules_import_are_not_trusted(name: str, read: Read):
     refusal(read, with_term(f"own_robot.terms:{name}"))
+
+
+@pytest.mark.parametrize(
+    ("path", "reference"),
+    [
+        ("env.sim.model", "mjlab_dist.distributed.synchronizer:find_synchronizer"),
+        ("env.sim.model", "mjlab_dist.mdp.motion_file:read_motions"),
+        ("env.sim.model", "mjlab_dist.mdp.rewards:tilt"),
+        ("env.sim.model", "own_robot.terms:make"),
+        ("env.sim.model", "own_robot.terms:Reached"),
+        ("sync.synchronizer", "mjlab_dist.distributed.synchronizer:find_synchronizer"),
+        ("sync.synchronizer", "own_robot.terms:execute"),
+        ("logger", "mjlab_dist.mdp.rewards:tilt"),
+        ("logger", "own_robot.terms:Mean"),
+        ("term", "mjlab_dist.distributed.synchronizer:AllReduce"),
+        ("term", "mjlab_dist.mdp.motor_file:read_layers"),
+        ("term", "mjlab_dist.mdp.rotation:heading"),
+        ("term", "own_robot.terms:execute"),
+        ("term", "own_robot.terms:bound"),
+        ("term", "own_robot.terms:quick"),
+        ("term", "own_robot.terms:called"),
+        ("term", "own_robot.terms:scene"),
+        ("term", "own_robot.terms:Mean"),
+        ("term", "own_robot.terms:Rewards"),
+        ("term", "own_robot.terms:Rewards.run"),
+        ("term", "own_robot.terms:reached.high"),
+        ("term", "own_robot.terms:_hidden"),
+    ],
+)
+@pytest.mark.usefixtures("project")
+def test_only_public_functions_of_the_kind_that_the_field_needs_are_trusted(path: str, reference: str, read: Read):
+    refusal(read, with_term(reference) if path == "term" else changed(LEGGED, path, reference))
+
+
+@pytest.mark.parametrize(
+    ("path", "reference"),
+    [
+        ("env.sim.model", "own_robot.terms:scene"),
+        ("sync.synchronizer", "own_robot.terms:Mean"),
+        ("sync.synchronizer", "mjlab_dist.distributed.synchronizer:AllReduce"),
+        ("logger", "own_robot.terms:Curves"),
+    ],
+)
+@pytest.mark.usefixtures("project")
+def test_every_kind_can_be_the_user_s_own(path: str, reference: str, read: Read):
+    assert read(changed(LEGGED, path, reference))
+
+
+def test_code_beside_a_link_to_a_config_is_not_the_user_s_own(
+    tmp_path: Path, read: Read, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    run_dir = tmp_path / "logs" / "task" / "run"
+    targets = [run_dir, run_dir / "first", run_dir / "second"]
+    for folder in targets:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "brought.py").write_text(TERM)
+    # config.yaml is a link to a link
+    (run_dir / CONFIG_FILE).symlink_to("first/there.yaml")
+    (run_dir / "first" / "there.yaml").symlink_to("../second/config.yaml")
+    importlib.invalidate_caches()
+    for module in ("brought", "first.brought", "second.brought"):
+        refusal(read, with_term(f"logs.task.run.{module}:reached"))
+    # Links between directories that are not inside each other
+    (run_dir / CONFIG_FILE).unlink()
+    (run_dir / CONFIG_FILE).symlink_to(tmp_path / "elsewhere" / "config.yaml")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "brought.py").write_text(TERM)
+    importlib.invalidate_caches()
+    for module in ("logs.task.run.brought", "elsewhere.brought"):
+        refusal(read, with_term(f"{module}:reached"))
+    # A directory on the import path is the user's own; the other one still is not
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "elsewhere"), *sys.path])
+    assert read(with_term("elsewhere.brought:reached"))
+    refusal(read, with_term("logs.task.run.brought:reached"))
 
 
 def test_modules_in_a_run_directory_are_not_the_user_s_own(tmp_path: Path, read: Read, monkeypatch: pytest.MonkeyPatch):

@@ -123,7 +123,7 @@ def parameters(reference: str, passed: Collection[str] = _PASSED) -> dict[str, P
     docstring = ast.get_docstring(node) or ""
     function = node
     if isinstance(node, ast.ClassDef):
-        constructor = _constructor(where, node)
+        constructor = member(where, node, "__init__")
         if constructor is None:
             return {}
         where, function = constructor
@@ -176,19 +176,59 @@ def definition(module: str, name: str) -> tuple[str, ast.FunctionDef | ast.Class
     return None
 
 
-def makes(module: str, name: str) -> bool:
-    """Return whether a module creates a function with a lambda or a call, such as ``near = functools.partial(far)``.
+def made_from(module: str, name: str) -> tuple[str, ast.FunctionDef | ast.ClassDef] | None:
+    """Return what a module wraps under a name: a lambda, or the ``far`` of ``near = functools.partial(far, x=1)``.
 
     Args:
         module: The module's name. It is not imported.
-        name: Name of the function in this module.
+        name: Name in this module.
+
+    Returns:
+        As :func:`definition`; a lambda as a function without a body. None for every other assignment.
     """
-    return any(
-        isinstance(target, ast.Name) and target.id == name
-        for node in _statements(_tree(module))
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call | ast.Lambda)
-        for target in node.targets
-    )
+    for node in _statements(_tree(module)):
+        if not isinstance(node, ast.Assign) or name not in map(ast.unparse, node.targets):
+            continue
+        match node.value:
+            case ast.Lambda(args=args):
+                return module, ast.FunctionDef(name=name, args=args, body=[], decorator_list=[])
+            case ast.Call(func=func, args=[wrapped]) if ast.unparse(func).rpartition(".")[2] == "partial":
+                return _resolve(module, wrapped)
+    return None
+
+
+def member(module: str, node: ast.ClassDef, name: str) -> tuple[str, ast.FunctionDef | ast.ClassDef] | None:
+    """Return a method or class of a class, which may be inherited, and the module that defines it.
+
+    Args:
+        module: Module of the class.
+        node: The class.
+        name: Name of the method or class.
+    """
+    for part in node.body:
+        if isinstance(part, ast.FunctionDef | ast.ClassDef) and part.name == name:
+            return module, part
+    for base in node.bases:
+        found = _resolve(module, base)
+        if found is not None and isinstance(found[1], ast.ClassDef):
+            inherited = member(found[0], found[1], name)
+            if inherited is not None:
+                return inherited
+    return None
+
+
+def _resolve(module: str, expression: ast.expr) -> tuple[str, ast.FunctionDef | ast.ClassDef] | None:
+    """Return the definition of a name in a module, such as ``far`` or ``terms.far``."""
+    *outer, name = ast.unparse(expression).split(".")
+    if not outer:
+        return definition(module, name)
+    for node in _statements(_tree(module)):
+        for alias in node.names if isinstance(node, ast.Import | ast.ImportFrom) else ():
+            if (alias.asname or alias.name).split(".")[0] == outer[0]:
+                first = alias.name if alias.asname else outer[0]
+                package = f"{_absolute(module, node)}." if isinstance(node, ast.ImportFrom) else ""
+                return definition(f"{package}{'.'.join([first, *outer[1:]])}", name)
+    return None
 
 
 def _statements(tree: ast.AST | None) -> Iterator[ast.AST]:
@@ -204,21 +244,9 @@ def _absolute(module: str, node: ast.ImportFrom) -> str:
     spec = find_module(module)
     assert spec is not None
     try:
-        return importlib.util.resolve_name(f"{'.' * node.level}{node.module}", spec.parent)
+        return importlib.util.resolve_name(f"{'.' * node.level}{node.module or ''}", spec.parent)
     except ImportError:
         return ""  # the relative import goes beyond the top-level package
-
-
-def _constructor(module: str, node: ast.ClassDef) -> tuple[str, ast.FunctionDef] | None:
-    """Return the constructor of a class, which may be inherited from the first base class, and its module."""
-    for part in node.body:
-        if isinstance(part, ast.FunctionDef) and part.name == "__init__":
-            return module, part
-    for base in node.bases:
-        found = definition(module, base.id) if isinstance(base, ast.Name) else None
-        if found is not None and isinstance(found[1], ast.ClassDef):
-            return _constructor(found[0], found[1])
-    return None
 
 
 @functools.cache

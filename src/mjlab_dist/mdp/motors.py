@@ -135,7 +135,7 @@ class LearnedMotor(Action):
         block: ActionBlock,
         *,
         file: str,
-        activation: Literal["softsign", "elu", "relu", "tanh"] = "softsign",
+        activation: Literal["softsign", "elu", "relu", "tanh"],
         history: tuple[int, ...] = (0, 1, 2),
         velocities_first: bool = False,
         position_scale: float = 1.0,
@@ -148,9 +148,8 @@ class LearnedMotor(Action):
         Args:
             env: The envs.
             block: The block; its actuators are torque motors of hinge or slide joints, or force motors of tendons.
-            file: Path of the network, or ``package.module:file``. The file is a TorchScript module, an ONNX file, or a
-                state dict that ``torch.save`` wrote. It contains the weight and the bias of each layer, from first to
-                last.
+            file: Path of the network, or ``package.module:file``. The file is a state dict that ``torch.save`` wrote:
+                the weight and the bias of each layer, from first to last.
             activation: Activation between the layers.
             history: Ages of the inputs, in physics steps; 0 is the current step.
             velocities_first: Whether the velocities come before the errors.
@@ -170,7 +169,7 @@ class LearnedMotor(Action):
         if not history or min(history) < 0:
             given = " ".join(map(str, history))
             raise UserError(f"{flag}.history {given}: give at least one age in physics steps, none below 0")
-        layers = read_layers(f"{flag}.file {file}", file, 2 * len(history), activation)
+        layers = read_layers(f"{flag}.file {file}", file, 2 * len(history))
         columns = self._find_positions(env)
         # State: errors and velocities of the latest physics steps, newest first
         shape = (env.num_envs, 1 + max(history), len(self.names))

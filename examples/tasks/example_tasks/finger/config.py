@@ -57,6 +57,7 @@ def _env() -> EnvConfig:
                 motors.LearnedMotor,
                 ("flexor_1", "flexor_2"),
                 file="example_tasks.finger:motor.pt",
+                activation="softsign",
                 history=(0, 1, 2, 4),
                 position_scale=50.0,
                 velocity_scale=5.0,
