@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import json
 import os
 import socket
@@ -21,8 +22,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from mjlab_dist.atomic import write_atomically
 from mjlab_dist.errors import TakenOverError, UserError
 from mjlab_dist.messages import Listener
+from mjlab_dist.run_files import open_file
 
 LEASE_FILE = "lease.json"
 
@@ -72,9 +75,11 @@ class _Look(NamedTuple):
     """Contents of a lease file at one time."""
 
     owner: _Owner | None
-    """The owner; None while the file is being written."""
+    """The owner; None if the file contains no lease, for example because it is being written."""
     renewed_ns: int
     """Modification time, by the clock of the file system."""
+    claim: Path
+    """The file that a launch creates to take over this lease."""
 
 
 @dataclass(kw_only=True)
@@ -190,12 +195,14 @@ def acquire(
                 )
             # Dead: the process has ended, or the file has not changed for EXPIRED_S
             if is_alive is False or (first is not None and now() - since >= EXPIRED_S):
-                _replace(path, own)
+                if _take_over(path, look, own):
+                    break
                 continue
             # Unknown: wait, and check again
             if first is None:
                 first, since = look, now()
-                text = f"{_named(look.owner)} may be training {run_dir}; waiting up to {EXPIRED_S:g} s to find out"
+                who = f"{path}: line 1 is not a lease, so another launch" if look.owner is None else _named(look.owner)
+                text = f"{who} may be training {run_dir}; waiting up to {EXPIRED_S:g} s to find out"
                 listen({"kind": "status", "text": text})
             sleep(POLL_S)
     except OSError as error:
@@ -287,36 +294,71 @@ def _named(owner: _Owner | None) -> str:
     return "another launch" if owner is None else f"process {owner.pid} on {owner.host}"
 
 
-def _text(owner: _Owner) -> str:
-    return json.dumps(dataclasses.asdict(owner)) + "\n"
-
-
 def _create(path: Path, owner: _Owner) -> bool:
     """Create a lease file; return False if there already is one."""
+    temporary = path.with_name(f".{owner.token}.tmp")
+    text = json.dumps(dataclasses.asdict(owner)) + "\n"
     try:
-        with path.open("x") as file:
-            file.write(_text(owner))
+        temporary.write_text(text)
+        path.hardlink_to(temporary)  # the file has its contents from the start
     except FileExistsError:
         return False
+    except OSError:
+        # A file system without hard links
+        try:
+            with path.open("x") as file:
+                file.write(text)
+        except FileExistsError:
+            return False
+    finally:
+        temporary.unlink(missing_ok=True)
     return True
 
 
-def _replace(path: Path, owner: _Owner) -> None:
-    """Replace a lease. If two launches do this at once, only one lease remains, which both launches then read."""
-    temporary = path.with_name(f".{path.name}.{owner.token}.tmp")
-    temporary.write_text(_text(owner))
-    temporary.replace(path)
+def _take_over(path: Path, look: _Look, owner: _Owner) -> bool:
+    """Take over the lease of a dead launch; return False if another launch does so.
+
+    Only one launch can create the claim on this lease. The claim names the new owner, also if it is killed here.
+    """
+    if not _create(look.claim, owner):
+        return False
+    # Before the claim was created, another launch may have taken over the lease and removed its own claim
+    now = _look_at(path)
+    if now is None or now.owner != owner:
+        look.claim.unlink()
+        return False
+    write_atomically(path, look.claim.read_bytes())
+    for claim in path.parent.glob(f".{path.name}.*.claim"):
+        claim.unlink(missing_ok=True)
+    return True
 
 
 def _look_at(path: Path) -> _Look | None:
-    """Read a lease; return None if there is none."""
+    """Read a lease; return None if there is none. If a launch has claimed the lease, return the claim."""
     try:
         # Network file systems cache the properties of files, but update them when a file is opened.
-        with path.open("rb") as file:
+        with open_file(path, os.O_NOFOLLOW) as file:
             renewed_ns, text = os.fstat(file.fileno()).st_mtime_ns, file.read()
     except FileNotFoundError:
         return None
+    claim = path.with_name(f".{LEASE_FILE}.{hashlib.sha256(text).hexdigest()[:32]}.claim")
+    return _look_at(claim) or _Look(_owner_of(text), renewed_ns, claim)
+
+
+def _owner_of(text: bytes) -> _Owner | None:
+    """Return the owner that a lease file names; None if the file contains something else."""
     try:
-        return _Look(_Owner(**json.loads(text)), renewed_ns)
-    except (ValueError, TypeError):
-        return _Look(None, renewed_ns)
+        fields = json.loads(text)
+        owner = _Owner(**{field.name: fields[field.name] for field in dataclasses.fields(_Owner)})
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    is_plain = (
+        isinstance(owner.token, str)
+        and isinstance(owner.host, str)
+        and owner.host.isprintable()
+        and type(owner.pid) is int
+        and 0 < owner.pid < 1 << 31
+        and isinstance(owner.started, int | None)
+        and isinstance(owner.system, str | None)
+    )
+    return owner if is_plain else None

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import stat
 import zipfile
 import zlib
@@ -69,6 +70,8 @@ def is_pack(path: Path) -> bool:
     Args:
         path: Any path; it may be a directory, or not exist.
     """
+    if not os.path.isfile(path):  # noqa: PTH113 (False, not an error, for a name that is too long)
+        return False  # such as a FIFO, which zipfile would wait for
     try:
         with zipfile.ZipFile(path) as archive:
             return MANIFEST in archive.namelist()

@@ -14,6 +14,7 @@ from typing import Any
 
 from mjlab_dist.atomic import write_atomically
 from mjlab_dist.config import TrainConfig
+from mjlab_dist.errors import UserError
 from mjlab_dist.masking import masked
 from mjlab_dist.run_dir import CONFIG_FILE, PROVENANCE_FILE, to_yaml
 from mjlab_dist.run_files import read_file
@@ -67,7 +68,7 @@ def write_origin(
         provenance = {**first, "resumed": [*first.get("resumed", []), provenance]}
     write_atomically(run_dir / PROVENANCE_FILE, json.dumps(provenance, indent=2) + "\n")
     if diff:
-        (run_dir / "git.diff").write_bytes(diff)
+        write_atomically(run_dir / "git.diff", diff)
 
 
 def read_provenance(run_dir: Path, warn: Callable[[str], None]) -> dict[str, Any]:
@@ -76,16 +77,23 @@ def read_provenance(run_dir: Path, warn: Callable[[str], None]) -> dict[str, Any
     Args:
         run_dir: The run directory, or a pack.
         warn: Called with one line if the file is damaged. A damaged file in a run directory is also renamed.
+
+    Raises:
+        UserError: If the file cannot be read.
     """
     path = run_dir / PROVENANCE_FILE
     try:
         found = json.loads(read_file(run_dir, PROVENANCE_FILE))
-        if isinstance(found, dict) and all(isinstance(found.get(key, []), list) for key in ("resumed", "grown")):
+        if _is_provenance(found):
             return found
         reason = "it contains no provenance"
     except FileNotFoundError:
         return {}
-    except (ValueError, RecursionError) as error:
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}; repair or remove it") from error
+    except RecursionError:
+        reason = "it is nested too deeply"
+    except ValueError as error:
         reason = str(error)
     if run_dir.is_file():
         warn(f"{path}: cannot be read ({reason})")
@@ -94,6 +102,26 @@ def read_provenance(run_dir: Path, warn: Callable[[str], None]) -> dict[str, Any
     path.replace(aside)
     warn(f"{path}: cannot be read ({reason}); the file is now {aside.name}, and a new one is written")
     return {}
+
+
+def _is_provenance(found: Any) -> bool:
+    """Return whether every field that is read again has its type, in the first start and in each resumed one."""
+    if not isinstance(found, dict):
+        return False
+    versions, resumed = found.get("versions") or {}, found.get("resumed", [])
+    return (
+        all(isinstance(found.get(name), str | None) for name in ("git_commit", "python"))
+        and all(_is_list(found.get(name), str) for name in ("command", "devices"))
+        and _is_list(found.get("grown"), dict)
+        and isinstance(versions, dict)
+        and all(isinstance(version, str | None) for version in versions.values())
+        and isinstance(resumed, list)
+        and all(map(_is_provenance, resumed))
+    )
+
+
+def _is_list(value: Any, kind: type) -> bool:
+    return value is None or (isinstance(value, list) and all(isinstance(one, kind) for one in value))
 
 
 def versions() -> dict[str, str | None]:

@@ -30,12 +30,12 @@ from typing import TYPE_CHECKING, Any
 
 from mjlab_dist.atomic import write_atomically
 from mjlab_dist.config import TrainConfig
-from mjlab_dist.config.lines import line_of_field, line_of_problem, load_yaml
+from mjlab_dist.config.lines import MAX_BITS, line_of_field, line_of_problem, load_yaml
 from mjlab_dist.config.serialization import FieldError, from_plain, to_plain
 from mjlab_dist.distributed.rank_info import RankInfo
 from mjlab_dist.errors import UserError
 from mjlab_dist.pack_file import check_pack, is_pack, read_part
-from mjlab_dist.run_files import read_file
+from mjlab_dist.run_files import open_file, read_file
 from mjlab_dist.trust import refuse_foreign
 from mjlab_dist.wandb_run import find_wandb_run
 
@@ -120,7 +120,11 @@ def read_config_file(path: Path, *, trust: bool = False, uses_ssh: bool = True) 
     path = path / CONFIG_FILE if path.is_dir() else path
     data = b""
     try:
-        data = read_part(path, CONFIG_FILE) if path.is_file() and is_pack(path) else path.read_bytes()
+        if is_pack(path):
+            data = read_part(path, CONFIG_FILE)
+        else:
+            with open_file(path) as file:
+                data = file.read()
         plain = load_yaml(text := data.decode())
     except OSError as error:
         raise UserError(f"--config {path}: {error.strerror or error}") from error
@@ -419,14 +423,30 @@ def _rows_of(data: bytes, path: Path) -> list[tuple[bytes, dict[str, Any]]]:
             break
         if b"\0" in line:
             continue
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"{path}: line {number} is not JSON; restore the file, or remove the line") from error
-        if not isinstance(row, dict) or not isinstance(row.get("iteration"), int):
+        row = parse_row(line)
+        if row is None:
             raise UserError(f"{path}: line {number} is not a row of metrics; restore the file, or remove the line")
         rows.append((line, row))
     return rows
+
+
+def parse_row(line: bytes) -> dict[str, Any] | None:
+    """Return a row of metrics: numbers by column, and None for missing values. Return None for any other line.
+
+    Args:
+        line: The line.
+    """
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(row, dict) or type(row.get("iteration")) is not int or row["iteration"] < 0:
+        return None
+    is_plain = all(
+        value is None or type(value) is float or (type(value) is int and value.bit_length() < MAX_BITS)
+        for value in row.values()
+    )
+    return row if is_plain else None
 
 
 def _lost(rows: list[tuple[bytes, dict[str, Any]]], iteration: int) -> str:

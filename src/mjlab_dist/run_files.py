@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import stat
 from pathlib import Path
+from typing import BinaryIO
 
+from mjlab_dist.errors import UserError
 from mjlab_dist.pack_file import has_part, is_pack, read_manifest, read_part
 
 
@@ -29,4 +34,49 @@ def read_file(run: Path, name: str) -> bytes:
         OSError: If the file cannot be read.
         UserError: If the pack is damaged.
     """
-    return read_part(run, name) if run.is_file() else (run / name).read_bytes()
+    if run.is_file():
+        return read_part(run, name)
+    with open_file(run / name) as file:
+        return file.read()
+
+
+def open_file(path: Path, flags: int = 0) -> BinaryIO:
+    """Open a file for reading. Unlike ``open``, this does not wait for a writer if the path is a FIFO.
+
+    Args:
+        path: The file.
+        flags: Further flags of ``os.open``, such as O_NOFOLLOW.
+
+    Raises:
+        OSError: If there is no such file, or if it is not a regular file.
+    """
+    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | flags), "rb")
+    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        return file
+    file.close()
+    raise OSError(errno.EINVAL, "is not a regular file", str(path))
+
+
+def refuse_links(flag: str, run_dir: Path) -> None:
+    """Raise if a write into a run directory, which somebody else may have laid out, could reach another directory.
+
+    Links that stay inside the directory are allowed, such as latest.pt.
+
+    Args:
+        flag: The flag and its value, for the message.
+        run_dir: The run directory.
+
+    Raises:
+        UserError: If it contains a link that leads out of it, or something that is neither a file nor a directory.
+    """
+    root = os.path.realpath(run_dir)
+    for folder, folders, files in os.walk(root):
+        for path in (os.path.join(folder, name) for name in (*folders, *files)):  # noqa: PTH118 (thousands of paths)
+            try:
+                mode = os.lstat(path).st_mode
+            except FileNotFoundError:
+                continue  # a launch that trains this run has just removed it
+            if stat.S_ISLNK(mode) and not os.path.realpath(path).startswith(root + os.sep):
+                raise UserError(f"{flag}: {path} is a link that leads out of the run directory; replace or remove it")
+            if not (stat.S_ISLNK(mode) or stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+                raise UserError(f"{flag}: {path} is neither a file nor a directory; remove it")

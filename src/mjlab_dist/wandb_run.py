@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mjlab_dist.atomic import write_atomically
+from mjlab_dist.run_files import read_file
 
 WANDB_FILE = "wandb.json"
 
@@ -34,9 +35,9 @@ def write_wandb_run(run_dir: Path, run: WandbRun) -> None:
 
 def read_wandb_run(run_dir: Path) -> WandbRun | None:
     """Return the Weights & Biases run of a run directory; None if there is none, or the file is damaged."""
-    with contextlib.suppress(OSError, ValueError, TypeError):
-        run = WandbRun(**json.loads((run_dir / WANDB_FILE).read_text()))
-        if isinstance(run.id, str) and isinstance(run.project, str):
+    with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):
+        run = WandbRun(**json.loads(read_file(run_dir, WANDB_FILE)))
+        if isinstance(run.id, str) and isinstance(run.project, str) and isinstance(run.entity, str | None):
             return run
     return None
 

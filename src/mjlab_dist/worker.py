@@ -397,7 +397,10 @@ def _die(error: BaseException, stack: str, rank: int, control: Control, run_dir:
     emit("failed", report=report)
     try:
         (run_dir / ERRORS_DIR).mkdir(exist_ok=True)
-        (run_dir / ERRORS_DIR / f"rank{rank}.json").write_text(json.dumps(report, indent=2))
+        path = run_dir / ERRORS_DIR / f"rank{rank}.json"
+        path.unlink(missing_ok=True)  # from an earlier attempt
+        with path.open("x") as file:
+            file.write(json.dumps(report, indent=2))
     except OSError:
         _logger.error("the report of rank %d could not be written to %s", rank, run_dir)
     _leave(exit_code_of(error))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pickle
@@ -17,7 +18,7 @@ import pytest
 
 from mjlab_dist import lease
 from mjlab_dist.errors import TakenOverError, UserError
-from mjlab_dist.lease import EXPIRED_S, LEASE_FILE, acquire, leased
+from mjlab_dist.lease import EXPIRED_S, LEASE_FILE, LeaseWatch, acquire, leased
 from mjlab_dist.messages import Event
 
 
@@ -133,12 +134,105 @@ def test_a_lease_that_is_released_while_another_launch_waits_is_free(tmp_path: P
     assert clock.now_s < 1
 
 
-@pytest.mark.parametrize("content", [b"", bytes(300), b"[]", b'{"token": "a"}'])
+def owner(**fields: Any) -> bytes:
+    named = {"token": "a", "host": "node7", "pid": 1, "started": 1, "system": "other"}
+    return json.dumps({**named, **fields}).encode()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        bytes(300),
+        b"[]",
+        b'{"token": "a"}',
+        b"[" * 100_000,
+        b"9" * 5000,
+        *(owner(pid=pid) for pid in ("1", 0, -1, 1 << 40, True, None, 1.5, [1])),
+        *(owner(host=host) for host in (7, "a\x1b[2Jb", "a\nb")),
+        owner(token=["a"]),
+        owner(started="1"),
+        owner(system={}),
+    ],
+)
 def test_a_damaged_lease_is_replaced_after_a_wait(tmp_path: Path, content: bytes) -> None:
     (tmp_path / LEASE_FILE).write_bytes(content)
-    clock = Clock()
-    acquire(tmp_path, ignore, clock.now, clock.sleep).renew()
+    clock, events = Clock(), list[Event]()
+    assert LeaseWatch(tmp_path).look() == "unknown"
+    acquire(tmp_path, events.append, clock.now, clock.sleep).renew()
     assert clock.now_s == pytest.approx(EXPIRED_S, abs=1)
+    assert f"{LEASE_FILE}: line 1 " in events[0]["text"]
+
+
+def fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def link(path: Path) -> None:
+    path.symlink_to("nowhere")
+
+
+def loop(path: Path) -> None:
+    path.symlink_to(path.name)
+
+
+def link_to_a_lease(path: Path) -> None:
+    path.with_name("other").write_bytes(owner())
+    path.symlink_to("other")
+
+
+@pytest.mark.parametrize("make", [fifo, link, loop, link_to_a_lease, Path.mkdir])
+def test_a_lease_that_is_not_a_file_is_named_at_once(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    make(tmp_path / LEASE_FILE)
+    with pytest.raises(UserError, match=rf"^{tmp_path / LEASE_FILE}: ") as refusal:
+        acquire(tmp_path, ignore, sleep=refuse)
+    assert "\n" not in str(refusal.value)
+    assert LeaseWatch(tmp_path).look() == "unknown"
+
+
+def test_one_of_many_launches_at_once_takes_over_a_dead_launch(tmp_path: Path) -> None:
+    def attempt(run_dir: Path) -> bool:
+        try:
+            acquire(run_dir, ignore).renew()
+        except UserError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        for number in range(40):
+            run_dir = tmp_path / str(number)
+            run_dir.mkdir()
+            acquire(run_dir, ignore)
+            change(run_dir, token="dead", started=1)
+            assert sum(pool.map(attempt, [run_dir] * 8)) == 1
+            assert [path.name for path in run_dir.iterdir()] == [LEASE_FILE]
+
+
+def test_a_launch_that_is_killed_while_it_takes_over_can_be_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    acquire(tmp_path, ignore)
+    change(tmp_path, token="dead", started=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(lease, "write_atomically", lambda *_: os._exit(9))  # after the claim, before the new lease
+        if not (pid := os.fork()):
+            acquire(tmp_path, ignore)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
+    assert len(list(tmp_path.iterdir())) == 2
+    acquire(tmp_path, ignore, sleep=refuse).renew()
+    assert [path.name for path in tmp_path.iterdir()] == [LEASE_FILE]
+
+
+def test_a_file_system_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse_links(*_: Any) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "hardlink_to", refuse_links)
+    with leased(tmp_path, ignore) as own:
+        own.renew()
+        with pytest.raises(UserError, match="is training this run"):
+            acquire(tmp_path, ignore, sleep=refuse)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_replaced_launch_notices_and_keeps_the_file(tmp_path: Path) -> None:

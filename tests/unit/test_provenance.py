@@ -13,7 +13,8 @@ import pytest
 
 from mjlab_dist import registry
 from mjlab_dist.config import TrainConfig
-from mjlab_dist.provenance import write_origin
+from mjlab_dist.errors import UserError
+from mjlab_dist.provenance import read_provenance, write_origin
 from mjlab_dist.run_dir import PROVENANCE_FILE
 
 
@@ -57,7 +58,14 @@ def provenance_of(run_dir: Path, config: TrainConfig) -> dict[str, Any]:
     return json.loads((run_dir / PROVENANCE_FILE).read_text())
 
 
-@pytest.mark.parametrize("damaged", [b"", bytes(400), b'{"command": ["tra', b"[]", b'{"resumed": 3}', b"\xff"])
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        *(b"", bytes(400), b'{"command": ["tra', b"[]", b'{"resumed": 3}', b"\xff", b"[" * 100_000, b"9" * 5000),
+        *(b'{"command": [1]}', b'{"devices": 5}', b'{"git_commit": 7}', b'{"versions": ["torch"]}'),
+        *(b'{"versions": {"torch": []}}', b'{"resumed": [{"devices": "cpu"}]}', b'{"grown": [1]}', b'{"python": {}}'),
+    ],
+)
 def test_a_damaged_provenance_is_set_aside_with_a_warning(config: TrainConfig, run_dir: Path, damaged: bytes):
     path = run_dir / PROVENANCE_FILE
     path.write_bytes(damaged)
@@ -71,6 +79,22 @@ def test_a_damaged_provenance_is_set_aside_with_a_warning(config: TrainConfig, r
     write_origin(run_dir, config, ["again"], ["cpu"], warnings.append)
     assert [one["command"] for one in json.loads(path.read_text())["resumed"]] == [["again"]]
     assert len(warnings) == 1
+
+
+def test_a_provenance_that_is_not_a_file_is_named(run_dir: Path):
+    os.mkfifo(run_dir / PROVENANCE_FILE)
+    with pytest.raises(UserError, match=rf"^{run_dir / PROVENANCE_FILE}: is not a regular file"):
+        read_provenance(run_dir, print)
+
+
+@pytest.mark.usefixtures("repository")
+def test_the_diff_replaces_a_link(config: TrainConfig, run_dir: Path, tmp_path: Path):
+    Path("code.py").write_text("three\n")
+    (tmp_path / "own.txt").write_text("own")
+    (run_dir / "git.diff").symlink_to(tmp_path / "own.txt")
+    provenance_of(run_dir, config)
+    assert (tmp_path / "own.txt").read_text() == "own"
+    assert "+three" in (run_dir / "git.diff").read_text()
 
 
 @pytest.mark.usefixtures("repository")

@@ -185,12 +185,31 @@ def test_a_run_whose_checkpoints_are_gone_is_not_resumed(config: TrainConfig):
     assert find_resumed(resumed, print) == run_dir, "without metrics, no iteration would be overwritten"
 
 
-@pytest.mark.parametrize("line", ["{broken", "[1]", '{"loss": 1}', "\udcff"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("{broken", "[1]", '{"loss": 1}', "\udcff", "[" * 100_000, "9" * 5000),
+        *(f'{{"iteration": {iteration}}}' for iteration in ("true", "-1", "1.5", '"2"', "null", "[2]")),
+        *(
+            f'{{"iteration": 2, "mean_return": {value}}}'
+            for value in ('"1"', "[1]", '{"a": 1}', "true", "9" * 400, f"{'[' * 2000}{']' * 2000}")
+        ),
+    ],
+)
 def test_a_line_of_metrics_that_cannot_be_read_is_named(config: TrainConfig, line: str):
     run_dir = make_run(config, "2026-11-21_03-14-25")
     rows = f'{{"iteration": 1}}\n{line}\n{{"iteration": 3}}\n'
     (run_dir / METRICS_FILE).write_bytes(rows.encode(errors="surrogateescape"))
     with pytest.raises(UserError, match=f"^{run_dir / METRICS_FILE}: line 2 "):
+        find_resumed(dataclasses.replace(config, resume=str(run_dir)), print)
+
+
+def test_a_run_is_not_resumed_through_links(config: TrainConfig, tmp_path: Path):
+    run_dir, resumed = make_run(config, "2026-11-21_03-14-25"), tmp_path / "other"
+    resumed.mkdir()
+    shutil.move(run_dir / "checkpoints", resumed)
+    (run_dir / "checkpoints").symlink_to(resumed / "checkpoints")
+    with pytest.raises(UserError, match=rf"^--resume {run_dir}: {run_dir}/checkpoints is a link "):
         find_resumed(dataclasses.replace(config, resume=str(run_dir)), print)
 
 

@@ -15,6 +15,7 @@ from mjlab_dist.cli.parsing import parse
 from mjlab_dist.config import CompareConfig
 from mjlab_dist.errors import UserError
 from mjlab_dist.figure_files import check_figure_file
+from mjlab_dist.wording import printable
 
 if TYPE_CHECKING:
     from mjlab_dist.compare.figures import Summary
@@ -69,9 +70,9 @@ def main(argv: Sequence[str], prog: str) -> None:
     else:
         console = make_console()
         for title, (head, *rows) in tables.items():
-            table = Table(*head, title=f"\n{title}", title_justify="left")
+            table = Table(*map(printable, head), title=f"\n{title}", title_justify="left")
             for row in rows:
-                table.add_row(*row)
+                table.add_row(*map(printable, row))
             console.print(table)
     if config.output is not None:
         curves = {group.name: curve(group, config.metric, config.over, config.band) for group in groups}

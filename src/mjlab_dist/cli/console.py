@@ -19,6 +19,7 @@ from rich.text import Text
 
 from mjlab_dist.messages import Event
 from mjlab_dist.run_dir import CHECKPOINTS_DIR
+from mjlab_dist.wording import printable
 
 LINE_EVERY_S = 5.0
 """Seconds between lines of progress if the output is not a terminal."""
@@ -38,6 +39,11 @@ def make_console(**options: Any) -> Console:
         options: More options of :class:`rich.console.Console`.
     """
     return Console(highlight=False, markup=False, emoji=False, **options)
+
+
+def _printable_lines(text: str) -> str:
+    """Replace control characters, because names of files and hosts may come from somebody else."""
+    return "\n".join(map(printable, text.split("\n")))
 
 
 class EventPrinter:
@@ -62,9 +68,9 @@ class EventPrinter:
         if event["kind"] == "compiling":
             self._show_compiling(event["done"], event["total"])
         elif event["kind"] == "warning":
-            self._console.print(Text(f"Warning: {event['text']}", style="yellow"))
+            self._console.print(Text(f"Warning: {_printable_lines(event['text'])}", style="yellow"))
         elif event["kind"] == "status":
-            self._console.print(event["text"])
+            self._console.print(_printable_lines(event["text"]))
         elif event["kind"] == "debug" and self._verbose:
             line = f"[{time.monotonic() - self._started_at:6.2f} s] {event['text']}"
             self._console.print(Text(line, style="dim"))
@@ -130,7 +136,7 @@ class TrainConsole:
         """Print the run directory and the number of ranks."""
         self._run_dir = run_dir
         ranks = "1 rank" if num_ranks == 1 else f"{num_ranks} ranks"
-        self.print_line(f"Training {self._task} with {ranks}. Run: {run_dir}")
+        self.print_line(f"Training {self._task} with {ranks}. Run: {printable(str(run_dir))}")
 
     def listen(self, event: Event) -> None:
         """Show an event of a rank."""

@@ -144,11 +144,13 @@ def read_ranks(path: Path, metric: str) -> list[Group]:
     if not has_file(path, RANK_METRICS_FILE):
         raise UserError(f"--ranks: {path} has no {RANK_METRICS_FILE}; train the run with --log-ranks")
     rows = read_metrics(path, RANK_METRICS_FILE)
+    if not all("rank" in row for row in rows):
+        raise UserError(f"--ranks: {path / RANK_METRICS_FILE} has a row of no rank; restore the file")
     of_run = {row["iteration"]: row for row in read_metrics(path)}
     groups: list[Group] = []
     for rank in sorted({row["rank"] for row in rows}):
         own = [
-            {name: of_run[row["iteration"]][name] for name in AXES.values()} | row
+            {name: of_run[row["iteration"]].get(name) for name in AXES.values()} | row
             for row in rows
             if row["rank"] == rank and row["iteration"] in of_run
         ]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from mjlab_dist.errors import UserError
 
-ENTRY = re.compile(r"(?:(?P<name>[\w.-]+)|\[(?P<address>[\w.:]+)\])(?::(?P<num_ranks>\d{1,6}))?")
+ENTRY = re.compile(r"(?:(?P<name>\w[\w.-]*)|\[(?P<address>[\w.:]+)\])(?::(?P<num_ranks>\d{1,6}))?")
 """Matches a name, an IPv4 address, or an IPv6 address in brackets; a number of ranks may follow."""
 
 

@@ -14,6 +14,9 @@ MAX_VALUES = 1_000_000
 """Maximum number of values in a config file, with aliases expanded. Without this limit, a few lines with aliases could
 expand to more values than fit into memory."""
 
+MAX_BITS = 64
+"""Maximum size of a whole number. The libraries that receive it cannot represent larger ones."""
+
 
 def load_yaml(text: str) -> Any:
     """Return the values of a YAML text, without executing anything in it.
@@ -26,7 +29,17 @@ def load_yaml(text: str) -> Any:
     """
     import yaml  # noqa: PLC0415 (not needed to print help)
 
-    loader = yaml.SafeLoader(text)
+    class Loader(yaml.SafeLoader):
+        def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+            try:
+                value = super().construct_object(node, deep)
+            except (ValueError, OverflowError) as error:  # such as the date 2026-99-99
+                raise yaml.MarkedYAMLError(problem="it has a wrong value", problem_mark=node.start_mark) from error
+            if isinstance(value, int) and value.bit_length() > MAX_BITS:
+                raise yaml.MarkedYAMLError(problem="it has a number that is too large", problem_mark=node.start_mark)
+            return value
+
+    loader = Loader(text)
     try:
         node = loader.get_single_node()
         if node is None:

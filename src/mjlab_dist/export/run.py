@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,8 @@ from mjlab_dist.atomic import write_atomically
 from mjlab_dist.config import ExportConfig, TrainConfig
 from mjlab_dist.errors import CheckError, UserError
 from mjlab_dist.imports import start_up
-from mjlab_dist.run_files import run_of
+from mjlab_dist.run_dir import CONFIG_FILE
+from mjlab_dist.run_files import refuse_links, run_of
 
 if TYPE_CHECKING:
     import torch
@@ -148,7 +150,13 @@ def make(train_config: TrainConfig, checkpoint: Path, config: ExportConfig, warn
 
 def _default_directory(checkpoint: Path) -> Path:
     run = run_of(checkpoint)
-    return run.with_name(f"{run.stem}_exported") if run.is_file() else run / "exported"
+    if run.is_file():
+        return run.with_name(f"{run.stem}_exported")
+    named = Path(os.path.abspath(checkpoint)).parent.parent  # noqa: PTH100 (resolve() follows links)
+    if (named / CONFIG_FILE).is_file():
+        run = named
+    refuse_links(f"--run {run}", run)
+    return run / "exported"
 
 
 def _unwritable(directory: Path, error: OSError) -> UserError:

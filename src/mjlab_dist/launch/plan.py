@@ -33,7 +33,7 @@ from mjlab_dist.run_dir import (
     read_config_file,
     read_metrics,
 )
-from mjlab_dist.run_files import has_file, run_of
+from mjlab_dist.run_files import has_file, refuse_links, run_of
 from mjlab_dist.wording import listed
 
 MAX_TIMESTEP_S = 0.05
@@ -161,10 +161,23 @@ def plan_hosts(
     """
     config = dataclasses.replace(config, hosts=named_hosts(config.hosts, environ))
     own = plan_devices(config, environ, gpus, parse_host(config.hosts[0]).num_ranks if config.hosts else None)
+    _name_places(config, listen)
     sync_code(config, listen)
     for warning in shared_cores(own):
         warn(warning)
     return choose_hosts(config, environ, own, warn)
+
+
+def _name_places(config: TrainConfig, listen: Listener) -> None:
+    """Name the machines and directories that the run will use: a config file of somebody else may have chosen them."""
+    places = {
+        "hosts": " ".join(config.hosts),
+        "log-root": config.log_root,
+        "torchrunx-log-dir": config.torchrunx_log_dir,
+    }
+    chosen = [f"--{name} {place}" for name, place in places.items() if place and place != TrainConfig.log_root]
+    if chosen:
+        listen({"kind": "status", "text": f"This run uses {listed(chosen)}"})
 
 
 def check_config(config: TrainConfig) -> None:
@@ -210,6 +223,7 @@ def find_resumed(config: TrainConfig, warn: Callable[[str], None]) -> Path | Non
     if config.resume is None:
         return None
     run_dir = find_run_to_resume(config.log_root, config.task, config.resume, warn)
+    refuse_links(f"--resume {run_dir}", run_dir)
     newest = max(list_checkpoints(run_dir), default=0)
     rows = read_metrics(run_dir) if (run_dir / METRICS_FILE).is_file() else []
     if rows and not newest:

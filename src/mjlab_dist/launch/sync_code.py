@@ -267,7 +267,7 @@ class _Target:
         """Run a shell program on the other machine, and return what it prints."""
         name = hashlib.sha256(os.fsencode(self._root)).hexdigest()[:32]
         command = program.format(name=name, root=shlex.quote(str(self._root)))
-        return _run_here([*self._ssh, self.host, f"sh -c {shlex.quote(command)}"], data)
+        return _run_here([*self._ssh, "--", self.host, f"sh -c {shlex.quote(command)}"], data)
 
     def _rsync(self, names: Sequence[str]) -> None:
         host = f"[{self.host}]" if ":" in self.host else self.host

@@ -281,7 +281,8 @@ def save(path: Path, content: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = _temporary(path)
     try:
-        with temporary.open("wb") as file:
+        temporary.unlink(missing_ok=True)
+        with temporary.open("xb") as file:  # "x" follows no link that somebody else may have put there
             torch.save(content, file)
             file.flush()
             os.fsync(file.fileno())

@@ -22,7 +22,9 @@ MODELS = '''
 import mujoco
 
 
-def leg(length: float = 0.3, sizes: tuple[float, ...] = (0.02, 0.03), mass: float | None = None, name="foot"):
+def leg(
+    length: float = 0.3, sizes: tuple[float, ...] = (0.02, 0.03), mass: float | None = None, name="foot"
+) -> mujoco.MjSpec:
     """Return a leg.
 
     Args:
@@ -40,15 +42,15 @@ def leg(length: float = 0.3, sizes: tuple[float, ...] = (0.02, 0.03), mass: floa
         </mujoco>""")
 
 
-def ball(radius):
+def ball(radius) -> mujoco.MjSpec:
     return mujoco.MjSpec.from_string(f'<mujoco><worldbody><geom name="ball" size="{radius}"/></worldbody></mujoco>')
 
 
-def wall(block=0.1):
+def wall(block=0.1) -> mujoco.MjSpec:
     return ball(block)
 
 
-def anything(**options):
+def anything(**options) -> mujoco.MjSpec:
     return ball(options["radius"])
 '''
 

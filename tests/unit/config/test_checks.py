@@ -217,6 +217,8 @@ def test_mutually_exclusive_fields_are_refused_only_together(
         (("node7,node8",), "'node7,node8' "),
         (("root@node7",), "'root@node7' "),
         (("node7:some",), "'node7:some' "),
+        (("-oProxyCommand",), "'-oProxyCommand' "),
+        (("localhost", "-F.ssh:2"), "'-F.ssh:2' "),
         (("node7:0",), "node7:0 "),
         (("fd00::7:",), "'fd00::7:' "),
         (("[node7]:4",), "'[node7]:4' "),

@@ -1,4 +1,4 @@
-"""Small config files whose content would need a lot of memory."""
+"""Small config files whose values are too large, too many or nested too deeply."""
 
 from __future__ import annotations
 
@@ -20,8 +20,13 @@ def test_aliases_are_values_like_others():
     ("task: walk\na0: &a0 [1]\n" + "".join(f"a{i}: &a{i} [{f'*a{i - 1}, ' * 9}]\n" for i in range(1, 12)), "many"),
     ("task: &a [*a]\n", "many"),
     ("task: " + "{a: " * 2000, "deeply"),
+    ("task: walk\nseed: " + "9" * 5000, "line 2: .*wrong value"),
+    ("task: walk\nseed: 0x" + "f" * 5000, "line 2: .*too large"),
+    ("task: walk\nseed: [1, 36893488147419103232]", "line 2: .*too large"),
+    ("task: walk\n\nseed: 2026-99-99", "line 3: .*wrong value"),
+    ("task: walk\nseed: 0b_", "line 2: .*wrong value"),
 ])  # fmt: skip
-def test_a_file_that_would_not_fit_into_the_memory_is_refused(tmp_path, text: str, problem: str):
+def test_a_file_with_such_values_is_refused(tmp_path, text: str, problem: str):
     file = tmp_path / "config.yaml"
     file.write_text(text)
     with pytest.raises(UserError, match=problem) as caught:

@@ -158,6 +158,12 @@ def test_a_missing_file_is_refused(tmp_path: Path):
     assert os.strerror(errno.ENOENT) in file_refusal(tmp_path / "config.yaml")
 
 
+def test_a_file_that_is_not_regular_is_refused(tmp_path: Path):
+    os.mkfifo(tmp_path / "config.yaml")
+    for path in (tmp_path, tmp_path / "config.yaml"):
+        assert "is not a regular file" in file_refusal(path)
+
+
 def test_a_run_directory_without_a_config_is_refused(tmp_path: Path):
     with pytest.raises(UserError, match=rf"--config .*config\.yaml: {os.strerror(errno.ENOENT)}"):
         read_config_file(tmp_path)

@@ -1,0 +1,77 @@
+"""Files of a run directory that somebody else laid out."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mjlab_dist.errors import UserError
+from mjlab_dist.run_files import open_file, refuse_links
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    """A run directory with links that stay inside."""
+    run = tmp_path / "run"
+    (run / "checkpoints").mkdir(parents=True)
+    (run / "checkpoints" / "model_1.pt").touch()
+    (run / "checkpoints" / "latest.pt").symlink_to("model_1.pt")
+    (run / "checkpoints" / "best.pt").symlink_to("model_0.pt")  # the file is gone
+    (run / "latest-run").symlink_to(run / "checkpoints")
+    (tmp_path / "other").mkdir()
+    return run
+
+
+def test_links_that_stay_inside_are_allowed(run_dir: Path):
+    refuse_links("--resume", run_dir)
+    linked = run_dir.with_name("linked")
+    linked.symlink_to(run_dir)
+    refuse_links("--resume", linked)
+
+
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [
+        ("git.diff", "../other/file"),  # no such file yet
+        ("checkpoints/model_2.pt", "../../other"),
+        ("videos", "../other"),
+        ("latest-run/x", "/"),
+        ("errors", "checkpoints/../../other"),
+        ("same", "../run-2"),
+        ("up", ".."),
+    ],
+)
+def test_a_link_that_leads_out_is_refused(run_dir: Path, name: str, target: str):
+    (run_dir / name).symlink_to(target)
+    with pytest.raises(UserError, match=rf"^--resume x: .*/{Path(name).name} is a link "):
+        refuse_links("--resume x", run_dir)
+
+
+def test_a_link_over_two_links_is_refused(run_dir: Path):
+    (run_dir / "errors").symlink_to("videos")
+    (run_dir / "videos").symlink_to("../other")
+    with pytest.raises(UserError):
+        refuse_links("--resume", run_dir)
+
+
+def bind(path: Path) -> None:
+    here = Path.cwd()
+    os.chdir(path.parent)  # a socket's path is limited to 107 characters
+    try:
+        with socket.socket(socket.AF_UNIX) as one:
+            one.bind(path.name)
+    finally:
+        os.chdir(here)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, bind])
+def test_special_files_are_refused(run_dir: Path, make: Callable[[Path], None]):
+    make(run_dir / "metrics.jsonl")
+    with pytest.raises(UserError, match=r"metrics\.jsonl is neither"):
+        refuse_links("--resume", run_dir)
+    with pytest.raises(OSError, match=r"regular file|No such device"):
+        open_file(run_dir / "metrics.jsonl")
