@@ -23,6 +23,7 @@ import ctypes
 import fcntl
 import gc
 import io
+import logging
 import mmap
 import os
 import random
@@ -276,7 +277,9 @@ def start_helper(*args: Any) -> int | None:
     try:
         keep_only({0, 1, 2, *passed})
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        # Reset the state of multiprocessing that was inherited from the agent
+        # Reset the state of logging and multiprocessing that was inherited from the agent
+        logging.getLogger().handlers.clear()  # its socket is closed, and another one may get the number
+        logging.setLogRecordFactory(logging.LogRecord)
         forkserver._forkserver.__init__()  # pyright: ignore[reportAttributeAccessIssue]
         resource_tracker._resource_tracker.__init__()  # pyright: ignore[reportAttributeAccessIssue]
         process.current_process()._config.pop("tempdir", None)  # pyright: ignore[reportAttributeAccessIssue]

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 POLL_S = 0.5
 """Interval of the watchdog's checks, in seconds."""
+
+PAUSE_S = 2.0
+"""If two checks are further apart than this, in s, this process was stopped (for example by Ctrl-Z, or with its
+container) or got no CPU time. Nobody could use this time, so it does not count as time without progress."""
 
 STOP_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 """Signals that stop a run. SIGHUP is sent when the terminal is closed; a command under ``nohup`` ignores it."""
@@ -91,6 +96,7 @@ class Watchdog(threading.Thread):
         self._control, self._timeout_s = control, timeout_s
         self._advanced, self._hung = advanced, hung
         self._reported = -1
+        self._checked_at_s = self._resumed_at_s = -math.inf
 
     def run(self) -> None:
         """Check repeatedly until the loop hangs; the thread ends with the process."""
@@ -103,6 +109,10 @@ class Watchdog(threading.Thread):
         Args:
             now_s: Current time, from ``time.monotonic``.
         """
+        # After a pause, the time without a heartbeat starts again
+        if now_s - self._checked_at_s > PAUSE_S:
+            self._resumed_at_s = now_s
+        self._checked_at_s = now_s
         beat = self._control.last_beat
         if beat is None:
             return False
@@ -111,8 +121,21 @@ class Watchdog(threading.Thread):
             self._reported = beat.iteration
             self._advanced(beat.iteration)
         # Hang
-        silent_s = now_s - beat.at_s
+        silent_s = now_s - max(beat.at_s, self._resumed_at_s)
         if silent_s <= self._timeout_s:
             return False
         self._hung(silent_s)
         return True
+
+
+def slices(timeout_s: float) -> Iterator[float]:
+    """Yield the lengths of successive waits, in s, that together last as long as a timeout.
+
+    While this process is stopped, the clock of a wait continues. With short waits, at most one of them is lost.
+
+    Args:
+        timeout_s: The timeout in s; may be infinite.
+    """
+    while timeout_s > 0:
+        yield min(timeout_s, PAUSE_S)
+        timeout_s -= PAUSE_S

@@ -1,6 +1,7 @@
-"""Events that ranks send to the console, as log records.
+"""Events of a run, and the functions of this process that receive them.
 
-With one rank, the console handles the records in the same process. With several ranks, torchrunx forwards the records.
+They are not sent over :mod:`logging`, because its settings belong to the user's code. A rank in a process of its own
+passes them on to its launcher (:mod:`mjlab_dist.launch.channel`).
 """
 
 from __future__ import annotations
@@ -19,13 +20,12 @@ Kind = Literal[
     "iteration",
     "last_video",
     "joined",
+    "step",
     "beat",
+    "stopping",
     "result",
     "failed",
 ]
-
-NAME = "mjlab_dist"
-"""Parent of all loggers of this package."""
 
 Event = dict[str, Any]
 """Plain data: the key ``kind``, and the keys of that kind, which :func:`emit` lists."""
@@ -33,11 +33,17 @@ Event = dict[str, Any]
 Listener = Callable[[Event], None]
 """Function that receives events; called from any thread."""
 
-_LEVELS = {"warning": logging.WARNING} | dict.fromkeys(
-    ("status", "compiling", "length", "iteration", "last_video"), logging.INFO
-)
+_LEVELS = {
+    **dict.fromkeys(("status", "compiling", "length", "iteration", "last_video"), logging.INFO),
+    "warning": logging.WARNING,
+    "debug": logging.DEBUG,
+}
+"""Levels at which events for the user are logged, for the log file of a rank."""
 
-_logger = logging.getLogger(f"{NAME}.events")
+_logger = logging.getLogger("mjlab_dist.events")
+
+_listeners: list[Listener] = []
+"""Receive the events of this process. A list of the process, because any thread and any part of it may send events."""
 
 
 def emit(kind: Kind, **data: Any) -> None:
@@ -56,6 +62,9 @@ def emit(kind: Kind, **data: Any) -> None:
     Events for the launcher:
 
     - ``joined``: a ``rank`` has started, with its ``pid`` and ``host``.
+    - ``step``: a ``rank`` has begun a ``step`` of its start that must end in time; None if it waits for other ranks, or
+      its start has ended.
+    - ``stopping``: a ``rank`` has received the request to stop.
     - ``beat``: a ``rank``, and the number of iterations that it has done, ``iteration``.
     - ``result``: the ``result`` of a ``rank``.
     - ``failed``: the ``report`` of a rank that failed.
@@ -64,32 +73,12 @@ def emit(kind: Kind, **data: Any) -> None:
         kind: Kind of event.
         data: Values that the kind requires; plain data.
     """
-    level = _LEVELS.get(kind, logging.DEBUG)
-    _logger.log(level, "%s %s", kind, data, extra={"event": {"kind": kind, **data}})
-
-
-class EventHandler(logging.Handler):
-    """Log handler that passes the events of log records to a listener, and ignores other records."""
-
-    def __init__(self, listen: Listener) -> None:
-        """Create the handler.
-
-        Args:
-            listen: Receives the events.
-        """
-        super().__init__()
-        self._listen = listen
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Pass the record's event to the listener, if it has one."""
-        event: Event | None = getattr(record, "event", None)
-        if event is None:
-            return
-        # torchrunx adds the rank to records that it forwards.
-        rank = getattr(record, "local_rank", None)
-        if rank is not None and event["kind"] == "warning":
-            event = {**event, "text": f"rank {rank}: {event['text']}"}
-        self._listen(event)
+    for listen in tuple(_listeners):
+        listen({"kind": kind, **data})
+    # For the log file of a rank; a handler or filter of the user's code may raise any error
+    if kind in _LEVELS:
+        with contextlib.suppress(Exception):
+            _logger.log(_LEVELS[kind], "%s %s", kind, data)
 
 
 @contextlib.contextmanager
@@ -99,12 +88,8 @@ def listening(listen: Listener) -> Iterator[None]:
     Args:
         listen: Receives the events.
     """
-    logger = logging.getLogger(NAME)
-    handler, level = EventHandler(listen), logger.level
-    logger.addHandler(handler)
-    logger.setLevel(logging.DEBUG)
+    _listeners.append(listen)
     try:
         yield
     finally:
-        logger.setLevel(level)
-        logger.removeHandler(handler)
+        _listeners.remove(listen)

@@ -39,14 +39,14 @@ def unfailing(descriptor: int, like: TextIO | None, *, by_line: bool) -> TextIO:
     Args:
         descriptor: Descriptor to write to; it stays open when the stream is closed. When a write fails, the descriptor
             becomes the null device.
-        like: Stream whose encoding and error handling are used; None for UTF-8.
+        like: Stream whose encoding is used; None for UTF-8.
         by_line: Whether each line is written at once.
     """
     raw = _Unfailing(descriptor, "w", closefd=False)
-    return io.TextIOWrapper(
+    return _Unclosing(
         io.BufferedWriter(raw),
         encoding=like.encoding if like else "utf-8",
-        errors=(like.errors if like else None) or "backslashreplace",
+        errors="backslashreplace",  # a character that the encoding lacks is no reason to end a run
         line_buffering=by_line,
     )
 
@@ -72,6 +72,11 @@ def child_errors() -> Iterator[IO[str]]:
                 os.dup2(console, 2)
     finally:
         os.close(console)
+
+
+class _Unclosing(io.TextIOWrapper):
+    def close(self) -> None:
+        self.flush()
 
 
 class _Unfailing(io.FileIO):

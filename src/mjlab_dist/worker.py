@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import logging
 import os
 import signal
 import socket
@@ -40,9 +39,11 @@ from mjlab_dist.distributed.rank_info import (
 from mjlab_dist.errors import Exit, HangError, LostRankError, NonFiniteError, UserError, exit_code_of
 from mjlab_dist.faults import read_fault
 from mjlab_dist.imports import import_learner, start_up
+from mjlab_dist.launch.channel import Channel, Request
+from mjlab_dist.launch.log_records import redirect_output
 from mjlab_dist.learner import Learner
 from mjlab_dist.machine.processes import die_with_parent
-from mjlab_dist.messages import emit
+from mjlab_dist.messages import emit, listening
 from mjlab_dist.places import with_notes
 from mjlab_dist.run_dir import ERRORS_DIR, checkpoint_path, read_history, write_ranks
 from mjlab_dist.seeding import seed_generators
@@ -69,10 +70,8 @@ FAMILY = "NCCL_SOCKET_FAMILY"
 EGL_DEVICE = "MUJOCO_EGL_DEVICE_ID"
 """Environment variable that selects the GPU for MuJoCo's rendering through EGL."""
 
-DRAIN_S = 0.1
-"""Seconds to wait before a rank exits, so that its last printed lines reach its log."""
-
-_logger = logging.getLogger(__name__)
+REPORT_S = 5.0
+"""Maximum time to wait until the report of a failed rank is sent, in seconds. Other ranks wait for its end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +132,7 @@ def joined(config: TrainConfig, plan: RankPlan, store: Store | None = None) -> I
     device = plan.device.device
     with start_up():
         # Device, threads and seed, before CUDA starts
+        report_begin(rank.rank, "preparing its device")
         prepare_process(plan.device, rank, config.seed)
         _report_step(rank, f"device {device}, {_visible_device()}seed {config.seed + rank.rank}")
 
@@ -141,6 +141,7 @@ def joined(config: TrainConfig, plan: RankPlan, store: Store | None = None) -> I
         from mjlab_dist.env import Env  # noqa: PLC0415
         from mjlab_dist.learn import Runner  # noqa: PLC0415
 
+        report_begin(rank.rank, None)
         # Store, through which ranks exchange their backend, device and number of envs before there is a process group
         if store is None:
             set_interfaces(rank, os.environ)
@@ -153,7 +154,9 @@ def joined(config: TrainConfig, plan: RankPlan, store: Store | None = None) -> I
         )
 
         # Envs
+        report_begin(rank.rank, "building its envs")
         env = Env(config.env, budget.num_envs, device, first_env_id=rank.rank * budget.num_envs)
+        report_begin(rank.rank, None)
         check_same_task(store, rank, [each.host for each in devices], config, env.sim.model)
         ranks = _describe_ranks(rank, store, devices[rank.rank], env)
         _report_step(rank, f"built envs {env.env_ids[0]} to {env.env_ids[-1]}")
@@ -168,7 +171,8 @@ def joined(config: TrainConfig, plan: RankPlan, store: Store | None = None) -> I
                 plan.lease.renew()
             write_ranks(plan.run_dir, ranks)
 
-        # Learner
+        # Learner. This step ends with the first heartbeat of the training loop
+        report_begin(rank.rank, "building its learner")
         runner = Runner(env, config, rank, plan.run_dir, plan.lease)
         _report_step(rank, f"built a learner with {runner.alg.num_parameters:,} parameters")
 
@@ -183,8 +187,18 @@ def joined(config: TrainConfig, plan: RankPlan, store: Store | None = None) -> I
         yield learner
 
 
+def report_begin(rank: int, step: str | None) -> None:
+    """Report that a rank begins a step of its start, which the launcher limits in time.
+
+    Args:
+        rank: The rank.
+        step: The step, such as "building its envs"; None to wait for other ranks, or if the start has ended.
+    """
+    emit("step", rank=rank, step=step)
+
+
 def _report_step(rank: Rank, text: str) -> None:
-    """Report a step of the setup, which ``--verbose`` shows."""
+    """Report a finished step of the setup, which ``--verbose`` shows."""
     emit("debug", text=f"rank {rank.rank}: {text}")
 
 
@@ -216,34 +230,51 @@ def run_or_die(entry: Entry[Any], config: TrainConfig, plans: Sequence[RankPlan]
     """
     # Process, libraries, and this rank's plan
     die_with_parent()
-    import_learner()
     own = rank_from_environment(os.environ)
-    rank, plan = own.rank, plans[own.rank]
-    # SIGTERM stops the run gracefully. Unblock it, because ranks inherit the block that the launcher uses while agents
-    # start.
-    control = Control()
-    signal.signal(signal.SIGTERM, lambda *_: control.request_stop())
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-    emit("joined", rank=rank, pid=os.getpid(), host=socket.gethostname())
+    rank, plan, control = own.rank, plans[own.rank], Control()
 
-    # Watchdog, which reports progress, and ends the process if the training loop hangs
-    def advanced(iteration: int) -> None:
-        emit("beat", rank=rank, iteration=iteration)
+    # Connections to the launcher, before any code of the user runs
+    def die(error: BaseException, stack: list[str]) -> NoReturn:
+        _die(error, "".join(stack), rank=rank, control=control, run_dir=plan.run_dir, channel=channel)
 
-    def hung(silent_s: float) -> None:
-        frames = traceback.format_stack(sys._current_frames()[threading.main_thread().ident or 0])
-        error = HangError(f"no iteration for {silent_s:.0f} s (--hang-timeout {config.hang_timeout:g})")
-        _die(error, "".join(frames), rank, control, plan.run_dir)
+    def hung(reason: str) -> NoReturn:
+        die(HangError(reason), traceback.format_stack(sys._current_frames()[threading.main_thread().ident or 0]))
 
-    Watchdog(control, config.hang_timeout, advanced, hung).start()
+    def receive(request: Request) -> None:
+        if request == "report":
+            hung("the launcher has asked for this report")
+        control.request_stop()
+        emit("stopping", rank=rank)
 
-    # Training, then the result or the error
-    try:
-        result = entry(config, plan, control)
-    except BaseException as error:  # noqa: BLE001
-        _die(error, "".join(traceback.format_exception(error)), rank, control, plan.run_dir)
-    emit("result", rank=rank, result=to_plain(result))
-    _leave(Exit.DONE)
+    redirect_output(rank)
+    channel = Channel(rank, receive)
+    with listening(channel.listen):
+        emit("joined", rank=rank, pid=os.getpid(), host=socket.gethostname())
+        # A scheduler sends SIGTERM to every process: stop as if the launcher had asked for it. Unblock the signal,
+        # because ranks inherit the block that the launcher uses while agents start.
+        signal.signal(signal.SIGTERM, lambda *_: control.request_stop())
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        report_begin(rank, "importing libraries")
+        import_learner()
+        report_begin(rank, None)
+
+        # Watchdog, which reports progress, and ends the process if the training loop hangs
+        def advanced(iteration: int) -> None:
+            emit("beat", rank=rank, iteration=iteration)
+
+        def silent(silent_s: float) -> None:
+            hung(f"no iteration for {silent_s:.0f} s (--hang-timeout {config.hang_timeout:g})")
+
+        Watchdog(control, config.hang_timeout, advanced, silent).start()
+
+        # Training, then the result or the error
+        try:
+            result = entry(config, plan, control)
+        except BaseException as error:  # noqa: BLE001
+            die(error, traceback.format_exception(error))
+        emit("result", rank=rank, result=to_plain(result))
+        channel.flush(None)
+        _leave(Exit.DONE)
 
 
 def set_interfaces(rank: Rank, environ: MutableMapping[str, str]) -> None:
@@ -378,7 +409,7 @@ def prepare_process(device: RankDevice, rank: Rank, seed: int) -> None:
     start_warp(device.device)
 
 
-def _die(error: BaseException, stack: str, rank: int, control: Control, run_dir: Path) -> NoReturn:
+def _die(error: BaseException, stack: str, *, rank: int, control: Control, run_dir: Path, channel: Channel) -> NoReturn:
     # Report, to the log, to the launcher and to a file
     beat = control.last_beat
     report: dict[str, Any] = {
@@ -393,7 +424,7 @@ def _die(error: BaseException, stack: str, rank: int, control: Control, run_dir:
         "message": with_notes(error),
         "traceback": stack,
     }
-    _logger.error("%s", stack)  # not printed, because the thread that forwards printed text may end too early
+    _print_error(stack)
     emit("failed", report=report)
     try:
         (run_dir / ERRORS_DIR).mkdir(exist_ok=True)
@@ -401,15 +432,22 @@ def _die(error: BaseException, stack: str, rank: int, control: Control, run_dir:
         path.unlink(missing_ok=True)  # from an earlier attempt
         with path.open("x") as file:
             file.write(json.dumps(report, indent=2))
-    except OSError:
-        _logger.error("the report of rank %d could not be written to %s", rank, run_dir)
+    except OSError as problem:
+        _print_error(f"the report of rank {rank} could not be written to {run_dir} ({problem.strerror})\n")
+    channel.flush(REPORT_S)
     _leave(exit_code_of(error))
 
 
+def _print_error(text: str) -> None:
+    """Print to the log of the rank. The user's code may have replaced ``sys.stderr`` and the settings of logging."""
+    with contextlib.suppress(OSError):
+        os.write(2, text.encode(errors="backslashreplace"))
+
+
 def _leave(code: Exit) -> NoReturn:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    time.sleep(DRAIN_S)
+    with contextlib.suppress(Exception):  # the user's code may have replaced the streams
+        sys.stdout.flush()
+        sys.stderr.flush()
     os._exit(code)
 
 

@@ -124,6 +124,27 @@ def test_a_launcher_that_was_stopped_for_long_continues(
     assert stopped.err == ""
 
 
+def test_a_run_whose_processes_were_all_stopped_for_long_continues(
+    command: Command, slow_training: Path, wait_for: WaitFor
+) -> None:
+    slow_training.write_text("0.1")
+    process = command.start(*TRAIN, "--cpu-ranks", "2", *ENDLESS, "--hang-timeout", "2", "--max-restarts", "1")
+    wait_for(lambda: num_rows(command) > 2)
+    # As for a container that is paused, or a machine that is suspended
+    stopped = command.processes()
+    for each in stopped:
+        each.suspend()
+    until, before = time.monotonic() + 5, num_rows(command)
+    wait_for(lambda: time.monotonic() > until)
+    for each in stopped:
+        each.resume()
+    wait_for(lambda: num_rows(command) > before + 30)  # for longer than the timeout
+    process.send_signal(signal.SIGTERM)
+    done = command.finish(process)
+    assert done.code == Exit.RESUMABLE, done.out + done.err
+    assert "Restarting" not in done.out
+
+
 @pytest.mark.parametrize("helper", ["agent", "log server"])
 def test_a_lost_process_of_the_launch_is_noticed_and_named(
     command: Command, helper: str, wait_for: WaitFor, assert_within: Within

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch._C._distributed_c10d import Store
 
+from mjlab_dist.control import slices
 from mjlab_dist.distributed.rank import LOOPBACK, in_words
 from mjlab_dist.distributed.rank_info import exchange
 from mjlab_dist.errors import LostRankError
@@ -153,7 +154,7 @@ class LocalSum:
         poll = select.poll()
         for link in waiting:
             poll.register(link.connection, link.events)
-        if not poll.poll(self._timeout_s * 1000):
+        if not any(poll.poll(wait_s * 1000) for wait_s in slices(self._timeout_s)):
             raise _silent([link.rank for link in waiting], self._timeout_s)
 
 

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import json
 import logging
+import math
 import os
 import runpy
 import select
@@ -23,7 +24,7 @@ from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from types import SimpleNamespace
 
-from mjlab_dist.control import STOP_SIGNALS
+from mjlab_dist.control import STOP_SIGNALS, slices
 from mjlab_dist.imports import start_up
 from mjlab_dist.launch.log_records import RecordSender
 from mjlab_dist.launch.rank_entry import run_rank
@@ -89,7 +90,7 @@ def _run() -> None:
     logging.getLogger(REPORTS_FAILURES).addFilter(format_error)
 
     # Wait for the arguments from the launcher
-    silence_s = next((float(each.removeprefix(SILENCE)) for each in sys.argv if each.startswith(SILENCE)), None)
+    silence_s = next((float(each.removeprefix(SILENCE)) for each in sys.argv if each.startswith(SILENCE)), math.inf)
     while (line := _next_line(silence_s)) == HEARTBEAT:
         pass
     if not line:
@@ -130,16 +131,15 @@ def _remove_own_directory() -> None:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _next_line(silence_s: float | None) -> bytes:
+def _next_line(silence_s: float) -> bytes:
     """Return the next line from the launcher; no bytes if the launcher has ended, or was silent for too long."""
-    ready, _, _ = select.select([0], [], [], silence_s)
-    if not ready:
+    if not any(select.select([0], [], [], wait_s)[0] for wait_s in slices(silence_s)):
         return b""
     with open(0, "rb", buffering=0, closefd=False) as lines:
         return lines.readline()
 
 
-def _end_with_launcher(silence_s: float | None) -> None:
+def _end_with_launcher(silence_s: float) -> None:
     """Wait until the launcher has ended or cannot be reached, and then kill this process, which also ends its ranks."""
     with contextlib.suppress(OSError):
         while _next_line(silence_s):

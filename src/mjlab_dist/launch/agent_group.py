@@ -11,7 +11,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any, ClassVar
 
@@ -25,44 +25,59 @@ from mjlab_dist.wording import listed
 ABORT_POLL_S = 0.2
 """Seconds between two checks for an abort while agents connect."""
 
-RANK_BYTES = 4
-"""Length of an agent's first message: its rank in the group."""
+MAX_NAME_BYTES = 16
+"""Maximum length of the first message: ``agent`` with its rank in the group, or ``rank`` with its rank."""
 
 
 class LauncherGroup(LauncherAgentGroup[Any]):
     """The launcher's side: a connection to each agent. torchrunx creates the object.
 
     Attributes:
-        listener: Socket that agents connect to.
-        secret: The secret of the launch.
+        listener: Socket that agents and ranks connect to.
         hosts: Machine of each agent.
-        peers: Sockets of the agents that have connected.
+        admit_rank: Called in a separate thread with each rank that has connected, and its connection.
+        peers: Sockets of the agents and ranks that have connected.
+        agents: Connections of the agents, by their rank in the group.
+        changed: Notified when an agent has connected.
         is_aborted: Whether every wait for an agent must fail at once.
     """
 
     listener: ClassVar[socket.socket]
-    secret: ClassVar[bytes]
     hosts: ClassVar[Sequence[str]]
+    admit_rank: ClassVar[Callable[[int, Connection], None]]
     peers: ClassVar[list[socket.socket]]
+    agents: ClassVar[dict[int, Connection]]
+    changed: ClassVar[threading.Condition]
     is_aborted: ClassVar[threading.Event]
 
     @classmethod
-    def listening(cls, listener: socket.socket, secret: bytes, hosts: Sequence[str]) -> type[LauncherGroup]:
-        """Return a subclass for one launch, from which torchrunx creates its group.
+    def listening(
+        cls,
+        listener: socket.socket,
+        secret: bytes,
+        hosts: Sequence[str],
+        admit_rank: Callable[[int, Connection], None] = lambda _rank, _connection: None,
+    ) -> type[LauncherGroup]:
+        """Accept connections, and return a subclass for one launch, from which torchrunx creates its group.
 
         Args:
-            listener: Socket that agents connect to.
+            listener: Socket that agents and ranks connect to.
             secret: The secret of the launch.
             hosts: Machine of each agent.
+            admit_rank: As the attribute.
         """
         attributes = {
             "listener": listener,
-            "secret": secret,
             "hosts": hosts,
+            "admit_rank": staticmethod(admit_rank),
             "peers": [],
+            "agents": {},
+            "changed": threading.Condition(),
             "is_aborted": threading.Event(),
         }
-        return type(cls.__name__, (cls,), attributes)
+        made = type(cls.__name__, (cls,), attributes)
+        threading.Thread(target=accept_proven, args=(listener, secret, made.admit), name="agents", daemon=True).start()
+        return made
 
     @classmethod
     def abort(cls) -> None:
@@ -72,6 +87,7 @@ class LauncherGroup(LauncherAgentGroup[Any]):
         wait, the launcher would end the agents of the next attempt.
         """
         cls.is_aborted.set()
+        shut_down(cls.listener)
         for peer in cls.peers:
             with contextlib.suppress(OSError):
                 peer.shutdown(socket.SHUT_RDWR)
@@ -86,18 +102,14 @@ class LauncherGroup(LauncherAgentGroup[Any]):
         Raises:
             AgentFailedError: If any agent has not connected after ``agent_timeout`` seconds.
         """
-        self._agents: dict[int, Connection] = {}
-        self._connected = threading.Condition()
-        accepting = (self.listener, self.secret, self._admit)
-        threading.Thread(target=accept_proven, args=accepting, name="agents", daemon=True).start()
         deadline = time.monotonic() + self.agent_timeout
-        with self._connected:
-            while len(self._agents) < self.world_size - 1:
-                self._connected.wait(ABORT_POLL_S)
-                if self.is_aborted.is_set():
-                    raise AgentFailedError
+        with self.changed:
+            while len(self.agents) < self.world_size - 1 and not self.is_aborted.is_set():
+                self.changed.wait(ABORT_POLL_S)
                 if time.monotonic() > deadline:
-                    raise self._timeout_error(self._agents)
+                    raise self._timeout_error(self.agents)
+        if self.is_aborted.is_set():
+            raise AgentFailedError
 
     def _timeout_error(self, ranks: Container[int]) -> AgentFailedError:
         """Return the error that names the agents that have not answered in time.
@@ -108,14 +120,25 @@ class LauncherGroup(LauncherAgentGroup[Any]):
         missing = [host for rank, host in enumerate(self.hosts, 1) if rank not in ranks]
         return AgentFailedError(f"no answer within {self.agent_timeout} s from torchrunx's agent on {listed(missing)}")
 
-    def _admit(self, peer: socket.socket) -> None:
-        """Add the connection of an agent."""
-        self.peers.append(peer)
+    @classmethod
+    def admit(cls, peer: socket.socket) -> None:
+        """Add the connection of an agent or a rank, which sends its name first.
+
+        Args:
+            peer: The connection, whose other end knows the secret.
+        """
+        cls.peers.append(peer)
         connection = Connection(os.dup(peer.fileno()))
-        rank = int.from_bytes(connection.recv_bytes(RANK_BYTES), "big")
-        with self._connected:
-            self._agents[rank] = connection
-            self._connected.notify()
+        try:
+            kind, number = connection.recv_bytes(MAX_NAME_BYTES).split()
+        except (OSError, EOFError):
+            return  # it has ended
+        if kind == b"rank":
+            cls.admit_rank(int(number), connection)
+            return
+        with cls.changed:
+            cls.agents[int(number)] = connection
+            cls.changed.notify()
 
     def _all_gather(self, obj: Any) -> list[Any]:
         """Receive an object from each agent, send all objects to all agents, and return them.
@@ -129,7 +152,7 @@ class LauncherGroup(LauncherAgentGroup[Any]):
             # Receive the objects of the agents, in the order in which they arrive
             objects: dict[int, Any] = {0: obj}
             deadline = time.monotonic() + self.agent_timeout
-            while missing := {connection: rank for rank, connection in self._agents.items() if rank not in objects}:
+            while missing := {connection: rank for rank, connection in self.agents.items() if rank not in objects}:
                 ready = wait(list(missing), max(0.0, deadline - time.monotonic()))
                 if not ready:
                     raise self._timeout_error(objects)
@@ -139,7 +162,7 @@ class LauncherGroup(LauncherAgentGroup[Any]):
             # Send all objects to all agents
             gathered = [objects[rank] for rank in range(self.world_size)]
             message = cloudpickle.dumps(gathered)
-            for connection in self._agents.values():
+            for connection in self.agents.values():
                 connection.send_bytes(message)
         except (OSError, EOFError) as error:
             raise AgentFailedError from error
@@ -148,7 +171,7 @@ class LauncherGroup(LauncherAgentGroup[Any]):
     def shutdown(self) -> None:
         """Close the connections, and end the thread that accepts them."""
         shut_down(self.listener)
-        for connection in self._agents.values():
+        for connection in self.agents.values():
             connection.close()
         for peer in self.peers:
             peer.close()
@@ -162,7 +185,7 @@ class AgentGroup(LauncherAgentGroup[Any]):
         peer = socket.create_connection((self.launcher_hostname, self.launcher_port), self.agent_timeout)
         authenticate(peer, secret_of(os.environ), listens=False)
         self._launcher = Connection(peer.detach())
-        self._launcher.send_bytes(self.rank.to_bytes(RANK_BYTES, "big"))
+        self._launcher.send_bytes(b"agent %d" % self.rank)
 
     def _all_gather(self, obj: Any) -> list[Any]:
         """Return the objects of the launcher and of all agents, in order of rank.

@@ -1,26 +1,39 @@
-"""Log records and events that agents and ranks send to torchrunx's log server. Imports no torch.
+"""Log records and output that agents and ranks send to torchrunx's log server, and the log files. Imports no torch.
 
 torchrunx's own server unpickles any data that is sent to its port. The server here expects a proof that the sender
-belongs to the launch (this start of ranks), and then a line of JSON per record.
+belongs to the launch (this start of ranks), and then either a line of JSON per record, or a line of JSON that names a
+rank, and after it what the rank prints.
 """
 
 from __future__ import annotations
 
+import contextlib
+import datetime
 import json
 import logging
 import os
 import socket
 import socketserver
+import sys
 import threading
 from collections.abc import Sequence
 from logging.handlers import SocketHandler
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
 
+from mjlab_dist.launch.channel import LOGS, connect
 from mjlab_dist.launch.handshake import MAX_UNPROVEN, authenticate, secret_of
 from mjlab_dist.launch.hosts import HERE
+from mjlab_dist.streams import unfailing
 
 MAX_RECORD_BYTES = 64 * 1024**2
 """Maximum length of a record. A longer record ends its connection."""
+
+MAX_LINE_BYTES = 64 * 1024
+"""Maximum length of a printed line; a longer one is written in parts."""
+
+PRINTS = "prints"
+"""Key of the line that names a rank whose output follows."""
 
 REQUIRED = frozenset({"hostname", "local_rank", "name", "msg", "levelno"})
 """Fields that every record has."""
@@ -91,9 +104,89 @@ class _RecordReader(socketserver.BaseRequestHandler):
             self.server.unproven.release()
         with self.request.makefile("rb") as lines:
             while (line := lines.readline(MAX_RECORD_BYTES)).endswith(b"\n"):
+                if (rank := _printing_rank(line)) is not None:
+                    self._copy_output(rank, lines)
+                    return
                 record = read_record(line)
                 for handler in self.server.handlers:
                     handler.handle(record)
+
+    def _copy_output(self, rank: int, lines: IO[bytes]) -> None:
+        files = [handler for handler in self.server.handlers if isinstance(handler, LogFiles)]
+        while line := lines.readline(MAX_LINE_BYTES):
+            for each in files:
+                each.write_output(rank, line)
+
+
+def _printing_rank(line: bytes) -> int | None:
+    """Return the rank whose output follows; None if the line is a record."""
+    try:
+        return json.loads(line)[PRINTS]
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
+def redirect_output(rank: int) -> None:
+    """Send what this process and its children print to the log file of a rank, as it is, and make prints unfailing.
+
+    Args:
+        rank: The rank.
+    """
+    peer = connect(LOGS)
+    peer.sendall(json.dumps({PRINTS: rank}).encode() + b"\n")
+    for descriptor, stream in ((1, sys.stdout), (2, sys.stderr)):
+        stream.flush()
+        os.dup2(peer.fileno(), descriptor)
+    peer.close()
+    sys.stdout, sys.stderr = (unfailing(descriptor, None, by_line=True) for descriptor in (1, 2))
+
+
+class LogFiles(logging.Handler):
+    """Writes the log files of agents and ranks, named ``<host>.log`` and ``<host>[<local rank>].log``."""
+
+    def __init__(self, directory: Path, hosts: Sequence[str], ranks_per_host: Sequence[int]) -> None:
+        """Create the files in a new directory, which is named by the time.
+
+        Args:
+            directory: Directory of the new directory.
+            hosts: Names of the machines.
+            ranks_per_host: Number of ranks on each machine.
+        """
+        super().__init__(logging.INFO)
+        self.setFormatter(logging.Formatter("%(asctime)s:%(levelname)s: %(message)s", "%Y-%m-%d %H:%M:%S"))
+        made = directory / datetime.datetime.now().isoformat(timespec="seconds")
+        made.mkdir(parents=True, exist_ok=True)
+        self._files: dict[tuple[str, int | None], IO[bytes]] = {}
+        for host, num_ranks in zip(hosts, ranks_per_host, strict=True):
+            for rank in (None, *range(num_ranks)):
+                name = f"{host}.log" if rank is None else f"{host}[{rank}].log"
+                self._files[host, rank] = (made / name).open("ab", buffering=0)
+        self._ranks = [key for key in self._files if key[1] is not None]
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record, unless it is only for debugging."""
+        if record.levelno < self.level:
+            return  # logging checks the level only if a logger calls this handler
+        text = self.format(record) + "\n"
+        self._write((vars(record)["hostname"], vars(record)["local_rank"]), text.encode(errors="backslashreplace"))
+
+    def write_output(self, rank: int, line: bytes) -> None:
+        """Write a line that a rank printed.
+
+        Args:
+            rank: The rank.
+            line: The line.
+        """
+        self.acquire()
+        try:
+            self._write(self._ranks[rank], line)
+        finally:
+            self.release()
+
+    def _write(self, source: tuple[str, int | None], line: bytes) -> None:
+        with contextlib.suppress(OSError):  # a full disk must not end the connection
+            if source in self._files:
+                self._files[source].write(line)
 
 
 def read_record(line: bytes) -> logging.LogRecord:

@@ -25,6 +25,7 @@ from mjlab_dist.errors import UserError
 from mjlab_dist.faults import ATTEMPT
 from mjlab_dist.launch.agent import FORK
 from mjlab_dist.launch.agents import Agent, waiting_agents
+from mjlab_dist.launch.channel import LAUNCHER, LOGS
 from mjlab_dist.launch.handshake import SECRET, new_secret
 from mjlab_dist.launch.hosts import end_on_hosts, listen_on, own_address
 from mjlab_dist.launch.plan import RunPlan
@@ -70,7 +71,7 @@ class Launch:
     address: str
     """Address at which other machines reach this one; the loopback address if all ranks are on this machine."""
     agent_listener: socket.socket
-    """Socket that agents connect to."""
+    """Socket that agents and ranks connect to."""
     log_listener: socket.socket
     """Socket that agents and ranks send their log records to."""
     store_listener: socket.socket | None
@@ -129,6 +130,8 @@ def prepared(
         )
         # Start the agents
         own = {LAUNCH: name, SECRET: secret, MEETING_POINT: meeting_point, ATTEMPT: str(attempt)}
+        for variable, listener in ((LAUNCHER, agent_listener), (LOGS, log_listener)):
+            own[variable] = f"{address}:{listener.getsockname()[1]}"
         # Pass all of sys.path, as multiprocessing does, because it includes the directory of the user's script
         variables = {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)), **own}
         forks = can_fork(plan.devices, os.environ)

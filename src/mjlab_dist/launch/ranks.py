@@ -5,15 +5,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-import json
 import logging
 import os
-import queue
 import shlex
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from multiprocessing.connection import Connection
 from multiprocessing.context import ForkProcess
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,13 +23,13 @@ from mjlab_dist.control import STOP_SIGNALS, Control
 from mjlab_dist.errors import RankError, UserError
 from mjlab_dist.imports import start_up
 from mjlab_dist.launch.agents import Agent
-from mjlab_dist.launch.log_records import LogServer
+from mjlab_dist.launch.log_records import LogFiles, LogServer
 from mjlab_dist.launch.plan import RunPlan
 from mjlab_dist.launch.preparation import Launch, end_processes, prepared, remote_timeout_s
 from mjlab_dist.launch.spare import Spare
 from mjlab_dist.launch.supervision import SETTLED_S, Ended, Ranks
 from mjlab_dist.machine.processes import die_with_parent
-from mjlab_dist.messages import Event, EventHandler, Listener
+from mjlab_dist.messages import Listener
 from mjlab_dist.patching import with_names
 from mjlab_dist.rank_logs import log_dir
 from mjlab_dist.streams import child_errors
@@ -99,9 +98,8 @@ def run_ranks(
         _debug(listen, f"ranks meet at {launch.meeting_point}; log files in {logs}")
         _store = launch.open_store()
         # Start the ranks, and wait for their results
-        pipe = stack.enter_context(_event_pipe(ranks.receive))
-        adapted = stack.enter_context(_adapted_torchrunx(launch))
-        launcher = _torchrunx_launcher(config, plan, logs, pipe)
+        adapted = stack.enter_context(_adapted_torchrunx(launch, ranks.channels.admit))
+        launcher = _torchrunx_launcher(config, plan, logs)
         rank: Callable[..., object] = run_or_die
         with _in_thread(lambda: adapted.run(launcher, rank, entry, config, plan.rank_plans)) as future:
             try:
@@ -136,14 +134,13 @@ def _end(config: TrainConfig, plan: RunPlan, launch: Launch, spare: Spare | None
         spare.end(launch.name, plan.host_names)
 
 
-def _torchrunx_launcher(config: TrainConfig, plan: RunPlan, logs: Path | None, pipe: int) -> torchrunx.Launcher:
+def _torchrunx_launcher(config: TrainConfig, plan: RunPlan, logs: Path | None) -> torchrunx.Launcher:
     """Return torchrunx's launcher for a run.
 
     Args:
         config: The run's config.
         plan: Devices, hosts and run directory.
         logs: Directory of the ranks' log files; None for no files.
-        pipe: Descriptor that events are written to.
     """
     import torchrunx
 
@@ -153,7 +150,7 @@ def _torchrunx_launcher(config: TrainConfig, plan: RunPlan, logs: Path | None, p
         backend=None,
         agent_timeout=_agent_timeout_s(config, plan),
         copy_env_vars=(),  # agents already have their environment
-    ).set_logging_handlers(functools.partial(_log_handlers, logs, plan.host_names, _ranks_per_host(plan), pipe))
+    ).set_logging_handlers(functools.partial(_log_handlers, logs, plan.host_names, _ranks_per_host(plan)))
 
 
 def _agent_timeout_s(config: TrainConfig, plan: RunPlan) -> int:
@@ -212,7 +209,7 @@ class _Adapted(NamedTuple):
 
 
 @contextlib.contextmanager
-def _adapted_torchrunx(launch: Launch) -> Iterator[_Adapted]:
+def _adapted_torchrunx(launch: Launch, admit_rank: Callable[[int, Connection], None]) -> Iterator[_Adapted]:
     """Adapt torchrunx to use the agents and the sockets of a launch. torchrunx's modules do not change.
 
     After an early interrupt, the thread of torchrunx's launcher may still be starting when this context ends. The
@@ -247,7 +244,8 @@ def _adapted_torchrunx(launch: Launch) -> Iterator[_Adapted]:
         return LogServer(launch.log_listener, launch.secret, handlers)
 
     ports = iter([launch.agent_listener.getsockname()[1], launch.log_listener.getsockname()[1]])
-    group = LauncherGroup.listening(launch.agent_listener, launch.secret, [agent.host for agent in launch.agents])
+    hosts = [agent.host for agent in launch.agents]
+    group = LauncherGroup.listening(launch.agent_listener, launch.secret, hosts, admit_rank)
     run = with_names(
         torchrunx.Launcher.run,
         socket=SimpleNamespace(getfqdn=lambda: launch.address),
@@ -306,31 +304,6 @@ def _ended_helper(agents: Sequence[Agent], log_processes: Sequence[_LogProcess])
 
 
 @contextlib.contextmanager
-def _event_pipe(listen: Listener) -> Iterator[int]:
-    """Yield the write end of a pipe; a thread passes events from the pipe to a listener.
-
-    The writer is torchrunx's log process, which is forked from this process.
-    """
-    read_fd, write_fd = os.pipe()
-
-    def read() -> None:
-        with os.fdopen(read_fd) as lines:
-            for line in lines:
-                try:
-                    listen(json.loads(line))
-                except Exception:  # otherwise a rank whose events are not read would wait, and seem to hang
-                    logging.getLogger(__name__).exception("an event was dropped: %s", line.rstrip())
-
-    reader = threading.Thread(target=read, name="events", daemon=True)
-    reader.start()
-    try:
-        yield write_fd
-    finally:
-        os.close(write_fd)
-        reader.join(timeout=2)
-
-
-@contextlib.contextmanager
 def _in_thread(function: Callable[[], T]) -> Iterator[Future[T]]:
     """Run a function in a thread; neither the thread nor processes that it starts receive Ctrl-C.
 
@@ -356,29 +329,10 @@ def _in_thread(function: Callable[[], T]) -> Iterator[Future[T]]:
         thread.join(timeout=JOIN_S)
 
 
-def _log_handlers(
-    directory: Path | None, hosts: Sequence[str], ranks_per_host: list[int], pipe: int
-) -> list[logging.Handler]:
-    """Return handlers that write log files and send events to the launcher. Runs in torchrunx's log process."""
-    from torchrunx.utils.log_handling import file_handlers
-
+def _log_handlers(directory: Path | None, hosts: Sequence[str], ranks_per_host: list[int]) -> list[logging.Handler]:
+    """Return the handlers that write log files. Runs in torchrunx's log process."""
     # Never free objects of an earlier attempt. Its process groups join threads when they are freed; this forked process
     # does not have these threads, and would abort.
     gc.freeze()
     die_with_parent()
-
-    # Events and log files. A thread writes events to the pipe: if the launcher is stopped and the pipe becomes full,
-    # only this thread waits, and ranks continue.
-    events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-    threading.Thread(target=_write_lines, args=(pipe, events), name="events", daemon=True).start()
-    handlers: list[logging.Handler] = [EventHandler(events.put)]
-    if directory is not None:
-        handlers += file_handlers(list(hosts), ranks_per_host, log_dir=directory, log_level=logging.INFO)
-    return handlers
-
-
-def _write_lines(fd: int, events: queue.SimpleQueue[Event]) -> None:
-    with os.fdopen(fd, "w") as file:
-        while True:
-            file.write(json.dumps(events.get()) + "\n")
-            file.flush()
+    return [] if directory is None else [LogFiles(directory, hosts, ranks_per_host)]

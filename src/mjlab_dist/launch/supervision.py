@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
-from mjlab_dist.control import Control
+from mjlab_dist.control import PAUSE_S, Control
 from mjlab_dist.distributed.rank import in_words
 from mjlab_dist.errors import BufferOverflowError, Exit, HangError, PreflightError, RankError, TakenOverError, UserError
+from mjlab_dist.launch.channel import Channels
 from mjlab_dist.messages import Event, Listener
 from mjlab_dist.places import named
 from mjlab_dist.wording import listed
@@ -34,9 +33,12 @@ PATIENCE_S = 20.0
 """Seconds to wait for the failed rank's report if only ranks that lost contact with it have reported. The failed rank
 may still be writing files."""
 
-PAUSE_S = 2.0
-"""If two checks are further apart than this, in s, this process was stopped (for example by Ctrl-Z) or got no CPU
-time. The time between these two checks is not counted as time without an iteration."""
+START_S = 600.0
+"""Seconds without an event of any rank after which ranks that are still in a step of their start are considered hung;
+``--hang-timeout`` if that is longer. Between two events, a rank compiles one module or builds its envs."""
+
+ANSWER_S = 60.0
+"""Seconds that a rank has to answer the request to stop. Then all ranks are killed."""
 
 LAST_RESORT_S = 10.0
 """Seconds beyond the ranks' own timeout after which the launcher considers ranks hung.
@@ -79,20 +81,32 @@ class Ranks:
         self._pids: dict[int, int] = {}
         self._other_pids: dict[int, int] = {}
         self._iterations: dict[int, int] = {}
-        self._advanced_at = time.monotonic()
+        self._steps: dict[int, str] = dict.fromkeys(range(self._num_ranks), "starting its process")
+        self._heard_at = self._advanced_at = time.monotonic()
         self._results: dict[int, Any] = {}
         self._reports: dict[int, Report] = {}
-        self._stop_forwarded = False
+        self._asked_at: float | None = None
+        self._is_stopping = False
+        self.channels = Channels(self.receive)
 
     def receive(self, event: Event) -> None:
         """Record an event of a rank, or pass it to the listener if it is for the user."""
         rank = event.get("rank", -1)
         with self._changed:
+            self._heard_at = time.monotonic()
             match event["kind"]:
                 case "joined":
                     pids = self._pids if rank < self._num_own else self._other_pids
                     pids[rank] = event["pid"]
+                    self._steps.pop(rank, None)
+                case "step":
+                    self._steps.pop(rank, None)
+                    if event["step"] is not None:
+                        self._steps[rank] = event["step"]
+                case "stopping":
+                    self._is_stopping = True
                 case "beat":
+                    self._steps.pop(rank, None)
                     self._iterations[rank] = event["iteration"]
                     self._advanced_at = time.monotonic()
                 case "result":
@@ -129,6 +143,8 @@ class Ranks:
                 paused_s = time.monotonic() - checked_at
                 if paused_s > PAUSE_S:
                     self._advanced_at += paused_s
+                    self._heard_at += paused_s
+                    self._asked_at = self._asked_at and self._asked_at + paused_s
                 checked_at = time.monotonic()
 
             # All ranks are done
@@ -140,26 +156,45 @@ class Ranks:
                 raise RankError("the ranks were killed on request")
             self._forward_stop()
 
+            # A rank that does not finish its start: ask it for its stack
+            start_s = max(START_S, hang_timeout_s)
+            with self._changed:
+                stuck = sorted(self._steps) if time.monotonic() - self._heard_at > start_s else []
+            for rank in stuck:
+                self.channels.send(rank, "report")
+
             # Failure: a rank reported an error, a process ended, torchrunx raised, or no iteration ended in time.
             # A process exits right after it sends its result, so results can still arrive during the wait for reports
             hangs = bool(self._iterations) and time.monotonic() - self._advanced_at > hang_timeout_s + LAST_RESORT_S
             helper = helper_ended()
-            stops = hangs or helper is not None
+            stops = hangs or bool(stuck) or helper is not None
             if self._reports or self._lost() or launched.done() or stops:
                 self._wait_for_reports(launched, briefly=stops)
                 if len(self._results) == self._num_ranks:
                     break
                 # Ranks end together with their agent, and their end may be noticed first: check the agents again
+                if stuck:
+                    raise self._hang(f"no progress for {start_s:g} s before the first iteration")
                 raise self._failure(hangs, helper or helper_ended(), launched.exception() if launched.done() else None)
         return [self._results[rank] for rank in range(self._num_ranks)]
 
     def _forward_stop(self) -> None:
-        """Send SIGTERM to one rank, once. That rank passes the request on to all ranks, together with its metrics."""
-        if self._control.stop_requested and not self._stop_forwarded and self._pids:
-            self._stop_forwarded = True
-            rank = min(self._pids)
-            if rank not in self._lost():
-                os.kill(self._pids[rank], signal.SIGTERM)
+        """Ask one rank to stop, once. That rank passes the request on to all ranks, together with its metrics.
+
+        Raises:
+            RankError: If the rank has not answered in time.
+        """
+        if not self._control.stop_requested or self._is_stopping or not self._pids:
+            return
+        if self._asked_at is None:
+            self._asked_at = time.monotonic()
+            self.channels.send(min(self._pids), "stop")
+        if time.monotonic() - self._asked_at > ANSWER_S:
+            raise RankError(
+                f"rank {min(self._pids)} did not answer the request to stop within {ANSWER_S:g} s, so all ranks were "
+                "killed",
+                exit_code=Exit.INFRASTRUCTURE,
+            )
 
     def _lost(self) -> list[int]:
         """Return the ranks on the launcher's machine whose process ended without a result or a report."""
@@ -235,8 +270,8 @@ class Ranks:
         ranks = [rank for rank, pid in self._other_pids.items() if killed and pid == int(killed[1])]
         return ranks if len(ranks) == 1 else []
 
-    def _hang(self) -> RankError:
-        places: list[str] = []
+    def _hang(self, why: str = "") -> RankError:
+        places: list[str] = [why] if why else []
         stacks: list[str] = []
         for rank in range(self._num_ranks):
             report = self._reports.get(rank)
@@ -244,7 +279,8 @@ class Ranks:
             # Without a report, the last known iteration may be half a second old.
             iteration = f"{'' if report else 'at least '}{done or 0}"
             state = f"{report['type']}: {report['message']}" if report else self._process_state(rank)
-            places.append(f"rank {rank} has done {iteration} iterations")
+            step = self._steps.get(rank)
+            places.append(f"rank {rank} is {step}" if step else f"rank {rank} has done {iteration} iterations")
             stacks.append(f"Rank {rank}, after {iteration} iterations: {state}")
             if report:
                 stacks.append(report["traceback"].rstrip())

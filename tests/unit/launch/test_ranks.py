@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection
 
 import psutil
 import pytest
@@ -54,6 +55,10 @@ def launch_with(agent: WaitingAgent) -> Iterator[Launch]:
         )
 
 
+def refuse(rank: int, _: Connection) -> None:
+    pytest.fail(f"rank {rank} has connected")
+
+
 def launcher() -> torchrunx.Launcher:
     return torchrunx.Launcher(hostnames=["localhost"], workers_per_host=1, backend=None, agent_timeout=1)
 
@@ -61,7 +66,7 @@ def launcher() -> torchrunx.Launcher:
 def test_torchrunx_starts_nothing_after_the_end_of_a_launch() -> None:
     before = set(psutil.Process().children(recursive=True))
     with launch_with(agent := WaitingAgent()) as launch:
-        with _adapted_torchrunx(launch) as adapted:
+        with _adapted_torchrunx(launch, refuse) as adapted:
             pass
         with pytest.raises(RuntimeError, match="has ended"):
             adapted.run(launcher(), print)
@@ -71,5 +76,5 @@ def test_torchrunx_starts_nothing_after_the_end_of_a_launch() -> None:
 
 def test_torchrunx_stays_as_it_is_during_a_launch() -> None:
     original = dict(vars(torchrunx.launcher))
-    with launch_with(WaitingAgent()) as launch, _adapted_torchrunx(launch):
+    with launch_with(WaitingAgent()) as launch, _adapted_torchrunx(launch, refuse):
         assert vars(torchrunx.launcher) == original

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import threading
 from concurrent.futures import Future
+from multiprocessing import Pipe
 from typing import Any
 
 import pytest
@@ -11,6 +14,7 @@ from torchrunx.utils.errors import AgentFailedError, WorkerFailedError
 
 from mjlab_dist.control import Control
 from mjlab_dist.errors import Exit, PreflightError, RankError, UserError
+from mjlab_dist.launch import supervision
 from mjlab_dist.launch.supervision import Ended, Ranks
 
 
@@ -123,3 +127,69 @@ def test_a_killed_rank_of_another_machine_is_named_although_its_end_ends_all_age
     with pytest.raises(RankError, match=r"^rank 2 ended without a report") as caught:
         ranks.wait(launched, 300.0, lambda: None)
     assert caught.value.rank == 2
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("START_S", "ANSWER_S", "SETTLED_S", "GRACE_S", "POLL_S"):
+        monkeypatch.setattr(supervision, name, 0.0)
+
+
+def started(*steps: str | None) -> Ranks:
+    """Return ranks that have joined, and have begun these steps."""
+    ranks = Ranks(["localhost"] * len(steps), lambda _: None, Control())
+    for rank, step in enumerate(steps):
+        ranks.receive({"kind": "joined", "rank": rank, "pid": os.getpid()})
+        ranks.receive({"kind": "step", "rank": rank, "step": step})
+    return ranks
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_rank_that_does_not_finish_its_start_is_named_with_the_step_and_the_limit() -> None:
+    ranks = started(None, "building its envs")
+    with pytest.raises(RankError, match=r"no progress for 0 s .*rank 1 is building its envs") as caught:
+        ranks.wait(Future(), 0.0, lambda: None)
+    assert "rank 0 is" not in str(caught.value)
+    assert caught.value.exit_code == Exit.INFRASTRUCTURE
+    with pytest.raises(RankError, match=r"rank 0 is starting its process"):
+        Ranks(["localhost"], lambda _: None, Control()).wait(Future(), 0.0, lambda: None)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_rank_that_waits_or_trains_has_no_deadline_for_its_start() -> None:
+    ranks = started(None, "building its learner")
+    ranks.receive({"kind": "beat", "rank": 1, "iteration": 0})
+    checks = 0
+
+    def check() -> None:
+        nonlocal checks
+        checks += 1
+        if checks == 3:
+            for rank in (0, 1):
+                ranks.receive({"kind": "result", "rank": rank, "result": rank})
+
+    assert ranks.wait(Future(), 300.0, check) == [0, 1]
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("answers", [False, True])
+def test_a_rank_must_answer_the_request_to_stop(answers: bool) -> None:
+    control = Control()
+    ranks = Ranks(["localhost"], lambda _: None, control)
+    ranks.receive({"kind": "joined", "rank": 0, "pid": os.getpid()})
+    here, there = Pipe()
+    reading = threading.Thread(target=ranks.channels.admit, args=(0, here))
+    reading.start()
+    control.request_stop()
+    if answers:
+        there.send_bytes(b'{"kind": "stopping", "rank": 0}')
+        there.send_bytes(b'{"kind": "result", "rank": 0, "result": 7}')
+        there.close()
+        reading.join()
+        assert ranks.wait(Future(), 300.0, lambda: None) == [7]
+    else:
+        with pytest.raises(RankError, match=r"^rank 0 did not answer .* 0 s"):
+            ranks.wait(Future(), 300.0, lambda: None)
+        assert there.recv_bytes() == b'"stop"'
+        there.close()
+        reading.join()

@@ -617,14 +617,13 @@ NUM_PROCESSES = 3
 
 PROGRAM = f"""
 import json
-import logging
 import os
 import sys
 import torch
 from pathlib import Path
 import warp as wp
 from mjlab_dist.config import SimConfig
-from mjlab_dist.messages import EventHandler
+from mjlab_dist.messages import listening
 from mjlab_dist.sim import Simulation, load_model, start_warp
 
 # Each process starts Warp and has loaded no kernels. Processes share only the imports
@@ -647,15 +646,13 @@ def build(**options):
 def cached():
     return sorted(str(p) for p in Path(wp.config.kernel_cache_dir).rglob("*") if p.is_file())
 
-logger = logging.getLogger("mjlab_dist")
-logger.setLevel(logging.INFO)
-logger.addHandler(EventHandler(lambda event: progress.append((event["kind"], event["done"], event["total"]))))
-eager = build(capture="off")  # runs no step when it is built
-built = cached()
-for sim in (eager, build()):
-    sim.step()
-    sim.forward()
-    sim.reset(torch.ones(4, dtype=torch.bool))
+with listening(lambda event: progress.append((event["kind"], event.get("done"), event.get("total")))):
+    eager = build(capture="off")  # runs no step when it is built
+    built = cached()
+    for sim in (eager, build()):
+        sim.step()
+        sim.forward()
+        sim.reset(torch.ones(4, dtype=torch.bool))
 print(json.dumps(dict(progress=progress, built=built, after=cached())), flush=True)
 """
 

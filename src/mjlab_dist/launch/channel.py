@@ -1,0 +1,130 @@
+"""Connection between a rank and its launcher: events to the launcher, requests to the rank. Imports no torch.
+
+User code in a rank may change the settings of logging, the standard streams and the signal handlers, so none of them
+carries events or requests.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import socket
+import threading
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Literal
+
+from mjlab_dist.launch.handshake import PATIENCE_S, authenticate, secret_of
+from mjlab_dist.messages import Event
+
+LAUNCHER = "MJLAB_DIST_LAUNCHER"
+"""Variable with the address and the port where ranks connect to the launcher, as address:port."""
+
+LOGS = "MJLAB_DIST_LOGS"
+"""Variable with the address and the port of the log server."""
+
+MAX_BYTES = 64 * 1024**2
+"""Maximum length of an event, in bytes."""
+
+Request = Literal["stop", "report"]
+"""stop: stop training after the current iteration. report: report the stack, and end, because the rank hangs."""
+
+
+class Channel:
+    """A rank's end."""
+
+    def __init__(self, rank: int, receive: Callable[[Request], None]) -> None:
+        """Connect to the launcher.
+
+        Args:
+            rank: The rank.
+            receive: Called with each request, in a separate thread.
+        """
+        peer = connect(LAUNCHER)
+        self._connection = Connection(peer.detach())
+        self._connection.send_bytes(b"rank %d" % rank)
+        self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        self._receive = receive
+        # If the launcher is stopped and the connection is full, only the thread that sends waits
+        self._sender = threading.Thread(target=self._send, name="events", daemon=True)
+        self._sender.start()
+        threading.Thread(target=self._read, name="requests", daemon=True).start()
+
+    def listen(self, event: Event) -> None:
+        """Send an event. This does not wait, and raises no error if the launcher has ended."""
+        self._events.put(event)
+
+    def flush(self, timeout_s: float | None) -> None:
+        """Wait until all events are sent, or the connection has ended. No further event can be sent.
+
+        Args:
+            timeout_s: Maximum time to wait in s; None for no limit, for example while the launcher is suspended.
+        """
+        self._events.put(None)
+        self._sender.join(timeout_s)
+
+    def _send(self) -> None:
+        with contextlib.suppress(OSError):
+            while (event := self._events.get()) is not None:
+                self._connection.send_bytes(json.dumps(event, default=str).encode())
+
+    def _read(self) -> None:
+        with contextlib.suppress(OSError, EOFError):
+            while True:
+                self._receive(json.loads(self._connection.recv_bytes(MAX_BYTES)))
+
+
+class Channels:
+    """The launcher's ends. Each connection is read in the thread that accepted it."""
+
+    def __init__(self, receive: Callable[[Event], None]) -> None:
+        """Start without connections.
+
+        Args:
+            receive: Called with each event of a rank, in the thread of its connection.
+        """
+        self._receive = receive
+        self._connections: dict[int, Connection] = {}
+
+    def admit(self, rank: int, connection: Connection) -> None:
+        """Read the events of a rank until its connection ends.
+
+        Args:
+            rank: The rank.
+            connection: Its connection.
+        """
+        self._connections[rank] = connection
+        with contextlib.suppress(OSError, EOFError):
+            while True:
+                event = json.loads(connection.recv_bytes(MAX_BYTES))
+                if event["kind"] == "warning":
+                    event["text"] = f"rank {rank}: {event['text']}"
+                self._receive(event)
+
+    def send(self, rank: int, request: Request) -> None:
+        """Send a request to a rank; do nothing if the rank is not connected.
+
+        Args:
+            rank: The rank.
+            request: The request.
+        """
+        if rank in self._connections:
+            with contextlib.suppress(OSError):
+                self._connections[rank].send_bytes(json.dumps(request).encode())
+
+
+def connect(variable: str) -> socket.socket:
+    """Connect to a listener of the launcher, and prove that this process belongs to the launch.
+
+    Args:
+        variable: Environment variable with the address of the listener.
+
+    Raises:
+        OSError: If the launcher has ended.
+    """
+    address, _, port = os.environ[variable].rpartition(":")
+    peer = socket.create_connection((address, int(port)), PATIENCE_S)
+    authenticate(peer, secret_of(os.environ), listens=False)
+    return peer
