@@ -1,4 +1,4 @@
-"""The web server of a page. It decides who may connect, and chooses address and port."""
+"""The web server of a page. It decides who may connect and what they may send, and chooses address and port."""
 
 from __future__ import annotations
 
@@ -12,19 +12,25 @@ import ipaddress
 import logging
 import secrets
 import socket
+from asyncio import BaseTransport, get_running_loop
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import viser
+import viser._viser
 import websockets.asyncio.server
+from viser._messages import GuiUpdateMessage, Message, ViewerCameraMessage
 from websockets.asyncio.server import ServerConnection
 from websockets.datastructures import Headers
 from websockets.http11 import Request, Response
+from websockets.protocol import State
 
 from mjlab_dist.errors import UserError
 from mjlab_dist.patching import patched
+from mjlab_dist.view.guard import guarded, report
 
 FIRST_PORT = 8080
 """Port that is tried first."""
@@ -34,6 +40,19 @@ NUM_PORTS = 100
 
 LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "::1"})
 """Names of this machine in URLs. Other names of 127.0.0.1 are refused, because an attacker may have registered them."""
+
+HANDSHAKE_S = 10.0
+"""Seconds that a connection has for its request and the response."""
+
+MAX_HALF_OPEN = 64
+"""Maximum number of connections without a complete response. A further one closes the oldest, which is hardly that of
+a browser: a browser sends its request at once."""
+
+MAX_PAGES = 32
+"""Maximum number of open pages."""
+
+MAX_MESSAGE_BYTES = 1 << 16
+"""Maximum size of a message of a page, in bytes. Pages send values of controls and poses of cameras."""
 
 
 class Server(viser.ViserServer):
@@ -74,20 +93,34 @@ def open_server(host: str, port: int | None) -> Server:
     gate = Gate(None if ipaddress.ip_address(address).is_loopback else secrets.token_urlsafe(32), bound)
     serve, calls = websockets.asyncio.server.serve, 0
 
-    # viser has no hook for requests. So pass our socket to it, and call the gate before viser's request handler.
+    # viser has no hook for requests and messages. So pass our socket to it, and call the gate before viser's handlers.
     def serve_behind_gate(
         handler: Any, _host: str, _port: int, *, process_request: Callable[..., Response | None], **options: Any
     ) -> Any:
         nonlocal calls
         calls += 1
-        quiet = logging.Logger("mjlab_dist.view", logging.CRITICAL)  # refused connections are not errors
-        guarded = functools.partial(gate.process, process_request)
-        return serve(handler, sock=listener, process_request=guarded, logger=quiet, **options)
+        get_running_loop().set_exception_handler(
+            lambda _, context: report(context.get("exception") or RuntimeError(context["message"]))
+        )
+        options |= {
+            "process_request": functools.partial(gate.process, process_request),
+            "create_connection": functools.partial(_Connection, gate),
+            "logger": logging.Logger("mjlab_dist.view", logging.CRITICAL),  # refused connections are not errors
+            "open_timeout": HANDSHAKE_S,
+            "backlog": MAX_HALF_OPEN,  # also the number of connections that asyncio accepts at once
+            "max_size": MAX_MESSAGE_BYTES,
+        }
+        return serve(handler, sock=listener, **options)
 
     # Hide the addresses that viser prints, because they have no token.
-    with patched(websockets.asyncio.server, "serve", serve_behind_gate), contextlib.redirect_stdout(io.StringIO()):
+    with (
+        patched(websockets.asyncio.server, "serve", serve_behind_gate),
+        patched(viser._viser, "ThreadPoolExecutor", _Reactions),
+        contextlib.redirect_stdout(io.StringIO()),
+    ):
         server = Server(host=address, port=bound, verbose=False)
     assert calls == 1, "viser has opened a server without the gate"
+    gate.gui = server.gui
     server.url = f"http://{_shown(host, address)}:{bound}/{f'?token={gate.token}' if gate.token else ''}"
     server.gui.configure_theme(show_logo=False, show_share_button=False, control_width="large")
     return server
@@ -104,7 +137,10 @@ class Gate:
 
     Attributes:
         token: The token; None on a loopback address.
+        gui: Controls of the page.
     """
+
+    gui: viser.GuiApi
 
     def __init__(self, token: str | None, port: int) -> None:
         """Store the token.
@@ -129,7 +165,39 @@ class Gate:
             connection: The connection.
             request: The HTTP request, which may request a websocket.
         """
-        return self.refusal(request) or answer(connection, request)
+        if (refusal := self.refusal(request)) is not None:
+            return refusal
+        if "Upgrade" in request.headers and len(connection.server.connections) >= MAX_PAGES:
+            return _response(http.HTTPStatus.SERVICE_UNAVAILABLE, "Too many pages are open; close one.\n")
+        return answer(connection, request)
+
+    def check(self, data: bytes) -> None:
+        """Raise if a message is none that the page sends.
+
+        Args:
+            data: Data of the message.
+
+        Raises:
+            Exception: Various errors, because the message may be damaged in any way.
+        """
+        message = Message.deserialize(data)
+        if isinstance(message, ViewerCameraMessage):
+            return
+        if not isinstance(message, GuiUpdateMessage):
+            raise TypeError(f"a client sent a {type(message).__name__}, which the page never sends")
+        [(name, value)] = message.updates.items()
+        match control := self.gui._gui_input_handle_from_uuid.get(message.uuid):  # viser has no public method
+            case None:  # removed while the message was on its way
+                return
+            case viser.GuiDropdownHandle() | viser.GuiButtonGroupHandle():
+                is_possible = value in control.options
+            case viser.GuiSliderHandle():
+                slack = 1e-6 * (control.max - control.min)  # the page rounds
+                is_possible = type(value) in (int, float) and control.min - slack <= value <= control.max + slack
+            case _:
+                is_possible = isinstance(value, bool)
+        if name != "value" or not is_possible:
+            raise ValueError(f"a client sent a value that the control {control.label} cannot have")
 
     def refusal(self, request: Request) -> Response | None:
         """Return the response that refuses a request or sets the cookie; None if viser may answer the request.
@@ -162,6 +230,42 @@ class Gate:
                 if (morsel := SimpleCookie(line).get(self._cookie)) is not None:
                     return morsel.value
         return ""
+
+
+class _Connection(ServerConnection):
+    """A connection of a client. The other clients are served, whatever it sends."""
+
+    def __init__(self, gate: Gate, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._gate = gate
+
+    def connection_made(self, transport: BaseTransport) -> None:
+        super().connection_made(transport)
+        waiting = [one for one in self.server.handlers if one.state is State.CONNECTING]
+        half_open = [one for one in waiting if not one.transport.is_closing()]
+        if len(half_open) > MAX_HALF_OPEN:
+            half_open[0].transport.abort()
+
+    async def recv(self, decode: bool | None = None) -> Any:  # noqa: ARG002
+        while True:
+            data = await super().recv(decode=False)
+            with guarded():
+                self._gate.check(data)
+                return data
+
+
+class _Reactions(ThreadPoolExecutor):
+    """Runs the functions that controls call, one after the other: two of them could change the same part of a page."""
+
+    def __init__(self, **_: object) -> None:
+        super().__init__(max_workers=1)
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        def react() -> None:
+            with guarded():
+                fn(*args, **kwargs)
+
+        return super().submit(react)
 
 
 def _response(status: http.HTTPStatus, text: str, *headers: tuple[str, str]) -> Response:

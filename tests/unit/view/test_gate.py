@@ -7,19 +7,27 @@ token. It never answers requests from other websites.
 from __future__ import annotations
 
 import http.client
+import math
+import selectors
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from urllib.parse import urlsplit
 
+import msgspec
 import pytest
+import viser
 import websockets.sync.client
+from viser._messages import GuiFormDirtyMessage, GuiUpdateMessage, Message, ViewerCameraMessage
 from websockets.datastructures import Headers
 from websockets.exceptions import InvalidStatus
 from websockets.http11 import Request
-from websockets.typing import Origin
+from websockets.sync.client import ClientConnection
+from websockets.typing import Origin, Subprotocol
 
 from mjlab_dist.errors import UserError
-from mjlab_dist.view.server import Gate, Server, open_server
+from mjlab_dist.messages import Event, listening
+from mjlab_dist.view import guard, server
+from mjlab_dist.view.server import MAX_HALF_OPEN, Gate, Server, open_server
 
 
 @pytest.mark.parametrize(
@@ -139,3 +147,143 @@ def _get(port: int, path: str, cookie: str | None = None) -> tuple[int, str | No
     response.read()
     connection.close()
     return response.status, response.getheader("Set-Cookie")
+
+
+@pytest.fixture
+def local(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Server]]:
+    """Return a function that opens a server with other limits."""
+    servers: list[Server] = []
+
+    def open_one(**limits: float) -> Server:
+        for name, value in limits.items():
+            monkeypatch.setattr(server, name, value)
+        servers.append(open_server("127.0.0.1", None))
+        return servers[-1]
+
+    yield open_one
+    for one in servers:
+        one.stop()
+
+
+def _half_open(port: int, number: int) -> selectors.DefaultSelector:
+    """Open connections that send no request, or a part of one."""
+    opened = selectors.DefaultSelector()
+    for i in range(number):
+        client = socket.create_connection(("127.0.0.1", port))
+        client.sendall(b"GET / HTTP/1.1\r\nHo" if i % 2 else b"")
+        opened.register(client, selectors.EVENT_READ)
+    return opened
+
+
+def _close(opened: selectors.DefaultSelector, number: int) -> None:
+    """Wait until the server has closed at least a number of connections, and close them here too."""
+    while number > 0:
+        for key, _ in opened.select():
+            opened.unregister(key.fileobj)
+            assert isinstance(key.fileobj, socket.socket)
+            key.fileobj.close()
+            number -= 1
+
+
+def test_half_open_connections_are_limited_and_others_are_served(local: Callable[..., Server]) -> None:
+    port = local(HANDSHAKE_S=3600.0).get_port()
+    with _half_open(port, 200) as opened:
+        assert _get(port, "/")[0] == 200
+        _close(opened, 200 - MAX_HALF_OPEN)
+        assert _get(port, "/")[0] == 200
+        for key in list(opened.get_map().values()):
+            assert isinstance(key.fileobj, socket.socket)
+            key.fileobj.close()
+
+
+def test_half_open_connections_are_closed_at_the_deadline(local: Callable[..., Server]) -> None:
+    with _half_open(local(HANDSHAKE_S=0.1).get_port(), 20) as opened:
+        _close(opened, 20)
+
+
+def test_the_number_of_pages_is_limited(local: Callable[..., Server]) -> None:
+    port = local(MAX_PAGES=1).get_port()
+    with _page(port):
+        with pytest.raises(InvalidStatus, match="503"):
+            _page(port)
+        assert _get(port, "/")[0] == 200
+
+
+def _page(port: int) -> ClientConnection:
+    """Connect as a page does."""
+    return websockets.sync.client.connect(
+        f"ws://127.0.0.1:{port}", subprotocols=[Subprotocol(f"viser-v{viser.__version__}")], max_size=None
+    )
+
+
+def _data(message: Message) -> bytes:
+    return msgspec.msgpack.encode(message.as_serializable_dict())
+
+
+@pytest.mark.parametrize(
+    ("control", "good", "bad"),
+    [
+        ("slider", [0, 1, 0.5, 1.0000000001], [-1, 1.1, math.nan, math.inf, -math.inf, 1e308, True, "1", None, [0.5]]),
+        ("menu", ["a", "b"], ["c", "", 0, None, ["a"], {}]),
+        ("speed", ["0.5", "1"], ["1e-320", "nan", "-1", 0.5]),
+        ("switch", [True, False], [1, "x", None, []]),
+        ("button", [True], [5, "x"]),
+    ],
+)
+def test_a_control_gets_only_values_that_the_page_offers(
+    control: str, good: list[object], bad: list[object], local: Callable[..., Server]
+) -> None:
+    gate, gui = Gate(None, 1), local().gui
+    gate.gui = gui
+    controls = {
+        "slider": gui.add_slider("slider", min=0.0, max=1.0, step=0.1, initial_value=0.5),
+        "menu": gui.add_dropdown("menu", ("a", "b")),
+        "speed": gui.add_button_group("speed", ("0.5", "1")),
+        "switch": gui.add_checkbox("switch", initial_value=False),
+        "button": gui.add_button("button"),
+    }
+    uuid = controls[control]._impl.uuid
+    for value in good:
+        gate.check(_data(GuiUpdateMessage(uuid, {"value": value})))
+    for value in bad:
+        with pytest.raises(ValueError, match="cannot have"):
+            gate.check(_data(GuiUpdateMessage(uuid, {"value": value})))
+    for updates in ({}, {"update_cb": True}, {"sync_cb": True, "value": good[0]}):
+        with pytest.raises(ValueError, match=r"cannot have|unpack"):
+            gate.check(_data(GuiUpdateMessage(uuid, updates)))
+    gate.check(_data(GuiUpdateMessage("removed", {"value": 1})))
+
+
+def test_a_message_that_no_page_sends_is_ignored_and_reported_once(
+    local: Callable[..., Server], wait_for: Callable[[Callable[[], bool]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guard, "_reported", set())
+    events: list[Event] = []
+    one = local()
+    slider = one.gui.add_slider("slider", min=0.0, max=1.0, step=0.1, initial_value=0.5)
+    seen: list[float] = []
+
+    def react(_: object) -> None:
+        seen.append(slider.value)
+        raise RuntimeError("in a reaction")
+
+    slider.on_update(react)
+
+    place = (1.0, 1.0, 1.0)
+    camera = ViewerCameraMessage((1.0, 0.0, 0.0, 0.0), place, 1.0, 0.1, 100.0, 480, 640, (0.0, 0.0, 0.0), place)
+    with listening(events.append), _page(one.get_port()) as page:
+        page.send(_data(camera))
+        for _ in range(3):
+            page.send("text")
+            page.send(b"")
+            page.send(b"\x91" * 60_000)
+            page.send(msgspec.msgpack.encode({"type": "GuiUpdateMessage", "uuid": [], "updates": 1}))
+            page.send(_data(GuiFormDirtyMessage("x")))
+            page.send(_data(GuiUpdateMessage(slider._impl.uuid, {"value": math.nan})))
+        page.send(_data(GuiUpdateMessage(slider._impl.uuid, {"value": 0.75})))
+        page.send(_data(GuiUpdateMessage(slider._impl.uuid, {"value": 0.25})))
+        wait_for(lambda: seen == [0.75, 0.25])
+    texts = [event["text"] for event in events]
+    assert len(texts) == len(set(texts))
+    assert sum("in a reaction" in text for text in texts) == 1
+    assert all(len(text.splitlines()) == 1 for text in texts)
