@@ -15,6 +15,7 @@ from mjlab_dist.config import TrainConfig
 from mjlab_dist.errors import UserError
 from mjlab_dist.learn import finite
 from mjlab_dist.sim import build_model
+from mjlab_dist.view.guard import guarded
 from mjlab_dist.view.robot import Robot
 from mjlab_dist.view.scene import Scene
 
@@ -65,7 +66,8 @@ class DumpPage:
             num_clients = len(self._server.get_clients())
             if self._is_changed or num_clients > self._num_clients:
                 self._is_changed = False
-                self._show()
+                with guarded():
+                    self._show()
             self._num_clients = num_clients
             time.sleep(FRAME_S)
 

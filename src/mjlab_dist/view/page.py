@@ -15,6 +15,7 @@ import numpy as np
 import viser
 
 from mjlab_dist.view.charts import Plot, RewardBars
+from mjlab_dist.view.guard import guarded
 from mjlab_dist.view.player import SOURCES, Frame, Player
 from mjlab_dist.view.scene import Scene
 
@@ -90,7 +91,8 @@ class Page:
             BaseException: The error that ended the player.
         """
         while not is_over():
-            self.update()
+            with guarded():
+                self.update()
             if self._player.failure is not None:
                 raise self._player.failure
             time.sleep(FRAME_S)
@@ -247,20 +249,9 @@ class Page:
         self._terms = {
             f"{group}.{name}": (group, part) for group, terms in columns.items() for name, part in terms.items()
         }
-        term = gui.add_dropdown("Observation", list(self._terms))
-        self._term = term.value
-        folder = gui.add_folder(None)
-        self._add_observation(folder)
-
-        @term.on_update
-        def _(_: object) -> None:
-            if term.value not in self._terms:  # any client may send any text
-                return
-            with self._server.atomic():
-                self._observation.remove()
-                self._term = term.value
-                self._add_observation(folder)
-
+        self._chosen_term = gui.add_dropdown("Observation", list(self._terms))
+        self._observation_folder = gui.add_folder(None)
+        self._add_observation()
         self._actions = Plot(self._server, "actions", env.action_names)
         self._commands = {
             name: Plot(self._server, f"command {name}", self._names_of(name, width))
@@ -268,12 +259,12 @@ class Page:
             if (width := value.shape[1])
         }
 
-    def _add_observation(self, folder: viser.GuiFolderHandle) -> None:
+    def _add_observation(self) -> None:
+        self._term = self._chosen_term.value
         _, part = self._terms[self._term]
-        with folder:
+        with self._observation_folder:
             names = [str(i) for i in range(part.stop - part.start)]
             self._observation = Plot(self._server, self._term, names)
-        self._charts_due_s = 0.0
 
     def _names_of(self, command: str, width: int) -> Sequence[str]:
         names = self._player.env.find_command(command).drawn_names
@@ -283,6 +274,10 @@ class Page:
         env_id, frames = self.scene.env_id, list(self._player.history)
         self._update_status(frame)
         self._bars.update(frame, env_id)
+        if self._term != self._chosen_term.value:  # here, because viser calls functions of controls in another thread
+            with self._server.atomic():
+                self._observation.remove()
+                self._add_observation()
         times_s = np.array([one.time_s for one in frames])
         group, part = self._terms[self._term]
         self._observation.update(times_s, np.stack([one.observations[group][env_id, part] for one in frames]))
@@ -299,9 +294,8 @@ class Page:
 
             @env.on_update
             def _(_: object) -> None:
-                if env.value in env.options:  # any client may send any text
-                    scene.env_id = int(env.value)
-                    self._is_changed = True
+                scene.env_id = int(env.value)
+                self._is_changed = True
 
         switches = {
             "Follow the robot": "follows_robot",

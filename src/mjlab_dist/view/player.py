@@ -153,9 +153,9 @@ class Player:
         """Change the speed.
 
         Args:
-            speed: Simulated seconds per second of real time, above 0.
+            speed: Simulated seconds per second of real time, from 0.01 to 100.
         """
-        assert speed > 0
+        assert 0.01 <= speed <= 100
         self.speed = speed
         self._wake.set()
 
@@ -268,7 +268,7 @@ class Player:
             due_s = max(due_s, now_s - MAX_LAG_S) + self.env.step_dt_s / self.speed
 
     def _obey(self) -> None:
-        while self._requests:
+        for _ in range(len(self._requests)):  # not those that arrive meanwhile, so that a flood of them stops no step
             request, future = self._requests.popleft()
             try:
                 request()
@@ -328,5 +328,6 @@ class Player:
             episode_steps=env.episode_length_buf.numpy().copy(),
         )
         if self.history and self.history[-1].step == self._num_steps:
-            self.history.pop()  # after a reset or a push, the new frame replaces the frame of the same step
-        self.history.append(self.frame)
+            self.history[-1] = self.frame  # of the same step, after a reset or a push; the page never sees no frame
+        else:
+            self.history.append(self.frame)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from tensordict import TensorDict
 from mjlab_dist.env import Env
 from mjlab_dist.errors import UserError
 from mjlab_dist.mdp.commands import Velocity
-from mjlab_dist.view.player import Player
+from mjlab_dist.view.player import Frame, Player
 
 LEGGED = "quadruped-velocity-flat"
 
@@ -122,6 +124,45 @@ def test_a_reset_starts_new_episodes_and_resets_the_policy(build_env: Callable[[
     assert policy.ended >= ended + env.num_envs
     steps = [one.step for one in player.history]
     assert steps == sorted(set(steps))
+
+
+def test_a_speed_that_never_ends_a_step_is_refused(build_env: Callable[[str], Env]) -> None:
+    env = build_env("cartpole-balance")
+    player = Player(env, Constant(env))
+    for speed in (1e-320, 0.0, -1.0, math.nan, math.inf):
+        with pytest.raises(AssertionError):
+            player.set_speed(speed)
+    assert player.speed == 1.0
+
+
+def test_requests_that_arrive_meanwhile_do_not_delay_a_step(build_env: Callable[[str], Env]) -> None:
+    env = build_env("cartpole-balance")
+    player, handled = Player(env, Constant(env)), list[int]()
+
+    def ask_again() -> None:
+        handled.append(len(handled))
+        if len(handled) < 100:
+            player._ask(ask_again)
+
+    player._ask(ask_again)
+    assert player.step().step == 1
+    assert len(handled) == 1
+
+
+def test_the_history_is_never_empty(build_env: Callable[[str], Env]) -> None:
+    class Watched(collections.deque[Frame]):
+        def pop(self) -> Frame:  # pyright: ignore[reportIncompatibleMethodOverride]
+            frame = super().pop()
+            assert self, "another thread, which draws the charts, sees no frame"
+            return frame
+
+    env = build_env("cartpole-balance")
+    player = Player(env, Constant(env))
+    player.history = Watched(player.history, maxlen=10)
+    player.reset()
+    frame = player.step()
+    assert [one.step for one in player.history] == [0, 1]
+    assert player.history[-1] is frame
 
 
 @pytest.mark.parametrize("task", [LEGGED, "cartpole-balance"])
