@@ -7,11 +7,19 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import stat
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
+
+from mjlab_dist.wording import printable
 
 Row = dict[str, Any]
-"""A row of metrics.jsonl or rank_metrics.jsonl."""
+"""A row of metrics.jsonl or rank_metrics.jsonl: ``iteration``, a positive int, and numbers. A value that is missing, or
+is no finite number, is None."""
+
+MAX_ITERATION, MAX_NUMBER = 10**15, 1e100
+"""Maximum absolute values of numbers in rows, which calculations with them do not overflow."""
 
 MAX_POINTS = 500
 """Maximum number of rows that are kept for a curve."""
@@ -50,7 +58,7 @@ class RowReader:
         """Return the new rows; no rows if the file cannot be read. Damaged rows are skipped."""
         # Read the last line again, to detect a file that was truncated and has grown since then.
         try:
-            with self._path.open("rb") as file:
+            with open_regular(self._path) as file:
                 file.seek(self._offset - len(self._last_line))
                 data = file.read(len(self._last_line) + CHUNK)
                 is_cut = not data.startswith(self._last_line)
@@ -77,9 +85,30 @@ def parse_row(line: bytes) -> Row | None:
     """
     try:
         row = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    return row if isinstance(row, dict) and isinstance(row.get("iteration"), int) else None
+    if not isinstance(row, dict):
+        return None
+    is_number = {name: type(value) in (int, float) and abs(value) <= MAX_NUMBER for name, value in row.items()}
+    row = {printable(name): value if is_number[name] else None for name, value in row.items()}
+    iteration = row.get("iteration")
+    return row if isinstance(iteration, int) and 0 < iteration <= MAX_ITERATION else None
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file to read it. Never wait for a FIFO.
+
+    Args:
+        path: The file.
+
+    Raises:
+        OSError: If the file cannot be read, or is no regular file.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(f"{path}: is not a regular file")
+    return os.fdopen(descriptor, "rb")
 
 
 class History:
@@ -127,9 +156,4 @@ class History:
         Args:
             name: Name of the column.
         """
-        return [_number(row.get(name)) for row in self.rows]
-
-
-def _number(value: Any) -> float:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number else math.nan
+        return [math.nan if (value := row.get(name)) is None else float(value) for row in self.rows]

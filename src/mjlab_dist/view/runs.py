@@ -16,11 +16,14 @@ from typing import Literal, NamedTuple
 
 from mjlab_dist.lease import Held, LeaseWatch
 from mjlab_dist.run_dir import CONFIG_FILE, METRICS_FILE, RANK_METRICS_FILE, list_checkpoints, list_runs
-from mjlab_dist.view.rows import History, Row, RowReader, parse_row
+from mjlab_dist.view.guard import guarded
+from mjlab_dist.view.rows import History, Row, RowReader, open_regular, parse_row
+from mjlab_dist.wording import printable
 
-State = Literal["running", "finished", "stopped", "lost", "unknown"]
+State = Literal["running", "finished", "stopped", "lost", "unknown", "unreadable"]
 """State of a run. lost: the processes that train the run were killed, or no longer renew its lease (the file that shows
-that they are alive). unknown: the lease could not be read, or was not watched for long enough."""
+that they are alive). unknown: the lease could not be read, or was not watched for long enough. unreadable: a file is
+damaged."""
 
 STATES: dict[State, str] = {
     "running": "running",
@@ -28,6 +31,7 @@ STATES: dict[State, str] = {
     "stopped": "stopped before its last iteration",
     "lost": "lost (its launch has ended or is suspended, or this directory is a copy)",
     "unknown": "not known yet whether it is running",
+    "unreadable": "unreadable (one of its files is damaged)",
 }
 """The texts that describe the states."""
 
@@ -58,7 +62,7 @@ class Length(NamedTuple):
         if self.total_timesteps is None or newest is None:
             return self.max_iterations
         # As in the runner: divide the remaining steps by the current number of steps per iteration
-        now, start = (_whole(str((row or {}).get("total_steps", 0))) or 0 for row in (newest, before))
+        now, start = (int((row or {}).get("total_steps") or 0) for row in (newest, before))
         per_iteration = (now - start) // max(1, newest["iteration"] - (before or {"iteration": 0})["iteration"])
         return newest["iteration"] + max(0, self.total_timesteps - now) // max(1, per_iteration)
 
@@ -69,17 +73,16 @@ def read_length(run_dir: Path) -> Length:
     Args:
         run_dir: The run directory.
     """
-    try:
-        text = (run_dir / CONFIG_FILE).read_text(errors="replace")
-    except OSError:
-        text = ""
+    text = ""
+    with contextlib.suppress(OSError), open_regular(run_dir / CONFIG_FILE) as file:
+        text = file.read(1 << 20).decode(errors="replace")
     found = dict(re.findall(r"^(task|max_iterations|total_timesteps): *['\"]?(.+?)['\"]?$", text, re.MULTILINE))
-    steps = _whole(found.get("total_timesteps"))
-    return Length(found.get("task", "?"), None if steps else _whole(found.get("max_iterations")), steps)
+    steps, task = _whole(found.get("total_timesteps")), printable(found.get("task", "?"))[:100]
+    return Length(task, None if steps else _whole(found.get("max_iterations")), steps)
 
 
 def _whole(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdecimal() else None
+    return int(text) if text is not None and text.isdecimal() and len(text) <= 15 else None
 
 
 def state_of(held: Held, newest: Row | None, iterations: int | None) -> State:
@@ -119,12 +122,21 @@ class Run:
         self.run_dir = run_dir
         self._lease = LeaseWatch(run_dir, now)
         self._metrics, self._rank_metrics = RowReader(run_dir / METRICS_FILE), RowReader(run_dir / RANK_METRICS_FILE)
-        self.history, self.ranks = History(), dict[int, History]()
+        self.task, self.state = "?", "unknown"
+        self.state: State
+        self.iterations: int | None = None
+        self.history, self.ranks = History(), dict[float, History]()
         self.checkpoints: dict[int, Path] = {}
         self.look()
 
     def look(self) -> bool:
         """Read all files. Return whether a file of metrics has more rows than were read."""
+        self.state = "unreadable"  # unless all files can be read
+        with guarded():
+            return self._read()
+        return False
+
+    def _read(self) -> bool:
         # Read the lease before the rows. A launch writes its last row before it releases the lease. If the lease has
         # been released, the rows that are read after it therefore include the last one.
         held = self._lease.look()
@@ -137,12 +149,12 @@ class Run:
         if of_ranks.is_cut:
             self.ranks = {}
         for row in of_ranks.rows:
-            self.ranks.setdefault(row.get("rank", 0), History()).add(row)
+            self.ranks.setdefault(row.get("rank") or 0, History()).add(row)
         self.task = length.task
         self.iterations = length.iterations(self.history.newest, self.history.before)
-        self.state: State = state_of(held, self.history.newest, self.iterations)
         with contextlib.suppress(OSError):  # keep the list if a network file system does not answer
             self.checkpoints = list_checkpoints(self.run_dir)
+        self.state = state_of(held, self.history.newest, self.iterations)
         return not (metrics.is_complete and of_ranks.is_complete)
 
     @property
@@ -152,10 +164,10 @@ class Run:
         if row is None:
             return "no iteration yet"
         parts = [f"iteration {row['iteration']:,}" + (f" of {self.iterations:,}" if self.iterations else "")]
-        if self.state == "running" and self.iterations and isinstance(row.get("elapsed_s"), int | float):
+        if self.state == "running" and self.iterations and row.get("elapsed_s") is not None:
             left_s = row["elapsed_s"] / row["iteration"] * max(0, self.iterations - row["iteration"])
-            parts.append(f"{datetime.timedelta(seconds=round(left_s))} left")
-        if isinstance(row.get("steps_per_s"), int | float):
+            parts.append(f"{datetime.timedelta(seconds=round(min(max(0.0, left_s), 1e9)))} left")
+        if row.get("steps_per_s") is not None:
             parts.append(f"{row['steps_per_s']:,.0f} steps/s")
         return ", ".join(parts)
 
@@ -202,16 +214,20 @@ class RunList:
         return [self._listed(run_dir) for run_dir in found]
 
     def _listed(self, run_dir: Path) -> Listed:
+        with guarded():
+            return self._readable(run_dir)
+        return Listed(run_dir=run_dir, task="?", state="unreadable", iteration=None, mean_return=None)
+
+    def _readable(self, run_dir: Path) -> Listed:
         held = self._leases.setdefault(run_dir, LeaseWatch(run_dir, self._now)).look()
         length, rows = self._length_and_rows(run_dir)
         newest, before = [None, None, *rows][-1], [None, None, *rows][-2]
-        mean_return = newest.get("mean_return") if newest is not None else None
         return Listed(
             run_dir=run_dir,
             task=length.task,
             state=state_of(held, newest, length.iterations(newest, before)),
             iteration=newest["iteration"] if newest is not None else None,
-            mean_return=mean_return if isinstance(mean_return, int | float) else None,
+            mean_return=newest.get("mean_return") if newest is not None else None,
         )
 
     def _length_and_rows(self, run_dir: Path) -> tuple[Length, Sequence[Row]]:
@@ -239,7 +255,7 @@ def stamp_of(file: Path) -> tuple[int, int]:
 def _last_rows(file: Path) -> list[Row]:
     """Return the last two complete rows of a file of metrics."""
     try:
-        with file.open("rb") as opened:
+        with open_regular(file) as opened:
             opened.seek(0, 2)
             opened.seek(max(0, opened.tell() - TAIL_BYTES))
             lines = opened.read().splitlines(keepends=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import os
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,38 @@ def test_damaged_rows_are_skipped(file: Path) -> None:
         opened.write(b'\0\0\0\n[1]\n{"iteration": "x"}\nnonsense \xff\n')
     _append(file, 2)
     assert _read(reader) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"iteration": 2, "x": ' + 100_000 * b"[" + 100_000 * b"]" + b"}",
+        *(b'{"iteration": %s}' % number for number in (b"0", b"-1", b"1.5", b"true", b"[2]", b"1e999", b"9" * 400)),
+        b'{"iteration": ' + b"9" * 5000 + b"}",
+    ],
+)
+def test_rows_that_no_run_writes_are_skipped(file: Path, line: bytes) -> None:
+    _append(file, 1, end=line.decode() + "\n")
+    _append(file, 3)
+    assert _read(RowReader(file)) == [1, 3]
+
+
+def test_values_that_are_no_finite_numbers_are_none(file: Path) -> None:
+    values = ('"x"', "[1]", "{}", "true", "null", "NaN", "-Infinity", "1e999", "1e200", "9" * 400)
+    for n, value in enumerate(values, start=1):
+        with file.open("a") as opened:
+            opened.write(f'{{"iteration": {n}, "mean_return": {value}, "reward/\\ud800": 2.5}}\n')
+    history = History()
+    for row in RowReader(file).read().rows:
+        history.add(row)
+    assert len(history.rows) == len(values)
+    assert all(math.isnan(value) for value in history.column("mean_return"))
+    assert history.column("reward/\\ud800") == [2.5] * len(values), "texts on a page must be Unicode"
+
+
+def test_a_fifo_is_not_waited_for(file: Path) -> None:
+    os.mkfifo(file)
+    assert RowReader(file).read() == ([], False, True)
 
 
 @pytest.mark.parametrize("grown", [(3,), (3, 4, 5, 6, 7)])

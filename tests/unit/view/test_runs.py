@@ -9,9 +9,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from mjlab_dist.lease import EXPIRED_S, LEASE_FILE, LeaseWatch, acquire
+import pytest
+
+from mjlab_dist.errors import UserError
+from mjlab_dist.lease import EXPIRED_S, LEASE_FILE, Held, LeaseWatch, acquire
+from mjlab_dist.messages import Event, listening
 from mjlab_dist.registry import task_config
 from mjlab_dist.run_dir import to_yaml
+from mjlab_dist.view import guard
 from mjlab_dist.view.runs import MAX_LISTED, Run, RunList
 
 
@@ -191,3 +196,56 @@ def test_a_run_directory_that_disappears(tmp_path: Path) -> None:
     run_dir.rename(tmp_path / "moved")
     run.look()
     assert run.checkpoints == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("config.yaml", "max_iterations: " + "9" * 5000),
+        ("config.yaml", 100_000 * "["),
+        ("config.yaml", "\0task: \0\n"),
+        ("metrics.jsonl", '{"iteration": 1, "x": ' + 100_000 * "[" + 100_000 * "]" + "}\n"),
+        ("metrics.jsonl", '{"iteration": 1, "mean_return": ' + "9" * 400 + ', "total_steps": [], "elapsed_s": "x"}\n'),
+        ("metrics.jsonl", '{"iteration": 1, "elapsed_s": 1e99, "steps_per_s": -1e99, "total_steps": 1e99}\n'),
+        ("rank_metrics.jsonl", '{"iteration": 1, "rank": []}\n{"iteration": 1, "rank": "x"}\n{"iteration": 1}\n'),
+        ("lease.json", "[]"),
+    ],
+)
+def test_files_of_one_run_that_no_run_writes_leave_the_others_alone(tmp_path: Path, name: str, content: str) -> None:
+    first, last = (_make_run(tmp_path, f"2026-01-0{day}_00-00-00") for day in (1, 3))
+    odd = _make_run(tmp_path, "2026-01-02_00-00-00")
+    _set(odd, total_timesteps=1000)
+    acquire(odd, print)
+    (odd / name).write_text(content)
+    found = RunList(str(tmp_path), Clock()).look(first)
+    assert [one.run_dir for one in found] == [last, odd, first]
+    run = Run(odd, Clock())
+    assert run.look() is False
+    assert run.progress
+    for history in (run.history, *run.ranks.values()):
+        assert all(isinstance(value, float) for value in history.column("mean_return"))
+
+
+def test_a_run_that_cannot_be_read_is_listed_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "_reported", set())
+    good, bad = (_make_run(tmp_path, f"2026-01-0{day}_00-00-00") for day in (1, 2))
+    look = LeaseWatch.look
+
+    def look_or_fail(watch: LeaseWatch) -> Held:
+        if watch._path.parent == bad:
+            raise UserError("lease.json: is damaged\x1b[2J")
+        return look(watch)
+
+    monkeypatch.setattr(LeaseWatch, "look", look_or_fail)
+    events: list[Event] = []
+    with listening(events.append):
+        found = RunList(str(tmp_path), Clock()).look(good)
+        run = Run(bad, Clock())
+    assert [(one.run_dir, one.state) for one in found] == [(bad, "unreadable"), (good, "stopped")]
+    assert (run.state, run.progress) == ("unreadable", "no iteration yet")
+    assert [event["text"] for event in events] == [
+        r"the viewer continues after an error: lease.json: is damaged\x1b[2J"
+    ]
+    monkeypatch.undo()
+    run.look()
+    assert run.state == "stopped"
