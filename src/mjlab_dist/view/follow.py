@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.errors import UserError
 from mjlab_dist.play.episodes import load_env
+from mjlab_dist.view.guard import report
 from mjlab_dist.view.runs import Run, stamp_of
 
 if TYPE_CHECKING:
@@ -87,8 +88,8 @@ class Follower:
             stamp = stamp_of(path)
             try:
                 policy = load_policy(self._env, self._train_config, path)
-            except UserError:
-                self._refused[path] = stamp
+            except Exception as error:  # noqa: BLE001 (a file may be damaged in any way)
+                self._refuse(path, stamp, error)
                 continue
             self.player = Player(self._env, policy, functools.partial(load_policy, self._env, self._train_config))
             self.shown = path
@@ -115,10 +116,13 @@ class Follower:
         error = done.exception()
         if error is None:
             self.shown = path
-        elif isinstance(error, UserError):
-            self._refused[path] = stamp
         else:
-            raise error
+            self._refuse(path, stamp, error)
+
+    def _refuse(self, path: Path, stamp: tuple[int, int], error: BaseException) -> None:
+        self._refused[path] = stamp
+        if not isinstance(error, UserError):  # the page names the checkpoint; only other errors need more words
+            report(error)
 
     def _is_refused(self, path: Path) -> bool:
         return path in self._refused and self._refused[path] == stamp_of(path)

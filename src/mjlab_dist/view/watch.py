@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import json
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -12,13 +13,16 @@ import torch
 import viser
 
 from mjlab_dist.config import TrainConfig, WatchConfig
+from mjlab_dist.config.serialization import to_plain
 from mjlab_dist.errors import UserError
 from mjlab_dist.run_dir import read_config_file
 from mjlab_dist.view.curves import Curves
 from mjlab_dist.view.follow import Follower
+from mjlab_dist.view.guard import guarded, one_line, report
 from mjlab_dist.view.page import Page
 from mjlab_dist.view.runs import STATES, Listed, Run, RunList
 from mjlab_dist.view.server import Server
+from mjlab_dist.wording import printable
 
 LOOK_S = 1.0
 """Time between two reads of the files of the run, in s."""
@@ -74,14 +78,16 @@ class Watcher:
 
         Raises:
             UserError: If the task of the first run cannot be built.
-            BaseException: The error that ended the player.
         """
         while not is_over():
             is_watched = bool(self._server.get_clients())
-            self._look(is_watched)
-            self._shown.update(is_watched)
-            if self._wanted is not None:
-                self._switch(self._wanted)
+            is_due = time.monotonic() >= self._look_due_s
+            if is_due:
+                self._look(is_watched)
+            with guarded():
+                self._show(is_watched, is_due)
+            with guarded():
+                self._switch()
             self._wake.wait(FRAME_S if is_watched else LOOK_S)
             self._wake.clear()
 
@@ -94,29 +100,35 @@ class Watcher:
         self._wake.set()
 
     def _look(self, is_watched: bool) -> None:
-        """Read the files if the interval between two reads has passed."""
-        now_s = time.monotonic()
-        if now_s < self._look_due_s:
-            return
+        """Read the files of the run, and load new data."""
         has_more = self._shown.follower.run.look()
-        self._look_due_s = now_s if has_more else now_s + LOOK_S
+        self._look_due_s = time.monotonic() + (0.0 if has_more else LOOK_S)
         try:
-            self._shown.follow(is_watched)
+            self._shown.load(is_watched)
         except Exception as error:
-            if not self._has_switched:
+            if not self._has_switched and self._shown.follower.player is None:
                 raise
             self._shown.fail(error)  # the page must continue if the task of another run cannot be built
-        if is_watched and now_s >= self._list_due_s:
-            self._list_due_s = now_s + LIST_S
-            self._shown.show_runs(self._list.look(self._shown.follower.run.run_dir))
 
-    def _switch(self, run_dir: Path) -> None:
-        self._wanted = None
+    def _show(self, is_watched: bool, is_due: bool) -> None:
+        if is_due:
+            self._shown.show(is_watched)
+        if is_due and is_watched and time.monotonic() >= self._list_due_s:
+            self._list_due_s = time.monotonic() + LIST_S
+            self._shown.show_runs(self._list.look(self._shown.follower.run.run_dir))
+        self._shown.update(is_watched)
+
+    def _switch(self) -> None:
+        run_dir, self._wanted = self._wanted, None
+        if run_dir is None:
+            return
         try:
             train_config = read_config_file(run_dir, trust=self._config.trust, uses_ssh=False)
-        except UserError as error:
+            # viser can send no text that is not Unicode, and after one such text no page can be opened
+            json.dumps(to_plain(train_config), ensure_ascii=False).encode()
+        except Exception as error:  # noqa: BLE001 (a file may be damaged in any way)
             for client in self._server.get_clients().values():
-                client.add_notification("Not opened", str(error), color="red")
+                client.add_notification("Not opened", one_line(error), color="red")
             return
         self._has_switched = True
         self.close()
@@ -147,8 +159,8 @@ class _Shown:
         self._tabs = gui.add_tab_group()
         self._add_tabs(self._tabs)
 
-    def follow(self, is_watched: bool) -> None:
-        """Load new data, and show the state and the curves.
+    def load(self, is_watched: bool) -> None:
+        """Load the task and its newest policy.
 
         Args:
             is_watched: Whether a page is open. If not, no further checkpoints are loaded.
@@ -163,39 +175,44 @@ class _Shown:
             follower.update()
             if follower.player is not None and self._page is None:
                 self._add_page()
+
+    def show(self, is_watched: bool) -> None:
+        """Show the state and the curves.
+
+        Args:
+            is_watched: Whether a page is open.
+        """
         self._show_status(self._policy())
         if is_watched:
             self._show_checkpoints()
-            newest = follower.run.history.newest
-            if newest is not self._newest:
-                self._newest = newest
-                self._curves.update(follower.run)
+            run = self.follower.run
+            if run.history.newest is not self._newest:
+                self._newest = run.history.newest
+                self._curves.update(run)
 
     def update(self, is_watched: bool) -> None:
         """Step the simulation while the page is open, and show the robot.
 
         Args:
             is_watched: Whether a page is open.
-
-        Raises:
-            BaseException: The error that ended the player.
         """
-        if (player := self.follower.player) is None or self._page is None:
+        if (player := self.follower.player) is None or self._page is None or self._problem:
             return
         player.watch(is_watched)
-        if is_watched:
-            self._page.update()
         if player.failure is not None:
-            raise player.failure
+            self.fail(player.failure)
+        elif is_watched:
+            self._page.update()
 
-    def fail(self, error: Exception) -> None:
-        """Show the reason why there is no robot.
+    def fail(self, error: BaseException) -> None:
+        """Show the reason why there is no robot, or why it no longer moves.
 
         Args:
             error: The reason.
         """
-        text = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-        self._problem = f"the robot cannot be shown: {text}"
+        self._problem = f"the robot cannot be shown: {one_line(error)}"
+        if not isinstance(error, UserError):
+            report(error)
 
     def show_runs(self, runs: Sequence[Listed]) -> None:
         """Show the list of runs.
@@ -207,7 +224,11 @@ class _Shown:
         head = "<tr><th>run</th><th>state</th><th>iteration</th><th>return</th></tr>"
         style = "font-size:0.8em;border-spacing:0.7em 0.2em;text-align:left"
         _set(self._table, f'<table style="{style}">{head}{rows}</table>')
-        self._runs = {f"{run.task}/{run.run_dir.name}": run.run_dir for run in runs}
+        by_label: dict[str, Path] = {}
+        for run in runs:
+            label = printable(f"{run.task}/{run.run_dir.name}")
+            by_label[printable(str(run.run_dir)) if label in by_label else label] = run.run_dir
+        self._runs = by_label
         if tuple(self._runs) != tuple(self._run.options):
             own = self.follower.run.run_dir.resolve()
             self._run.options = tuple(self._runs)
@@ -236,7 +257,7 @@ class _Shown:
 
     def _show_status(self, policy: str) -> None:
         run = self.follower.run
-        lines = (f"{self._task} {run.run_dir.name}", f"{STATES[run.state]}: {run.progress}", policy)
+        lines = (printable(f"{self._task} {run.run_dir.name}"), f"{STATES[run.state]}: {run.progress}", policy)
         title, *rest = (f"<div>{html.escape(line)}</div>" for line in lines)
         _set(self._status, f'<div style="{STYLE}"><b>{title}</b>{"".join(rest)}</div>')
 
@@ -281,7 +302,7 @@ class _Shown:
     def _row(run: Listed) -> str:
         iteration = "" if run.iteration is None else f"{run.iteration:,}"
         mean_return = "" if run.mean_return is None else f"{run.mean_return:.1f}"
-        name = f"{html.escape(run.task)}<br/>{html.escape(run.run_dir.name)}"
+        name = f"{html.escape(run.task)}<br/>{html.escape(printable(run.run_dir.name))}"
         cells = (name, run.state, iteration, mean_return)
         return f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
 

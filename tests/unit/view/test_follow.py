@@ -5,14 +5,22 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import mjlab_dist
+from mjlab_dist import learn
+from mjlab_dist.config import TrainConfig
+from mjlab_dist.env import Env
+from mjlab_dist.messages import Event, listening
 from mjlab_dist.run_dir import checkpoint_path, read_config_file
+from mjlab_dist.view import guard
 from mjlab_dist.view.follow import Follower
 from mjlab_dist.view.runs import Run
+
+if TYPE_CHECKING:
+    from mjlab_dist.learn.networks import MLPModel
 
 pytestmark = pytest.mark.slow
 
@@ -79,6 +87,33 @@ def test_a_damaged_checkpoint_is_skipped_until_it_changes(follower: Follower, tr
         assert follower.unreadable == second
     shutil.copy(checkpoint_path(trained, 2), second)
     assert _update(follower) == second
+
+
+def test_an_unexpected_error_of_a_checkpoint_is_reported_and_the_checkpoint_skipped(
+    follower: Follower, trained: Path, copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guard, "_reported", set())
+    first, second = (checkpoint_path(copy, iteration) for iteration in (1, 2))
+    shutil.copy(checkpoint_path(trained, 1), first)
+    load, events = learn.load_policy, list[Event]()
+
+    def load_or_fail(env: Env, config: TrainConfig, path: Path) -> MLPModel:
+        if path in bad:
+            raise RecursionError("nested too deeply")
+        return load(env, config, path)
+
+    monkeypatch.setattr(learn, "load_policy", load_or_fail)
+    with listening(events.append):
+        bad = [first]
+        assert _update(follower) is None
+        assert follower.unreadable == first
+        bad = [second]
+        shutil.copy(checkpoint_path(trained, 1), first)
+        assert _update(follower) == first
+        shutil.copy(checkpoint_path(trained, 2), second)
+        assert _update(follower) == first
+        assert follower.unreadable == second
+    assert len(events) == 1
 
 
 def test_a_checkpoint_that_disappears_while_it_is_read(follower: Follower, trained: Path, copy: Path) -> None:
