@@ -174,3 +174,12 @@ def test_a_dump_of_another_model_is_refused(command: Command) -> None:
     config = PlayConfig(nan_dump=str(dump))
     with pytest.raises(UserError, match=r"--nan-dump .* qpos .*\(2, 1\).*\(2, 2\)"):
         play.replay(*play.resolve(TASK, config, print), config)
+
+
+@pytest.mark.parametrize("wrong", [torch.tensor([-1, 0]), torch.tensor([0, 5]), torch.tensor([0.0, 1.0])])
+def test_a_dump_of_steps_that_it_does_not_contain_is_refused(command: Command, wrong: torch.Tensor) -> None:
+    dump = leave_dump(command.cwd / "logs", 0.01, spoil)
+    checkpoint.save(dump, {**checkpoint.load(dump, "cpu"), "steps": wrong})
+    config = PlayConfig(nan_dump=str(dump))
+    with pytest.raises(UserError, match=r"^--nan-dump .*: steps .*, but must be .*; it is damaged"):
+        play.replay(*play.resolve(TASK, config, print), config)

@@ -21,6 +21,7 @@ from mjlab_dist.errors import UserError
 if TYPE_CHECKING:
     from mjlab_dist.env.binding import Binder
     from mjlab_dist.env.env import Env
+    from mjlab_dist.sim import Limits
 
 
 class Actions:
@@ -141,6 +142,10 @@ class Actions:
             yield "lag", self.lag
             if self._has_jitter:
                 yield "next_lag", self.next_lag
+
+    def limits(self) -> dict[str, Limits]:
+        """Return the limits of the delays, which are indices of :attr:`sent`."""
+        return dict.fromkeys(("lag", "next_lag"), (0, self.sent.shape[1] - 1))
 
 
 def _find(blocks: Mapping[str, ActionConfig], model: mujoco.MjModel) -> Iterator[ActionBlock]:

@@ -5,6 +5,7 @@ A step has no host synchronization, no indexing by masks and no branch on tensor
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -30,7 +31,7 @@ from mjlab_dist.env.parameters import Parameters
 from mjlab_dist.env.randomization import Randomizations, changed_fields
 from mjlab_dist.env.term import Command, Curriculum, LazySensor, Sensor, Term, state_part
 from mjlab_dist.errors import UserError
-from mjlab_dist.sim import Simulation, build_model, copy_state
+from mjlab_dist.sim import Limits, Simulation, build_model, copy_state
 from mjlab_dist.sim.terrain import Terrain, start_positions
 
 _TermT = TypeVar("_TermT", bound=Term)
@@ -208,17 +209,6 @@ class Env(Finder, VecEnv):
         """Return the observations of the latest step or reset: a tensor (num_envs, width) per group."""
         return self._observed
 
-    def command(self, name: str) -> torch.Tensor:
-        """Return a command's value, (num_envs, k).
-
-        Args:
-            name: Its name in ``env.commands``.
-
-        Raises:
-            UserError: If there is no such command.
-        """
-        return self._commands.find(name).value
-
     def sensor(self, name: str, kind: type[_TermT]) -> _TermT:
         """Return a sensor of the task. Call this in every step, because a :class:`LazySensor` measures in this call.
 
@@ -235,29 +225,6 @@ class Env(Finder, VecEnv):
         if isinstance(found, LazySensor):
             found.refresh(self)
         return found
-
-    def base(self, joint: str = "root") -> Base:
-        """Return gravity, velocities and heading of a free-floating body.
-
-        Args:
-            joint: Name of the body's free joint.
-
-        Raises:
-            UserError: If there is no such joint, or it is not free.
-        """
-        _ = self.joints[joint]
-        return look_up("free joint", joint, self._bases)
-
-    def find_command(self, name: str) -> Command:
-        """Return a command term, so that a curriculum can change its ranges.
-
-        Args:
-            name: Its name in ``env.commands``.
-
-        Raises:
-            UserError: If there is no such command.
-        """
-        return self._commands.find(name)
 
     def step(self, actions: torch.Tensor) -> tuple[TensorDict, torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
         """Advance every env by one control step; envs that are done start a new episode in the same step.
@@ -365,22 +332,39 @@ class Env(Finder, VecEnv):
         """
         return {name: tensor.clone() for name, tensor in self._held().items()}
 
-    def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
+    def load_state(self, state: Mapping[str, torch.Tensor], *, checked: bool = True) -> None:
         """Load the state of envs of the same task. Poses and sensors are updated in the next step.
 
         Args:
             state: The result of :meth:`state`, on any device.
+            checked: Whether to compare integers with their limits, which waits for the device. Set it to False only
+                for a state that these envs returned.
 
         Raises:
-            UserError: If the state is from another task, or has a different number of envs. Nothing is changed then.
+            UserError: If the state is from another task, has a different number of envs, or contains an integer outside
+                of its limits. Nothing is changed then.
         """
-        copy_state(state, self._held())
+        copy_state(state, self._held(), self.limits() if checked else {})
+
+    def limits(self) -> dict[str, Limits]:
+        """Return the limits of integers in :meth:`state` by name: minimum and maximum. See :meth:`Term.limits`."""
+        parts = {
+            "sim": self.sim.limits(),
+            "actions": self._actions.limits(),
+            **{f"observations.{name}": group.limits() for name, group in self.observation_groups.items()},
+            **{where: term.limits() for where, term in self._memories.items()},
+        }
+        of_parts = {f"{part}.{name}": one for part, limits in parts.items() for name, one in limits.items()}
+        return {**of_parts, "episode_length": (0, math.inf), "nan_resets": (0, math.inf)}
 
     def resume_curricula(self, states: Sequence[Mapping[str, torch.Tensor]]) -> None:
         """Restore curricula from a run with a different number of ranks or envs. Curricula new to the task start fresh.
 
         Args:
             states: The result of :meth:`state` on each rank of the saved run, on any device.
+
+        Raises:
+            UserError: If a saved integer of a curriculum is outside of its limits.
         """
         for name, curriculum in self._curricula.items():
             saved = [

@@ -35,4 +35,4 @@ class FinalObservations:
             self.observed = {name: group.observe() for name, group in env.observation_groups.items()}
         if env.cfg.nan_policy == "reset":
             self.observed = {name: value.nan_to_num(0.0, 0.0, 0.0) for name, value in self.observed.items()}
-        env.load_state(before)
+        env.load_state(before, checked=False)

@@ -8,10 +8,13 @@ import mujoco
 import torch
 
 from mjlab_dist.config import EnvConfig
+from mjlab_dist.env.base import Base
 from mjlab_dist.env.binding import look_up
+from mjlab_dist.env.command_group import CommandGroup
 from mjlab_dist.env.frames import FrameKind, Frames, make_frames
-from mjlab_dist.env.joints import JointSelection, select_joints
+from mjlab_dist.env.joints import Joints, JointSelection, select_joints
 from mjlab_dist.env.parameters import Parameters
+from mjlab_dist.env.term import Command
 from mjlab_dist.names import find_names
 from mjlab_dist.sim import Simulation
 from mjlab_dist.sim.entities import element_names
@@ -41,7 +44,7 @@ class Distances(NamedTuple):
 
 
 class Finder:
-    """The methods of an env that select elements of the scene and parameters by name.
+    """The methods of an env that find elements of the scene, commands and parameters by name.
 
     Patterns are regular expressions that match whole names. They match the elements of the given ``entity``, by their
     names without the entity's prefix. If ``entity`` is an empty string, patterns match the elements of the MJCF of
@@ -53,6 +56,9 @@ class Finder:
     device: str
     cfg: EnvConfig
     parameters: Parameters
+    joints: Joints
+    _commands: CommandGroup
+    _bases: dict[str, Base]
     _frames: dict[tuple[FrameKind, tuple[int, ...]], Frames]
 
     def find_parameter(self, path: str) -> torch.Tensor:
@@ -68,6 +74,40 @@ class Finder:
             UserError: If :meth:`Curriculum.changes` does not return the path.
         """
         return self.parameters.find(path)
+
+    def command(self, name: str) -> torch.Tensor:
+        """Return a command's value, (num_envs, k).
+
+        Args:
+            name: Its name in ``env.commands``.
+
+        Raises:
+            UserError: If there is no such command.
+        """
+        return self._commands.find(name).value
+
+    def find_command(self, name: str) -> Command:
+        """Return a command term, so that a curriculum can change its ranges.
+
+        Args:
+            name: Its name in ``env.commands``.
+
+        Raises:
+            UserError: If there is no such command.
+        """
+        return self._commands.find(name)
+
+    def base(self, joint: str = "root") -> Base:
+        """Return gravity, velocities and heading of a free-floating body.
+
+        Args:
+            joint: Name of the body's free joint.
+
+        Raises:
+            UserError: If there is no such joint, or it is not free.
+        """
+        _ = self.joints[joint]
+        return look_up("free joint", joint, self._bases)
 
     def find_joints(self, patterns: tuple[str, ...], entity: str | None = None) -> JointSelection:
         """Select hinge and slide joints.

@@ -11,6 +11,7 @@ import torch
 from mjlab_dist.config import ObservationConfig
 from mjlab_dist.env.columns import is_convertible, write_rows
 from mjlab_dist.errors import UserError
+from mjlab_dist.sim import Limits
 
 
 class ObservationGroup:
@@ -122,6 +123,16 @@ class ObservationGroup:
                     yield f"{name}.next_lag", memory.next_lag
                 yield f"{name}.is_new", memory.is_new
 
+    def limits(self) -> dict[str, Limits]:
+        """Return the limits of the delays, which are indices of the stored values."""
+        memories = zip(self.columns, self._memories, strict=True)
+        return {
+            f"{name}.{lag}": (0, memory.max_delay)
+            for name, memory in memories
+            if memory is not None
+            for lag in ("lag", "next_lag")
+        }
+
     def _row(
         self,
         device: str,
@@ -163,8 +174,8 @@ class _Memory:
     """The latest values of one term, for delay and history."""
 
     def __init__(self, config: ObservationConfig, num_envs: int, width: int, device: str) -> None:
-        self._min_delay, self._max_delay = config.delay
-        depth = self._max_delay + config.history
+        self._min_delay, self.max_delay = config.delay
+        depth = self.max_delay + config.history
         # Oldest first
         self.values = torch.zeros(num_envs, depth, width, device=device)
         self.lag = torch.zeros(num_envs, dtype=torch.long, device=device)
@@ -181,7 +192,7 @@ class _Memory:
         shifted = torch.cat([self.values[:, 1:], value.unsqueeze(1)], dim=1)
         self.values.copy_(torch.where(self.is_new.view(-1, 1, 1), value.unsqueeze(1), shifted))
         self.is_new.zero_()
-        if self._max_delay == 0:
+        if self.max_delay == 0:
             return self.values.flatten(1)
         if self.next_lag is not None:
             again = torch.rand(self.lag.shape, device=self.lag.device) < self._jitter
@@ -195,11 +206,11 @@ class _Memory:
 
     def reset(self, mask: torch.Tensor) -> None:
         self.is_new |= mask
-        if self._max_delay > 0:
+        if self.max_delay > 0:
             drawn = self._drawn()
             write_rows(self.lag, mask, drawn)
             if self.next_lag is not None:
                 write_rows(self.next_lag, mask, drawn)
 
     def _drawn(self) -> torch.Tensor:
-        return torch.randint_like(self.lag, self._min_delay, self._max_delay + 1)
+        return torch.randint_like(self.lag, self._min_delay, self.max_delay + 1)

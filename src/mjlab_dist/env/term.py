@@ -12,6 +12,7 @@ import warp as wp
 
 from mjlab_dist.env import kernels
 from mjlab_dist.errors import UserError
+from mjlab_dist.sim import Limits, copy_state
 
 if TYPE_CHECKING:
     from mjlab_dist.config import ParamValue
@@ -69,6 +70,14 @@ class Term:
         """Return the state of the term by name: the tensors themselves, which are updated in place.
 
         State per env has the shape (num_envs, ...). State that all envs share, as in a curriculum, may have any shape.
+        """
+        return {}
+
+    def limits(self) -> dict[str, Limits]:
+        """Return minimum and maximum of each integer tensor of :meth:`state`, by name; infinite for no limit.
+
+        A saved state with a number outside is refused. Give limits to every integer that is used as an index: a damaged
+        file could otherwise make a kernel read or write memory of something else. Other integers may be omitted.
         """
         return {}
 
@@ -367,8 +376,8 @@ class Curriculum(Term):
         term with state per env must override this method to assign the saved envs to the new ones.
 
         Args:
-            saved: :meth:`state` of each rank of the saved run, on this device.
+            saved: :meth:`state` of each rank of the saved run, on this device. In a method that overrides this one,
+                numbers may be outside of :meth:`limits`, because the file may be damaged, or from another terrain.
         """
-        for name, tensor in self.state().items():
-            if saved[0][name].shape == tensor.shape:
-                tensor.copy_(saved[0][name])
+        kept = {name: tensor for name, tensor in self.state().items() if saved[0][name].shape == tensor.shape}
+        copy_state({name: saved[0][name] for name in kept}, kept, self.limits())

@@ -69,7 +69,7 @@ class Evaluation(Hook):
             with torch.inference_mode():  # tensors of the envs may be inference tensors
                 for index, env in self._envs.items():
                     seed_generators(self._config.seed, index)
-                    env.load_state(self._starts[index])
+                    env.load_state(self._starts[index], checked=False)
                     actor.reset()
                     values = play_episodes(env, actor, actor.reset, lambda: self._control.beat(iteration))
                     sums[index] = values.sum(dim=1)

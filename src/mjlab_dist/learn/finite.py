@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
@@ -14,6 +15,7 @@ from mjlab_dist.env import Env, EpisodeTotals
 from mjlab_dist.errors import UserError
 from mjlab_dist.learn import checkpoint
 from mjlab_dist.run_dir import ERRORS_DIR
+from mjlab_dist.sim import check_limits
 from mjlab_dist.wording import listed
 
 MAX_KEPT = 64
@@ -202,6 +204,8 @@ def load(path: Path, task: str) -> Dump:
         raise UserError(
             f"--nan-dump {path}: was saved by a run of {content['task']}, not of {task}; play {content['task']}"
         )
+    for name, most in (("env_ids", math.inf), ("steps", len(content["actions"]))):
+        check_limits(f"--nan-dump {path}: {name}", content[name], torch.int64, (0, most))
     return content
 
 

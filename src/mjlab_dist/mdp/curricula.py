@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
@@ -14,6 +15,7 @@ from mjlab_dist.errors import UserError
 if TYPE_CHECKING:
     from mjlab_dist.config import ParamValue
     from mjlab_dist.env.env import Env, EpisodeTotals
+    from mjlab_dist.sim import Limits
 
 MEAN_OVER_EPISODES = 100
 """Number of episodes, over all ranks, that the running mean of a measure spans."""
@@ -89,9 +91,12 @@ class TerrainLevels(Curriculum):
     def state(self) -> dict[str, torch.Tensor]:
         return {"level": self.level, "told_m": self.told_m}
 
+    def limits(self) -> dict[str, Limits]:
+        return {"level": (0, self._num_levels - 1)}
+
     def resume(self, saved: Sequence[Mapping[str, torch.Tensor]]) -> None:
         # Give each env the level of a saved env in the same column. Without such an env, keep the current level.
-        levels = torch.cat([one["level"] for one in saved]).clamp_max(self._num_levels - 1)
+        levels = torch.cat([one["level"] for one in saved]).nan_to_num().clamp(0, self._num_levels - 1).long()
         on_column = (len(levels) - self._column + self._num_columns - 1) // self._num_columns
         nth = self._env_ids // self._num_columns % on_column.clamp_min(1)
         taken = (self._column + self._num_columns * nth).clamp_max(len(levels) - 1)
@@ -286,6 +291,9 @@ class Schedule(Curriculum):
 
     def state(self) -> dict[str, torch.Tensor]:
         return {"count": self.count, "value": self._value}
+
+    def limits(self) -> dict[str, Limits]:
+        return {"count": (0, math.inf)}
 
     def metrics(self) -> dict[str, torch.Tensor]:
         return dict(zip(self._names, self._value / self._scale, strict=True))

@@ -24,6 +24,7 @@ from mjlab_dist.sim.entities import element_names
 
 if TYPE_CHECKING:
     from mjlab_dist.env.env import Env
+    from mjlab_dist.sim import Limits
 
 
 class Motion(Command):
@@ -154,6 +155,9 @@ class Motion(Command):
             "velocity": self.velocity,
             "sites": self.sites,
         }
+
+    def limits(self) -> dict[str, Limits]:
+        return {"frame": (0, len(self._next) - 1)}
 
     def _look(self, env: Env) -> None:
         """Compute the targets from the current frame of the motion and the pose of the motion's coordinate system."""

@@ -19,6 +19,7 @@ from mjlab_dist.mdp.motor_file import read_layers
 
 if TYPE_CHECKING:
     from mjlab_dist.env.env import Env
+    from mjlab_dist.sim import Limits
 
 _ACTIVATIONS: dict[str, int] = {
     "softsign": motor_kernels.SOFTSIGN,
@@ -108,6 +109,9 @@ class DcMotor(Action):
 
     def state(self) -> dict[str, torch.Tensor]:
         return {"targets": self._targets, "lag": self._lag}
+
+    def limits(self) -> dict[str, Limits]:
+        return {"lag": (0, self._delay[1])}
 
 
 class LearnedMotor(Action):

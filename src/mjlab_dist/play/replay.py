@@ -75,7 +75,7 @@ def replay(train_config: TrainConfig, path: Path, config: PlayConfig) -> list[Re
     rows = (steps - 1).clamp_min(0)
     before, after = ({name: states[t, every] for name, states in dump["state"].items()} for t in (rows, steps))
     try:
-        copy_state(before, {**env.sim.physics, "episode_length": env.episode_length_buf})
+        copy_state(before, {**env.sim.physics, "episode_length": env.episode_length_buf}, env.sim.limits())
     except UserError as error:
         raise UserError(f"--nan-dump {path}: {error}") from error
     nothing = torch.zeros(1, env.num_envs, env.num_actions)  # for envs whose step is 0

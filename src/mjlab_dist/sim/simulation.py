@@ -6,7 +6,7 @@ A program is a function that launches Warp kernels, such as one physics step; se
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import mujoco
 import mujoco_warp as mjw
@@ -20,6 +20,7 @@ from mjlab_dist.sim import kernels, model_fields, recording, rows
 from mjlab_dist.sim.data import find_key, per_env_names, put_data
 from mjlab_dist.sim.memory import array_bytes
 from mjlab_dist.sim.quiet import quiet
+from mjlab_dist.sim.saved import Limits, limits_of
 
 BUFFER_BITS = int(mjw.OverflowType.ALL & ~(mjw.OverflowType.ITERATIONS | mjw.OverflowType.LS_ITERATIONS))
 """Bits of overflows that drop contacts or constraints. Other bits mean that the solver has used all its iterations."""
@@ -353,12 +354,19 @@ class Simulation:
         """
         return {**(self._everything() if self._sleeps() else self.physics), "overflow": self.overflow}
 
+    def limits(self) -> dict[str, Limits]:
+        """Return the limits of integers in :meth:`state` by name, and of the floats that MuJoCo uses as indices."""
+        return limits_of(self.model)
+
     def _sleeps(self) -> bool:
         return bool(self.model.opt.enableflags & mujoco.mjtEnableBit.mjENBL_SLEEP)
 
     def _everything(self) -> dict[str, torch.Tensor]:
         """Return all data per env. If bodies may sleep, this is the state: a step does not recompute all poses."""
-        return {name: view for name in per_env_names() if (view := self.view(name)).numel()}
+        views = {name: view for name in per_env_names() if (view := self.view(name)).numel()}
+        # A step computes all integers before it uses them, except those that describe which bodies sleep.
+        limits = self.limits()
+        return {name: view for name, view in views.items() if view.dtype != torch.int32 or name in limits}
 
     # The programs of the physics
 
@@ -427,24 +435,3 @@ def _call_all(programs: Iterable[Callable[[], None]]) -> None:
 
 def _launch_now(launch: Callable[[], None]) -> None:
     launch()
-
-
-def copy_state(source: Mapping[str, torch.Tensor], target: Mapping[str, torch.Tensor]) -> None:
-    """Copy tensors in place to the tensors of the same names, because recorded graphs contain the targets' addresses.
-
-    Args:
-        source: The saved tensors.
-        target: The tensors to overwrite.
-
-    Raises:
-        UserError: If names or shapes differ; in that case nothing is copied.
-    """
-    for name in {**source, **target}:
-        there, here = (str(tuple(held[name].shape)) if name in held else "missing" for held in (source, target))
-        if there != here:
-            raise UserError(
-                f"the saved state does not match the envs: {name} is {there} in the saved state and {here} in the "
-                "envs; use the same model, task and number of envs"
-            )
-    for name, tensor in target.items():
-        tensor.copy_(source[name])

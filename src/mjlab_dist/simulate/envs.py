@@ -241,7 +241,8 @@ class Envs:
             The observations of that state.
 
         Raises:
-            UserError: If the state is from another task, or has a different number of envs.
+            UserError: If the state is from another task, has a different number of envs, or is damaged. The envs then
+                keep the state that they had before.
         """
         tensors = {name: as_tensor(f"state {name}", value) for name, value in state.items()}
         with self._used("set_state"):

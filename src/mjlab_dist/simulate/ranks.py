@@ -171,7 +171,11 @@ class Ranks:
 
     def load_state(self, state: Mapping[str, torch.Tensor]) -> Tensors:
         """Load a state on all ranks: see ``Shard.load_state``."""
-        self._call("load_state", as_arrays(dict(state)), results=self._results)
+        try:
+            self._call("load_state", as_arrays(dict(state)), results=self._results)
+        except UserError:
+            self._call("undo")
+            raise
         return self._copies("observations.")
 
     def poses(self, env: int) -> Tensors:

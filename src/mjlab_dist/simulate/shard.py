@@ -190,8 +190,10 @@ class Shard:
             state: Result of :meth:`state` for all envs, on any device.
 
         Raises:
-            UserError: If the state is from another task, or has a different number of envs.
+            UserError: If the state is from another task, has a different number of envs, or is damaged. The envs then
+                keep their state; :meth:`undo` restores it on other ranks.
         """
+        self.remember()
         if missing := sorted(self._begin.keys() - state.keys()):
             raise UserError(f"state: {missing[0]} is missing; load the state of the same task")
         picked = {name: state[name] for name in self._begin}
@@ -199,7 +201,11 @@ class Shard:
             for name in self.per_env:
                 if name.startswith(prefix) and state[name].shape[:1] == (total,):
                     picked[name] = state[name][first : first + num_envs]
-        self._restore(picked)
+        try:
+            self._restore(picked, checked=True)
+        except UserError:
+            self.undo()
+            raise
         return self._named_observations()
 
     def _spans(self) -> list[tuple[str, int, int, int]]:
@@ -210,12 +216,12 @@ class Shard:
         spans = [(group.prefix, group.first, group.env.num_envs, self._job.envs_per_variant) for group in self._groups]
         return [*spans, (OBSERVED, self.rows.start, len(self.rows), self._job.num_envs)]
 
-    def _restore(self, state: Mapping[str, torch.Tensor]) -> None:
+    def _restore(self, state: Mapping[str, torch.Tensor], *, checked: bool = False) -> None:
         """Load the result of :meth:`state` of this rank."""
         for group in self._groups:
             held = group.env.state()
             part = {name: state[f"{group.prefix}{name}"] for name in held if name not in SUMS}
-            group.env.load_state({**held, **part})
+            group.env.load_state({**held, **part}, checked=checked)
             group.draws.load_state(_with_prefix(state, f"{group.prefix}draws."))
         self._policy_draws.load_state(_with_prefix(state, "policy_draws."))
         self.observed = {

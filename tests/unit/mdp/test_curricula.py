@@ -384,6 +384,13 @@ def test_saved_levels_above_the_maximum_become_the_maximum() -> None:
     assert levels(fewer).tolist() == [NUM_LEVELS - 2] * NUM_ENVS
 
 
+@pytest.mark.parametrize("wrong", [torch.tensor(-1), torch.tensor(torch.nan)])
+def test_saved_levels_below_the_minimum_become_the_minimum(wrong: torch.Tensor) -> None:
+    env = make(NUM_COLUMNS, **TASK)
+    env.resume_curricula([{**env.state(), "curricula.terrain.level": wrong.repeat(NUM_COLUMNS)}])
+    assert levels(env).tolist() == [0] * NUM_COLUMNS
+
+
 def test_a_curriculum_without_saved_state_starts_fresh() -> None:
     before, after = make(NUM_ENVS, **TASK), make(NUM_ENVS, **GLOBAL)
     after.resume_curricula([before.state()])

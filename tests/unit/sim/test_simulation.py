@@ -443,6 +443,35 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(box: Any, drag
     assert_same(per_env_arrays(sim), before)
 
 
+@pytest.mark.parametrize("wrong", [-1.0, 1e30, float("nan")])
+def test_a_wrong_index_of_the_history_is_refused(dragged: Any, wrong: float) -> None:
+    sim = simulate(dragged, 4)
+    state = {name: tensor.clone() for name, tensor in sim.state().items()}
+    limits, (low, high) = sim.limits(), sim.limits()["history"]
+    assert isinstance(low, torch.Tensor)
+    assert isinstance(high, torch.Tensor)
+    indices = low.isfinite()
+    assert 0 < indices.sum() < len(indices)
+    assert (state["history"][:, indices] == high[indices]).all()  # the newest sample is the last one
+    state["history"][:, ~indices] = wrong
+    copy_state(state, sim.state(), limits)
+    state["history"][3, indices] = wrong
+    with pytest.raises(UserError, match=r"history contains \S+, but must be between 0 and \d+; "):
+        copy_state(state, sim.state(), limits)
+
+
+def test_indices_of_sleeping_bodies_are_checked_and_other_integers_are_no_state(sleepy: Any) -> None:
+    sim = simulate(sleepy, num_envs=2, njmax=32)
+    state, limits = {name: tensor.clone() for name, tensor in sim.state().items()}, sim.limits()
+    integers = {name for name, tensor in state.items() if tensor.dtype == torch.int32}
+    assert {"tree_asleep", "body_awake_ind", "overflow"} <= integers <= limits.keys()
+    copy_state(state, sim.state(), limits)
+    for name in integers - {"overflow"}:
+        wrong = torch.full_like(state[name], 10**9)
+        with pytest.raises(UserError, match=f" {name} contains 1000000000, but must be between "):
+            copy_state({**state, name: wrong}, sim.state(), limits)
+
+
 # Views
 
 

@@ -101,6 +101,20 @@ def test_a_state_repeats_steps(envs: Envs) -> None:
         envs.set_state({})
 
 
+def test_a_damaged_state_is_refused_and_changes_nothing() -> None:
+    with make(variants=[{}, {}], total_num_envs=4) as envs:
+        start = envs.reset(seed=1)
+        state = envs.state()
+        envs.step(actions(0, 4))
+        for name, wrong in (("1/episode_length", torch.tensor([0, -1])),):
+            before = envs.state()
+            with pytest.raises(UserError, match=rf"{name.split('.')[-1].split('/')[-1]} .*damaged") as caught:
+                envs.set_state({**state, name: wrong})
+            assert "\n" not in str(caught.value)
+            assert all(torch.equal(tensor, before[name]) for name, tensor in envs.state().items())
+        assert torch.equal(envs.set_state(state)["actor"], start["actor"])
+
+
 def test_results_are_new_in_every_step(envs: Envs) -> None:
     envs.reset(seed=1)
     steps = [envs.step(actions(step)) for step in range(3)]
