@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import random
+from typing import TYPE_CHECKING
+
+from mjlab_dist.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
 
 RESUME_STRIDE = 1_000_003
 """Difference between the seeds of runs resumed at two consecutive iterations.
@@ -27,3 +33,27 @@ def seed_generators(seed: int, rank: int = 0, resumed_iteration: int = 0) -> Non
     random.seed(own)
     np.random.seed(own % 2**32)
     torch.manual_seed(own)
+
+
+def check_generator(name: str, state: torch.Tensor, device: str) -> None:
+    """Raise if a tensor is not the state of a generator of torch.
+
+    Args:
+        name: What the tensor is, for the message.
+        state: The tensor, on the CPU.
+        device: Device of the generator.
+
+    Raises:
+        UserError: One line with the reason.
+    """
+    import torch
+
+    try:
+        torch.Generator(device).set_state(state)
+        if device == "cpu":
+            # Torch does not compare the two, and would read beyond the 624 numbers of the Mersenne twister.
+            num_left, position = state[8:12].view(torch.int32).item(), state[16:20].view(torch.int32).item()
+            if num_left + position > 625:
+                raise RuntimeError(f"{num_left} numbers are left at position {position} of 624")
+    except (RuntimeError, TypeError) as error:
+        raise UserError(f"{name} is not the state of a random generator ({error}); it is damaged") from error

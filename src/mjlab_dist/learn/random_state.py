@@ -9,6 +9,10 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
+from mjlab_dist.errors import UserError
+from mjlab_dist.seeding import check_generator
+from mjlab_dist.sim import check_limits
+
 
 def random_state(device: str) -> dict[str, torch.Tensor]:
     """Return the state of all generators; tensors on the CPU, with the same shapes in every process.
@@ -39,11 +43,21 @@ def restore_random_state(state: Mapping[str, torch.Tensor], device: str) -> None
     Args:
         state: Result of :func:`random_state`. The state of a GPU is ignored on a CPU.
         device: ``cpu`` or ``cuda:<index>``.
+
+    Raises:
+        UserError: If it is damaged. NumPy would not notice, and read memory of something else.
     """
-    torch.set_rng_state(state["torch"])
-    gauss = state["python_gauss"].item()
-    random.setstate((3, tuple(state["python"].tolist()), None if math.isnan(gauss) else gauss))
+    check_generator("random/torch", state["torch"], "cpu")
+    check_limits("random/python", state["python"], torch.int64, (0, 2**32 - 1))
+    check_limits("random/numpy", state["numpy"], torch.int64, (0, 2**32 - 1))
     *keys, position, has_gauss = state["numpy"].tolist()
+    words, gauss = tuple(state["python"].tolist()), state["python_gauss"].item()
+    for name, index in (("python", words[-1]), ("numpy", position)):
+        if index > len(keys):
+            raise UserError(f"random/{name} is at position {index} of {len(keys)}; it is damaged")
+    torch.set_rng_state(state["torch"])
+    random.setstate((3, words, None if math.isnan(gauss) else gauss))
     np.random.set_state(("MT19937", np.array(keys, dtype=np.uint32), position, has_gauss, state["numpy_gauss"].item()))
     if device != "cpu" and "cuda" in state:
+        check_generator("random/cuda", state["cuda"], device)
         torch.cuda.set_rng_state(state["cuda"], device)

@@ -14,6 +14,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from mjlab_dist.errors import UserError
+from mjlab_dist.seeding import check_generator
 
 _FACTORIES = frozenset({torch.rand, torch.randn, torch.randint})
 """Functions that have the size of the result as an argument."""
@@ -83,7 +84,12 @@ class Draws:
 
         Args:
             state: The state. The state of a GPU's generator is ignored on the CPU.
+
+        Raises:
+            UserError: If it is not a state of generators.
         """
+        for name in self._own.keys() & state.keys():
+            check_generator(f"state: {name}", state[name], self._cuda if name == "cuda" and self._cuda else "cpu")
         self._own = {name: state.get(name, own).clone() for name, own in self._own.items()}
 
     def __enter__(self) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import random
 
 import numpy as np
+import pytest
 import torch
 
+from mjlab_dist.errors import UserError
 from mjlab_dist.learn.random_state import random_state, restore_random_state
 from mjlab_dist.learn.rank_state import fits, pack, unpack, upgraded
 
@@ -58,4 +60,24 @@ def test_every_random_generator_resumes_from_its_state():
     first = [draws() for _ in range(3)]
     restore_random_state(state, "cpu")
     assert [draws() for _ in range(3)] == first
-    assert all(tensor.device.type == "cpu" for tensor in state.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("numpy", {624: 10**9}),
+        ("numpy", {624: -1}),
+        ("numpy", {0: -1}),
+        ("python", {624: 625}),
+        ("python", {0: 2**40}),
+        ("torch", {8: 0, 9: 0}),  # no number is left, at any position
+        ("torch", {8: 88, 9: 2, 16: 88, 17: 2}),  # 600 numbers are left, at position 600 of 624
+    ],
+)
+def test_a_random_state_that_would_index_other_memory_is_refused(name: str, changes: dict[int, int]):
+    state = random_state("cpu")
+    for entry, wrong in changes.items():
+        state[name][entry] = wrong
+    with pytest.raises(UserError, match=f"^random/{name} .*; it is damaged") as caught:
+        restore_random_state(state, "cpu")
+    assert "\n" not in str(caught.value)

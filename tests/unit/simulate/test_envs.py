@@ -106,7 +106,11 @@ def test_a_damaged_state_is_refused_and_changes_nothing() -> None:
         start = envs.reset(seed=1)
         state = envs.state()
         envs.step(actions(0, 4))
-        for name, wrong in (("1/episode_length", torch.tensor([0, -1])),):
+        for name, wrong in (
+            ("1/episode_length", torch.tensor([0, -1])),
+            ("1/draws.cpu", state["1/draws.cpu"].flip(0)),
+            ("policy_draws.cpu", torch.zeros(3, dtype=torch.uint8)),
+        ):
             before = envs.state()
             with pytest.raises(UserError, match=rf"{name.split('.')[-1].split('/')[-1]} .*damaged") as caught:
                 envs.set_state({**state, name: wrong})
