@@ -295,8 +295,13 @@ def find_best(run_dir: Path) -> Path:
 def list_checkpoints(run_dir: Path) -> dict[int, Path]:
     """Return the iterations and files of a run's checkpoints, oldest first. Links and incomplete files are left out."""
     files = (run_dir / CHECKPOINTS_DIR).glob("*.pt")
-    found = {int(m[1]): p for p in files if (m := re.fullmatch(r"model_(\d+)\.pt", p.name)) and p.is_file()}
-    return dict(sorted(found.items()))
+    return dict(sorted((n, p) for p in files if (n := named_iteration(p.name)) is not None and p.is_file()))
+
+
+def named_iteration(name: str) -> int | None:
+    """Return the iteration in the name of a checkpoint, model_<iteration>.pt; None for another name."""
+    match = re.fullmatch(r"model_(\d{1,18})\.pt", name)
+    return int(match[1]) if match else None
 
 
 def follow_link(link: Path) -> Path:

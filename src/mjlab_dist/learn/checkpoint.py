@@ -9,7 +9,6 @@ import collections
 import contextlib
 import errno
 import io
-import json
 import math
 import os
 import re
@@ -23,6 +22,13 @@ import torch
 
 from mjlab_dist.config import CheckpointConfig
 from mjlab_dist.errors import UserError
+from mjlab_dist.learn.checkpoint_content import (
+    UnreadableError,
+    check_counters,
+    check_entries,
+    check_iteration,
+    read_rows,
+)
 from mjlab_dist.learn.host_copy import copy_to_host
 from mjlab_dist.lease import Lease
 from mjlab_dist.messages import emit
@@ -31,7 +37,6 @@ from mjlab_dist.run_dir import (
     BEST_LINK,
     CHECKPOINTS_DIR,
     LATEST_LINK,
-    METRICS_FILE,
     checkpoint_path,
     follow_link,
     list_checkpoints,
@@ -82,7 +87,8 @@ class CheckpointStore:
         self._directory = run_dir / CHECKPOINTS_DIR
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._writing: Future[None] | None = None
-        self._returns = _mean_returns(run_dir)
+        returns = {iteration: row["mean_return"] for iteration, row in read_rows(run_dir).items()}
+        self._returns = {n: mean for n, mean in returns.items() if type(mean) in (int, float) and abs(mean) < math.inf}
         self._written: collections.deque[tuple[int, Path]] = collections.deque()
         self.receive: Callable[[Path, int], None] = lambda _path, _iteration: None
         self.check()
@@ -136,8 +142,8 @@ class CheckpointStore:
     def read_newest(self, needed: Mapping[str, type] | None = None) -> tuple[Path, bytes] | None:
         """Find the newest checkpoint that can be read. All ranks resume from it.
 
-        Newer checkpoints that cannot be read are renamed, with a warning. The method also removes old checkpoints that
-        the previous writer had no time to remove.
+        Newer checkpoints that cannot be read, or that contradict their names or the run's metrics, are renamed, with a
+        warning. The method also removes old checkpoints that the previous writer had no time to remove.
 
         Args:
             needed: Entries that a checkpoint must have, as in :data:`LEARNER`.
@@ -151,12 +157,16 @@ class CheckpointStore:
         """
         assert self._writing is None, "read before anything is written"
         # Newest first, until one can be read
-        refused: dict[Path, _UnreadableError] = {}
-        for path in reversed(list_checkpoints(self._run_dir).values()):
+        refused: dict[Path, UnreadableError] = {}
+        rows = read_rows(self._run_dir)
+        for iteration, path in reversed(list_checkpoints(self._run_dir).items()):
             try:
                 data = _read(path)
-                _check_entries(_unpack(data, "cpu"), needed or {})
-            except _UnreadableError as error:
+                content = _unpack(data, "cpu")
+                check_entries(content, needed or {})
+                check_iteration(content, path)
+                check_counters(content, iteration, rows)
+            except UnreadableError as error:
                 refused[path] = error
                 continue
             # Rename unreadable files. Then link and prune, which the previous writer may not have finished
@@ -174,7 +184,7 @@ class CheckpointStore:
             )
         return None
 
-    def _set_aside(self, refused: Mapping[Path, _UnreadableError], taken: Path) -> None:
+    def _set_aside(self, refused: Mapping[Path, UnreadableError], taken: Path) -> None:
         for path, error in refused.items():
             aside = path.with_name(f"{path.name}.unreadable")
             with explaining(self._run_dir, path):
@@ -304,11 +314,14 @@ def load(source: Path | bytes, device: str) -> dict[str, Any]:
         device: Device of the loaded tensors.
 
     Raises:
-        UserError: If the file is damaged, or contains more than tensors and plain values.
+        UserError: If the file is damaged, contains more than tensors and plain values, or is of another iteration than
+            its name or the manifest of its pack says.
     """
     try:
-        return _unpack(source if isinstance(source, bytes) else _read(source), device)
-    except _UnreadableError as error:
+        content = _unpack(source if isinstance(source, bytes) else _read(source), device)
+        check_iteration(content, None if isinstance(source, bytes) else source)
+        return content
+    except UnreadableError as error:
         name = "checkpoint" if isinstance(source, bytes) else f"checkpoint {source}"
         raise UserError(f"{name}: cannot be read ({error}); choose another one") from error
 
@@ -357,15 +370,11 @@ _ZIP = b"PK\x03\x04"
 """First bytes of a zip file."""
 
 
-class _UnreadableError(ValueError):
-    """A file cannot be read; the message is the reason."""
-
-
 def _read(path: Path) -> bytes:
     try:
         return read_part(path, CHECKPOINT) if is_pack(path) else path.read_bytes()
     except (OSError, UserError) as error:
-        raise _UnreadableError(getattr(error, "strerror", None) or error) from error
+        raise UnreadableError(getattr(error, "strerror", None) or error) from error
 
 
 def _unpack(data: bytes, device: str) -> dict[str, Any]:
@@ -376,21 +385,11 @@ def _unpack(data: bytes, device: str) -> dict[str, Any]:
         # torch.load raises errors of many types on a damaged file: zip errors, pickle errors, RuntimeError, EOFError.
         # If the file is not a zip file, the message of a pickle error may be a single number, so it is not shown.
         if not data.startswith(_ZIP):
-            raise _UnreadableError("it does not begin like a file of torch.save") from error
-        raise _UnreadableError(str(error).strip().partition("\n")[0].partition(". ")[0]) from error
+            raise UnreadableError("it does not begin like a file of torch.save") from error
+        raise UnreadableError(str(error).strip().partition("\n")[0].partition(". ")[0]) from error
     if not isinstance(content, dict):
-        raise _UnreadableError(f"it holds a {type(content).__name__}, not a dict")
+        raise UnreadableError(f"it holds a {type(content).__name__}, not a dict")
     return content
-
-
-def _check_entries(content: dict[str, Any], needed: Mapping[str, type]) -> None:
-    """Raise if a checkpoint lacks an entry, or its value has the wrong type."""
-    for name, kind in needed.items():
-        value: Any = content
-        for part in name.split("."):
-            value = value.get(part) if isinstance(value, dict) else None
-        if not isinstance(value, kind):
-            raise _UnreadableError(f"it has no {name}" if value is None else f"{name} is a {type(value).__name__}")
 
 
 def _check_sums(data: bytes) -> None:
@@ -421,17 +420,6 @@ def _point(link: Path, target: Path) -> None:
         temporary.replace(link)
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def _mean_returns(run_dir: Path) -> dict[int, float]:
-    """Return the mean return of each iteration in metrics.jsonl. Skip damaged lines, which a kill can leave."""
-    returns: dict[int, float] = {}
-    with contextlib.suppress(FileNotFoundError), (run_dir / METRICS_FILE).open(errors="replace") as lines:
-        for line in lines:
-            with contextlib.suppress(ValueError, KeyError, TypeError):
-                row = json.loads(line)
-                returns[int(row["iteration"])] = float(row["mean_return"])
-    return {iteration: value for iteration, value in returns.items() if math.isfinite(value)}
 
 
 def _os_error(error: BaseException | None) -> OSError | None:

@@ -25,6 +25,7 @@ from mjlab_dist.errors import UserError
 from mjlab_dist.learn import checkpoint
 from mjlab_dist.learn.checkpoint import LEARNER, CheckpointStore
 from mjlab_dist.messages import Event, listening
+from mjlab_dist.pack_file import CHECKPOINT, MANIFEST, write_pack
 from mjlab_dist.run_dir import (
     BEST_LINK,
     CHECKPOINTS_DIR,
@@ -168,10 +169,10 @@ def test_a_file_with_a_flipped_bit_never_loads_wrong_values(path: Path):
 
 def test_a_checkpoint_written_by_plain_torch_loads(path: Path):
     path.parent.mkdir()
-    torch.save({"actor_state_dict": {"weight": torch.ones(2)}, "iter": 5, "infos": None, "new": ["field"]}, path)
+    torch.save({"actor_state_dict": {"weight": torch.ones(2)}, "iter": 3, "infos": None, "new": ["field"]}, path)
     assert checkpoint.load(path, "cpu")["new"] == ["field"]
-    torch.save({"iter": 6}, path, _use_new_zipfile_serialization=False)
-    assert checkpoint.load(path, "cpu") == {"iter": 6}
+    torch.save({"iter": 3}, path, _use_new_zipfile_serialization=False)
+    assert checkpoint.load(path, "cpu") == {"iter": 3}
 
 
 def test_a_file_that_is_not_a_checkpoint_is_refused(tmp_path: Path):
@@ -561,7 +562,7 @@ def test_a_checkpoint_that_lacks_an_entry_falls_back_to_the_previous_one(
     run_dir: Path, make_store: MakeStore, changed: dict[str, Any], named: str
 ):
     store = make_store()
-    store.save(20, WHOLE, None)
+    store.save(20, WHOLE | {"iter": 20}, None)
     store.save(30, {name: value for name, value in (WHOLE | changed).items() if value is not None}, None)
     store.close()
     found, (warning,) = read_newest(make_store(), LEARNER)
@@ -569,6 +570,131 @@ def test_a_checkpoint_that_lacks_an_entry_falls_back_to_the_previous_one(
     assert found[0] == checkpoint_path(run_dir, 20)
     assert re.search(rf"model_30\.pt: .*\b{named}\b", warning)
     assert checkpoint_path(run_dir, 30).with_name("model_30.pt.unreadable").is_file()
+
+
+WRONG_ITERATIONS: dict[str, Any] = {
+    "7": 7,
+    "-1": -1,
+    "1000000000000000000000000000000": 10**30,
+    "'30'": "30",
+    "nan": float("nan"),
+    "30.0": 30.0,
+    "True": True,
+    "None": None,
+    r"'3\n0'": "3\n0",
+    "a Tensor": torch.tensor(30),
+}
+"""Iterations of a checkpoint model_30.pt, by the words of the message."""
+
+
+@pytest.mark.parametrize("shown", WRONG_ITERATIONS)
+def test_a_checkpoint_of_another_iteration_than_its_name_is_refused(
+    run_dir: Path, make_store: MakeStore, shown: str, tmp_path: Path
+):
+    store = make_store()
+    store.save(20, {"iter": 20}, None)
+    store.save(30, {"iter": WRONG_ITERATIONS[shown]}, None)
+    store.close()
+    path, link = checkpoint_path(run_dir, 30), run_dir / CHECKPOINTS_DIR / LATEST_LINK
+    says = rf"its iter is {re.escape(shown)}, (but its name says 30|not a number of iterations)\)"
+    for file in (path, link):
+        assert re.search(says, refusal_of(file))
+    # Only the content of a file with another name is checked
+    other = tmp_path / "other.pt"
+    other.write_bytes(path.read_bytes())
+    if shown == "7":
+        assert checkpoint.load(other, "cpu") == {"iter": 7}
+    else:
+        assert re.search(says, refusal_of(other))
+    # A resumed run uses the previous checkpoint
+    found, (warning,) = read_newest(make_store())
+    assert found is not None
+    assert found[0] == checkpoint_path(run_dir, 20)
+    assert re.search(rf"^checkpoint {path}: .*{says}; using model_20.pt instead", warning)
+    assert "\n" not in warning
+
+
+@pytest.mark.parametrize(
+    ("iteration", "name", "says"),
+    [(30, "model_30", None), (7, "model_30", "iteration"), (30, "model_7", "checkpoint"), ("30", "best", "iteration")],
+)
+def test_a_pack_of_another_iteration_than_its_manifest_is_refused(
+    tmp_path: Path, iteration: Any, name: str, says: str | None
+):
+    pack, file = tmp_path / "walk.zip", tmp_path / "content.pt"
+    checkpoint.save(file, {"iter": 30})
+    manifest = {"format": 1, "task": "walk", "checkpoint": name, "iteration": iteration}
+    parts = {MANIFEST: json.dumps(manifest).encode(), "config.yaml": b"", CHECKPOINT: file.read_bytes()}
+    write_pack(pack, parts)
+    if says is None:
+        assert checkpoint.load(pack, "cpu") == {"iter": 30}
+    else:
+        assert re.search(rf"its iter is 30, but {says} in pack.json says '?(7|30)'?\)", refusal_of(pack))
+
+
+COUNTERS: dict[str, Any] = {"total_steps": 300, "elapsed_s": 30.5, "episodes": [[1.0, 2.5]]}
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({}, None),
+        ({"elapsed_s": 31}, None),
+        ({"episodes": [[float("nan"), 1.0]]}, None),
+        ({"total_steps": -300}, "total_steps is -300, "),
+        ({"total_steps": 300.0}, "total_steps is 300.0, "),
+        ({"total_steps": "300"}, "total_steps is '300', "),
+        ({"total_steps": 2**63}, "total_steps is 9223372036854775808, "),
+        ({"total_steps": None}, "total_steps is None, "),
+        ({"total_steps": 290}, "total_steps is 290, but metrics.jsonl has 300 in iteration 30"),
+        ({"total_steps": 310}, "total_steps is 310, but metrics.jsonl has 300 in iteration 30"),
+        ({"elapsed_s": 29.0}, "elapsed_s is 29.0, but metrics.jsonl has 30.0 in iteration 30"),
+        ({"elapsed_s": float("nan")}, "elapsed_s is nan, "),
+        ({"elapsed_s": float("inf")}, "elapsed_s is inf, "),
+        ({"elapsed_s": -1.0}, "elapsed_s is -1.0, "),
+        ({"episodes": None}, "episodes is None, "),
+        ({"episodes": [["a"]]}, "episodes is a list, "),
+        ({"episodes": [[]]}, "episodes is a list, "),
+    ],
+)
+def test_counters_that_are_wrong_or_contradict_the_metrics_are_refused(
+    run_dir: Path, make_store: MakeStore, changed: dict[str, Any], says: str | None
+):
+    rows = [{"iteration": n, "total_steps": 10 * n, "elapsed_s": float(n)} for n in range(1, 35)]
+    (run_dir / METRICS_FILE).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    store = make_store()
+    store.save(20, {"iter": 20}, None)  # as unmodified rsl_rl writes it, without counters
+    store.save(30, {"iter": 30, "counters": COUNTERS | changed}, None)
+    store.close()
+    found, warnings = read_newest(make_store())
+    assert found is not None
+    assert found[0] == checkpoint_path(run_dir, 20 if says else 30)
+    assert [f"its counter {says}" in text for text in warnings] == ([True] if says else [])
+
+
+@pytest.mark.parametrize(
+    ("row", "is_refused"),
+    [
+        ({"iteration": 29, "total_steps": 290, "elapsed_s": 29.0}, False),
+        ({"iteration": 29, "total_steps": 310, "elapsed_s": 29.0}, True),
+        ({"iteration": 29, "total_steps": 290, "elapsed_s": 40.0}, True),
+        ({"iteration": 31, "total_steps": 20, "elapsed_s": 2.0}, False),
+        ({"iteration": 30, "total_steps": None, "elapsed_s": "x"}, False),
+        ({"iteration": 1e400}, False),
+    ],
+)
+def test_counters_are_compared_with_the_rows_that_a_power_failure_left(
+    run_dir: Path, make_store: MakeStore, row: dict[str, Any], is_refused: bool
+):
+    (run_dir / METRICS_FILE).write_text(json.dumps(row) + "\n" + "\0" * 40)
+    fill(make_store(), {20: None})
+    store = make_store()
+    store.save(30, {"iter": 30, "counters": COUNTERS}, None)
+    store.close()
+    found, warnings = read_newest(make_store())
+    assert found is not None
+    assert found[0] == checkpoint_path(run_dir, 20 if is_refused else 30)
+    assert len(warnings) == is_refused
 
 
 def test_the_next_writer_removes_checkpoints_that_a_killed_one_left(run_dir: Path, make_store: MakeStore):
