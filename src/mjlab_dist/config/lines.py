@@ -33,6 +33,8 @@ def load_yaml(text: str) -> Any:
         def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
             try:
                 value = super().construct_object(node, deep)
+                if isinstance(value, str):
+                    value.encode()  # a lone surrogate is not text
             except (ValueError, OverflowError) as error:  # such as the date 2026-99-99
                 raise yaml.MarkedYAMLError(problem="it has a wrong value", problem_mark=node.start_mark) from error
             if isinstance(value, int) and value.bit_length() > MAX_BITS:

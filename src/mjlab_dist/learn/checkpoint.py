@@ -87,7 +87,7 @@ class CheckpointStore:
         self._directory = run_dir / CHECKPOINTS_DIR
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._writing: Future[None] | None = None
-        returns = {iteration: row["mean_return"] for iteration, row in read_rows(run_dir).items()}
+        returns = {iteration: row.get("mean_return") for iteration, row in read_rows(run_dir).items()}
         self._returns = {n: mean for n, mean in returns.items() if type(mean) in (int, float) and abs(mean) < math.inf}
         self._written: collections.deque[tuple[int, Path]] = collections.deque()
         self.receive: Callable[[Path, int], None] = lambda _path, _iteration: None

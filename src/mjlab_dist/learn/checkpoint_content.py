@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from mjlab_dist.pack_file import MANIFEST, is_pack, read_manifest
-from mjlab_dist.run_dir import METRICS_FILE, follow_link, named_iteration
+from mjlab_dist.run_dir import METRICS_FILE, follow_link, named_iteration, parse_row
+from mjlab_dist.run_files import has_file, read_file
 from mjlab_dist.wording import printable
 
 COUNTERS: Mapping[str, tuple[type, ...]] = {"total_steps": (int,), "elapsed_s": (int, float)}
@@ -104,14 +103,9 @@ def check_counters(content: dict[str, Any], iteration: int, rows: Mapping[int, M
 
 
 def read_rows(run_dir: Path) -> dict[int, dict[str, Any]]:
-    """Return returns and counters in metrics.jsonl by iteration. Skip damaged lines, which a kill can leave."""
-    rows: dict[int, dict[str, Any]] = {}
-    with contextlib.suppress(FileNotFoundError), (run_dir / METRICS_FILE).open(errors="replace") as lines:
-        for line in lines:
-            with contextlib.suppress(ValueError, KeyError, TypeError, OverflowError, RecursionError):
-                row = json.loads(line)
-                rows[int(row["iteration"])] = {name: row.get(name) for name in ("mean_return", *COUNTERS)}
-    return rows
+    """Return the rows of metrics.jsonl by iteration. Skip damaged lines, which a kill can leave."""
+    lines = read_file(run_dir, METRICS_FILE).splitlines() if has_file(run_dir, METRICS_FILE) else []
+    return {row["iteration"]: row for line in lines if (row := parse_row(line)) is not None}
 
 
 def _is_count(value: object, kinds: tuple[type, ...]) -> bool:

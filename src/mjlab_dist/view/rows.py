@@ -5,13 +5,12 @@ Each read returns only the rows that are new. For the curves, at most :data:`MAX
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import stat
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
+from mjlab_dist import run_dir
+from mjlab_dist.run_files import open_file
 from mjlab_dist.wording import printable
 
 Row = dict[str, Any]
@@ -58,7 +57,7 @@ class RowReader:
         """Return the new rows; no rows if the file cannot be read. Damaged rows are skipped."""
         # Read the last line again, to detect a file that was truncated and has grown since then.
         try:
-            with open_regular(self._path) as file:
+            with open_file(self._path) as file:
                 file.seek(self._offset - len(self._last_line))
                 data = file.read(len(self._last_line) + CHUNK)
                 is_cut = not data.startswith(self._last_line)
@@ -83,32 +82,10 @@ def parse_row(line: bytes) -> Row | None:
     Args:
         line: The line.
     """
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
+    row = run_dir.parse_row(line)
+    if row is None or not 0 < row["iteration"] <= MAX_ITERATION:
         return None
-    if not isinstance(row, dict):
-        return None
-    is_number = {name: type(value) in (int, float) and abs(value) <= MAX_NUMBER for name, value in row.items()}
-    row = {printable(name): value if is_number[name] else None for name, value in row.items()}
-    iteration = row.get("iteration")
-    return row if isinstance(iteration, int) and 0 < iteration <= MAX_ITERATION else None
-
-
-def open_regular(path: Path) -> BinaryIO:
-    """Open a file to read it. Never wait for a FIFO.
-
-    Args:
-        path: The file.
-
-    Raises:
-        OSError: If the file cannot be read, or is no regular file.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(f"{path}: is not a regular file")
-    return os.fdopen(descriptor, "rb")
+    return {printable(name): value if abs(value or 0) <= MAX_NUMBER else None for name, value in row.items()}
 
 
 class History:

@@ -16,8 +16,9 @@ from typing import Literal, NamedTuple
 
 from mjlab_dist.lease import Held, LeaseWatch
 from mjlab_dist.run_dir import CONFIG_FILE, METRICS_FILE, RANK_METRICS_FILE, list_checkpoints, list_runs
+from mjlab_dist.run_files import open_file
 from mjlab_dist.view.guard import guarded
-from mjlab_dist.view.rows import History, Row, RowReader, open_regular, parse_row
+from mjlab_dist.view.rows import History, Row, RowReader, parse_row
 from mjlab_dist.wording import printable
 
 State = Literal["running", "finished", "stopped", "lost", "unknown", "unreadable"]
@@ -74,7 +75,7 @@ def read_length(run_dir: Path) -> Length:
         run_dir: The run directory.
     """
     text = ""
-    with contextlib.suppress(OSError), open_regular(run_dir / CONFIG_FILE) as file:
+    with contextlib.suppress(OSError), open_file(run_dir / CONFIG_FILE) as file:
         text = file.read(1 << 20).decode(errors="replace")
     found = dict(re.findall(r"^(task|max_iterations|total_timesteps): *['\"]?(.+?)['\"]?$", text, re.MULTILINE))
     steps, task = _whole(found.get("total_timesteps")), printable(found.get("task", "?"))[:100]
@@ -255,7 +256,7 @@ def stamp_of(file: Path) -> tuple[int, int]:
 def _last_rows(file: Path) -> list[Row]:
     """Return the last two complete rows of a file of metrics."""
     try:
-        with open_regular(file) as opened:
+        with open_file(file) as opened:
             opened.seek(0, 2)
             opened.seek(max(0, opened.tell() - TAIL_BYTES))
             lines = opened.read().splitlines(keepends=True)

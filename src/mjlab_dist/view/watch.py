@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import json
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -13,7 +12,6 @@ import torch
 import viser
 
 from mjlab_dist.config import TrainConfig, WatchConfig
-from mjlab_dist.config.serialization import to_plain
 from mjlab_dist.errors import UserError
 from mjlab_dist.run_dir import read_config_file
 from mjlab_dist.view.curves import Curves
@@ -124,8 +122,6 @@ class Watcher:
             return
         try:
             train_config = read_config_file(run_dir, trust=self._config.trust, uses_ssh=False)
-            # viser can send no text that is not Unicode, and after one such text no page can be opened
-            json.dumps(to_plain(train_config), ensure_ascii=False).encode()
         except Exception as error:  # noqa: BLE001 (a file may be damaged in any way)
             for client in self._server.get_clients().values():
                 client.add_notification("Not opened", one_line(error), color="red")

@@ -25,6 +25,7 @@ def test_aliases_are_values_like_others():
     ("task: walk\nseed: [1, 36893488147419103232]", "line 2: .*too large"),
     ("task: walk\n\nseed: 2026-99-99", "line 3: .*wrong value"),
     ("task: walk\nseed: 0b_", "line 2: .*wrong value"),
+    ('task: walk\nrun_name: "\\ud800"', "line 2: .*wrong value"),
 ])  # fmt: skip
 def test_a_file_with_such_values_is_refused(tmp_path, text: str, problem: str):
     file = tmp_path / "config.yaml"
