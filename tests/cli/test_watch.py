@@ -16,6 +16,7 @@ import pytest
 from browsing import choose, row
 from conftest import Command
 
+from mjlab_dist.learn import checkpoint
 from mjlab_dist.run_dir import checkpoint_path, list_checkpoints
 
 if TYPE_CHECKING:
@@ -137,8 +138,9 @@ def test_files_that_appear_one_by_one(command: Command, trained: Path, open_tab:
     # A damaged checkpoint, then a complete one
     checkpoint_path(run_dir, 1).write_bytes(b"damaged")
     tab.get_by_text("model_1.pt cannot be used", exact=False).wait_for()
+    content = checkpoint.load(checkpoint_path(trained, 2), "cpu")
     for iteration in (2, 10):
-        shutil.copy(checkpoint_path(trained, 2), checkpoint_path(run_dir, iteration))
+        checkpoint.save(checkpoint_path(run_dir, iteration), {**content, "iter": iteration})
         tab.get_by_text(f"policy of iteration {iteration}", exact=True).wait_for()
     # Choose a checkpoint, then follow the newest checkpoint again
     choose(tab, "Checkpoint", "model_2.pt")

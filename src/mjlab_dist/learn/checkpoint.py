@@ -87,8 +87,8 @@ class CheckpointStore:
         self._directory = run_dir / CHECKPOINTS_DIR
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._writing: Future[None] | None = None
-        returns = {iteration: row.get("mean_return") for iteration, row in read_rows(run_dir).items()}
-        self._returns = {n: mean for n, mean in returns.items() if type(mean) in (int, float) and abs(mean) < math.inf}
+        returns = {n: row["mean_return"] for n, row in read_rows(run_dir).items() if row.get("mean_return") is not None}
+        self._returns = {n: mean for n, mean in returns.items() if math.isfinite(mean)}
         self._written: collections.deque[tuple[int, Path]] = collections.deque()
         self.receive: Callable[[Path, int], None] = lambda _path, _iteration: None
         self.check()
