@@ -25,6 +25,7 @@ from mjlab_dist.run_dir import (
     find_run_to_resume,
     read_config_file,
 )
+from mjlab_dist.trust import chosen_places
 from mjlab_dist.wording import did_you_mean
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def train(task: str | TrainConfig, *, quiet: bool = False, trust: bool = False, 
     # Config; mistakes are reported before anything heavy is imported
     start = _start(task, fields, trust=trust)
     if fields.get("resume") == AUTO:
-        fields = {**fields, "resume": start.resume}
+        fields = {**fields, "resume": start.resume or AUTO}
     config = configured(start, fields)
     if start.resume is not None:
         check_same_run(config, start)
@@ -76,6 +77,8 @@ def train(task: str | TrainConfig, *, quiet: bool = False, trust: bool = False, 
     # Plain lines, because a live display and the caller's own output would overwrite each other
     plain = make_console(force_terminal=False, force_jupyter=False, soft_wrap=True)
     console = TrainConsole(config.task, plain)
+    if "resume" in fields and (places := chosen_places(start, [*fields, "log_root"])):
+        console.print_line(f"{fields['resume']} sets {places}")
     result = launch(config, console.listen, console.started)
     console.finished(result.run_dir, result.stopped)
     return result

@@ -59,10 +59,20 @@ class RankError(RuntimeError):
         rank: Global rank that failed first; None if it is unknown, for example if several ranks were killed.
         report: Traceback of that rank, ready to print; empty if there is none.
         exit_code: Exit code of the command.
+        may_pass: Whether a restart may help.
     """
 
-    def __init__(self, message: str, rank: int | None = None, report: str = "", exit_code: Exit = Exit.FAILED) -> None:
+    def __init__(
+        self,
+        message: str,
+        rank: int | None = None,
+        report: str = "",
+        exit_code: Exit = Exit.FAILED,
+        *,
+        may_pass: bool = True,
+    ) -> None:
         super().__init__(message)
+        self.may_pass = may_pass and exit_code is not Exit.NUMERICS
         self.rank = rank
         self.report = report
         self.exit_code = exit_code
@@ -74,6 +84,15 @@ class TakenOverError(RuntimeError):
     """Another launch (one start of ``train``) trains this run now, so this launch must not write any more files.
 
     The message is one line with the run and the other launch.
+    """
+
+    exit_code = Exit.FAILED
+
+
+class DiskFullError(OSError):
+    """No space is left for a file. A restart would not help.
+
+    The message is one line with the file or its disk, and the fix.
     """
 
     exit_code = Exit.FAILED

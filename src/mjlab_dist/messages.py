@@ -7,7 +7,6 @@ passes them on to its launcher (:mod:`mjlab_dist.launch.channel`).
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
@@ -32,15 +31,6 @@ Event = dict[str, Any]
 
 Listener = Callable[[Event], None]
 """Function that receives events; called from any thread."""
-
-_LEVELS = {
-    **dict.fromkeys(("status", "compiling", "length", "iteration", "last_video"), logging.INFO),
-    "warning": logging.WARNING,
-    "debug": logging.DEBUG,
-}
-"""Levels at which events for the user are logged, for the log file of a rank."""
-
-_logger = logging.getLogger("mjlab_dist.events")
 
 _listeners: list[Listener] = []
 """Receive the events of this process. A list of the process, because any thread and any part of it may send events."""
@@ -75,10 +65,6 @@ def emit(kind: Kind, **data: Any) -> None:
     """
     for listen in tuple(_listeners):
         listen({"kind": kind, **data})
-    # For the log file of a rank; a handler or filter of the user's code may raise any error
-    if kind in _LEVELS:
-        with contextlib.suppress(Exception):
-            _logger.log(_LEVELS[kind], "%s %s", kind, data)
 
 
 @contextlib.contextmanager

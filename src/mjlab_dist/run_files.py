@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from mjlab_dist.errors import UserError
+from mjlab_dist.errors import DiskFullError, UserError
 from mjlab_dist.pack_file import has_part, is_pack, read_manifest, read_part
 
 
@@ -80,3 +82,45 @@ def refuse_links(flag: str, run_dir: Path) -> None:
                 raise UserError(f"{flag}: {path} is a link that leads out of the run directory; replace or remove it")
             if not (stat.S_ISLNK(mode) or stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
                 raise UserError(f"{flag}: {path} is neither a file nor a directory; remove it")
+
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+@contextlib.contextmanager
+def explaining(run_dir: Path, path: Path | None = None) -> Iterator[None]:
+    """Replace the message of an OSError with one line that explains it to the user.
+
+    Args:
+        run_dir: The run directory.
+        path: File in the run directory that is being written; None to explain only that a disk is full.
+
+    Raises:
+        DiskFullError: If a disk is full.
+        OSError: If the file cannot be written for another reason.
+    """
+    try:
+        yield
+    except (DiskFullError, UserError):
+        raise
+    except Exception as error:
+        cause = _os_error(error)
+        if cause is not None and cause.errno in DISK_FULL:
+            file = path or cause.filename or "a file"
+            raise DiskFullError(
+                f"--log-root {run_dir.parent.parent}: no space left for {file}; make room there, keep fewer "
+                "checkpoints (--checkpoint.keep-last), or choose another disk; earlier checkpoints are intact"
+            ) from cause
+        if cause is None or path is None:
+            raise
+        raise OSError(
+            f"{path}: cannot be written ({cause.strerror or cause}); resolve this, then resume the run; earlier "
+            "checkpoints are intact"
+        ) from cause
+
+
+def _os_error(error: BaseException | None) -> OSError | None:
+    """Return the OSError that caused an error. For example, torch.save turns the file's OSError into a RuntimeError."""
+    while error is not None and not (isinstance(error, OSError) and error.errno):
+        error = error.__cause__ or error.__context__
+    return error

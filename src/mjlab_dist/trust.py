@@ -7,7 +7,7 @@ import dataclasses
 import os
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from importlib.metadata import EntryPoints, entry_points, packages_distributions
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,6 +27,9 @@ INSTALLED = {"site-packages", "dist-packages"}
 SSH_DIRS = ("~/.ssh", "/etc/ssh")
 """A config may name only SSH config files in these directories, because SSH config files can run programs."""
 
+
+PLACES = ("hosts", "sync_code", "log_root", "torchrunx_log_dir")
+"""Fields that choose machines and directories."""
 
 Definition = tuple[str, ast.FunctionDef | ast.ClassDef]
 """A module, and the function or class that it defines."""
@@ -66,6 +69,22 @@ def refuse_foreign(config: TrainConfig, file: Path, *, uses_ssh: bool) -> None:
             raise UserError(f"{named.path} {named.reference}: {fault}; check it, and add --trust to allow it")
     if uses_ssh and config.ssh_config is not None and not _is_within(config.ssh_config, SSH_DIRS):
         raise UserError(f"ssh_config {config.ssh_config}: can run any program; check it, and add --trust to allow it")
+
+
+def chosen_places(config: TrainConfig, given: Collection[str] = ()) -> str:
+    """Return the flags for machines and directories that a config from a file chooses; empty if there are none.
+
+    Args:
+        config: The config.
+        given: Fields that the file does not choose, because the user gave other values.
+    """
+    defaults = {field.name: field.default for field in dataclasses.fields(TrainConfig)}
+    values = {name: getattr(config, name) for name in PLACES if name not in given}
+    return " ".join(
+        f"--{name.replace('_', '-')} {' '.join(value) if isinstance(value, tuple) else value}"
+        for name, value in values.items()
+        if value != defaults[name]
+    )
 
 
 def _references(value: Any, prefix: str = "") -> Iterator[_Named]:

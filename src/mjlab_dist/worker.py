@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import logging
 import os
 import signal
 import socket
@@ -43,9 +44,10 @@ from mjlab_dist.launch.channel import Channel, Request
 from mjlab_dist.launch.log_records import redirect_output
 from mjlab_dist.learner import Learner
 from mjlab_dist.machine.processes import die_with_parent
-from mjlab_dist.messages import emit, listening
+from mjlab_dist.messages import Event, emit, listening
 from mjlab_dist.places import with_notes
 from mjlab_dist.run_dir import ERRORS_DIR, checkpoint_path, read_history, write_ranks
+from mjlab_dist.run_files import explaining
 from mjlab_dist.seeding import seed_generators
 
 if TYPE_CHECKING:
@@ -70,8 +72,18 @@ FAMILY = "NCCL_SOCKET_FAMILY"
 EGL_DEVICE = "MUJOCO_EGL_DEVICE_ID"
 """Environment variable that selects the GPU for MuJoCo's rendering through EGL."""
 
+LOGGED = {
+    **dict.fromkeys(("status", "compiling", "length", "iteration", "last_video"), logging.INFO),
+    "warning": logging.WARNING,
+    "debug": logging.DEBUG,
+}
+"""Levels at which a rank logs events for the user."""
+
 REPORT_S = 5.0
 """Maximum time to wait until the report of a failed rank is sent, in seconds. Other ranks wait for its end."""
+
+
+_logger = logging.getLogger("mjlab_dist.events")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +115,7 @@ def run(config: TrainConfig, plan: RankPlan, control: Control, store: Store | No
         store: Key-value store of all ranks; None to connect to the store in this call.
     """
     # Rank 0 waits for the last video only after the process group has ended, so that other ranks can end earlier
-    with contextlib.ExitStack() as parting, joined(config, plan, store) as learner:
+    with explaining(plan.run_dir), contextlib.ExitStack() as parting, joined(config, plan, store) as learner:
         _inject_fault(learner.runner, learner.info.rank)
         if config.evaluate_interval is not None:
             from mjlab_dist.learn.evaluation import Evaluation  # noqa: PLC0415 (only needed here)
@@ -248,7 +260,7 @@ def run_or_die(entry: Entry[Any], config: TrainConfig, plans: Sequence[RankPlan]
 
     redirect_output(rank)
     channel = Channel(rank, receive)
-    with listening(channel.listen):
+    with listening(channel.listen), listening(_log):
         emit("joined", rank=rank, pid=os.getpid(), host=socket.gethostname())
         # A scheduler sends SIGTERM to every process: stop as if the launcher had asked for it. Unblock the signal,
         # because ranks inherit the block that the launcher uses while agents start.
@@ -407,6 +419,14 @@ def prepare_process(device: RankDevice, rank: Rank, seed: int) -> None:
         _check_visible(device)
     seed_generators(seed, rank.rank)
     start_warp(device.device)
+
+
+def _log(event: Event) -> None:
+    """Write an event for the user to the log file of the rank."""
+    # A handler of the user's code may raise any error
+    if event["kind"] in LOGGED:
+        with contextlib.suppress(Exception):
+            _logger.log(LOGGED[event["kind"]], "%s", event)
 
 
 def _die(error: BaseException, stack: str, *, rank: int, control: Control, run_dir: Path, channel: Channel) -> NoReturn:

@@ -130,3 +130,14 @@ def test_play_ignores_an_ssh_config_file(command: Command, foreign_ssh: Path):
     done = command("play", TASK, "--run", str(foreign_ssh))
     assert "ssh_config" not in done.err
     assert str(checkpoint_path(foreign_ssh, 1)) in done.err
+
+
+def test_machines_and_directories_that_a_config_chooses_are_named(command: Command, tmp_path: Path):
+    config = changed(changed(registry.task_config(TASK), "hosts", ("localhost", "node7")), "log_root", "/elsewhere")
+    run = write_run(tmp_path, config)
+    done = command("train", "--config", str(run / CONFIG_FILE), "--print-config")
+    assert f"{CONFIG_FILE} sets --hosts localhost node7 --log-root /elsewhere" in done.err
+    done = command("train", "--config", str(run / CONFIG_FILE), "--log-root", "logs", "--print-config")
+    assert "--log-root" not in done.err
+    done = command("train", "--resume", str(run), "--hosts", "localhost", "--print-config")
+    assert done.err == "", "a resumed run stays in its directory"

@@ -62,6 +62,24 @@ def test_a_full_disk_ends_training_with_the_reason(small_disk: Mounts, program: 
     assert beside in ("latest.pt", "best.pt latest.pt")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [("--cpu-ranks", "2", "--max-restarts", "3"), ("--logger", "tensorboard")])
+def test_a_disk_that_fills_with_metrics_ends_training_without_restarts(
+    small_disk: Mounts, ranks: tuple[str, ...]
+) -> None:
+    fill = small_disk("python", "-c", "open('disk/fill', 'wb').write(bytes(2_900_000))")
+    assert fill.code == 0, fill.err
+    one = ("train", "cartpole-balance", "--gpu-ids", "None", "--num-envs", "8", "--agent.num-steps-per-env", "8")
+    none = () if "--logger" in ranks else ("--torchrunx-log-dir", "")
+    flags = ("--log-root", "disk", "--max-iterations", "100000", "--checkpoint.interval", "100000")
+    done = small_disk(*one, *flags, *none, *ranks)
+    assert done.code == Exit.FAILED, done.err
+    (line,) = (line for line in done.err.splitlines() if line.startswith("train: "))
+    assert line.startswith("train: --log-root disk: no space left for "), done.err
+    assert "Traceback" not in done.err
+    assert "Restarting" not in done.out
+
+
 NOT_READY = {
     "train": ("train", "cartpole-balance", "--gpu-ids", "None"),
     "check": ("mjlab-dist", "check", "cartpole-balance"),

@@ -118,3 +118,18 @@ def test_an_error_is_reported_although_logging_is_disabled(command: Command, tra
     done = command(*train(code, "--max-iterations", "2", "--cpu-ranks", "2"), env=environ(command))
     assert done.code == Exit.USAGE
     assert re.search(r"^train: .*own_terms.*no", done.err, re.MULTILINE)
+
+
+@pytest.mark.parametrize("devices", [("--cpu-ranks", "2"), ()])
+def test_a_term_may_change_the_working_directory(
+    command: Command, train: Callable[..., tuple[str, ...]], devices: tuple[str, ...]
+):
+    (command.cwd / "elsewhere").mkdir()
+    flags = ("--max-iterations", "4", "--checkpoint.interval", "2", *devices)
+    done = command(*train(f"os.chdir({str(command.cwd / 'elsewhere')!r})", *flags), env=environ(command))
+    assert done.code == Exit.DONE, done.out + done.err
+    run = only_run(command.cwd)
+    assert find_checkpoint(run).name == "model_4.pt"
+    assert len(read_metrics(run)) == 4
+    assert not list((command.cwd / "elsewhere").iterdir())
+    assert f"Run:  logs/cartpole-balance/{run.name}" in done.out

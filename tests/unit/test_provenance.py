@@ -170,7 +170,7 @@ def test_origin_records_command_machine_and_versions(config: TrainConfig, run_di
     ("given", "recorded"),
     [
         ("--db postgres://me:p@ss:word@host/x", "--db postgres://me:***@host/x"),
-        ("http://me@host https://host:8080/a@b", "http://me@host https://host:8080/a@b"),
+        ("https://ghp_a1@host/x.git https://host:8080/a@b", "https://***@host/x.git https://host:8080/a@b"),
         ("--log.password hunter2 --seed 3", "--log.password *** --seed 3"),
         ("--wandb-api-key=hunter2 --apiKey hunter2 -v", "--wandb-api-key=*** --apiKey *** ***"),
         ("DB_TOKEN=hunter2 GITHUB_TOKEN= seed=3", "DB_TOKEN=*** GITHUB_TOKEN=*** seed=3"),

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from conftest import Command
 
 import mjlab_dist
 from mjlab_dist import registry
 from mjlab_dist.config import TrainConfig
-from mjlab_dist.errors import UserError
+from mjlab_dist.errors import Exit, UserError
+from mjlab_dist.launch.train import train
 from mjlab_dist.resuming import check_same_run, find_named_run, is_complete
 from mjlab_dist.run_dir import CONFIG_FILE, checkpoint_path, to_yaml
 
@@ -86,3 +91,30 @@ def test_from_python_the_first_call_starts_the_run_and_the_next_resumes_it(tmp_p
     # A run that started from another run's checkpoint resumes from its own checkpoint
     again = mjlab_dist.train(TASK, resume=str(other.run_dir), max_iterations=2, **fields)
     assert list(again.history["iteration"]) == [1, 2]
+
+
+@pytest.mark.slow
+def test_of_two_starts_at_once_one_starts_the_run(command: Command, wait_for: Callable[[Callable[[], bool]], None]):
+    flags = ("--gpu-ids", "None", "--num-envs", "8", "--run-name", "a", "--resume", "auto")
+    both = [command.start("train", TASK, *flags, "--max-iterations", "100000") for _ in range(2)]
+    wait_for(lambda: any(one.poll() is not None for one in both))
+    refused, trains = sorted(both, key=lambda one: one.poll() is None)
+    refusal = command.finish(refused)
+    assert refusal.code == Exit.USAGE, refusal.err
+    assert re.match(r"train: --resume .*: process \d+ on .* is training this run", refusal.err)
+    wait_for(lambda: any((command.cwd / "logs").glob("*/*/metrics.jsonl")))
+    trains.send_signal(signal.SIGTERM)
+    assert command.finish(trains).code == Exit.RESUMABLE
+    runs = list((command.cwd / "logs" / TASK).iterdir())
+    assert len(runs) == 1, "the name is free again, and no second run exists"
+    resumed = command("train", TASK, *flags, "--max-iterations", "1")
+    assert resumed.code == Exit.DONE, resumed.err
+    assert list((command.cwd / "logs" / TASK).iterdir()) == runs
+
+
+def test_a_run_that_appears_between_the_search_and_the_start_is_named(config: TrainConfig):
+    add_run(config, "2026-01-31_12-00-00_a")
+    named = dataclasses.replace(config, resume="auto", gpu_ids=None)
+    with pytest.raises(UserError, match=r"^--resume auto: .*/2026-01-31_12-00-00_a has just appeared; "):
+        train(named, lambda _: None, lambda *_: None)
+    assert len(list(Path(config.log_root, TASK).iterdir())) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from collections.abc import Callable
@@ -9,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from mjlab_dist.errors import UserError
-from mjlab_dist.run_files import open_file, refuse_links
+from mjlab_dist.errors import DiskFullError, UserError
+from mjlab_dist.run_files import explaining, open_file, refuse_links
 
 
 @pytest.fixture
@@ -75,3 +76,24 @@ def test_special_files_are_refused(run_dir: Path, make: Callable[[Path], None]):
         refuse_links("--resume", run_dir)
     with pytest.raises(OSError, match=r"regular file|No such device"):
         open_file(run_dir / "metrics.jsonl")
+
+
+def raise_from(cause: Exception, error: Exception) -> None:
+    raise error from cause
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_named_whichever_code_writes(code: int):
+    run_dir, full = Path("logs", "task", "run"), OSError(code, os.strerror(code), "/data/x")
+    with pytest.raises(DiskFullError, match=r"^--log-root logs: no space left for /data/x; "), explaining(run_dir):
+        raise_from(full, RuntimeError("failed writing file"))
+    own = explaining(run_dir, run_dir / "a")
+    with pytest.raises(DiskFullError, match=r"no space left for logs/task/run/a; "), explaining(run_dir), own:
+        raise full
+    with pytest.raises(UserError, match="own words"), explaining(run_dir):
+        raise_from(full, UserError("own words"))
+
+
+def test_other_errors_stay_as_they_are():
+    with pytest.raises(PermissionError, match="/data/x"), explaining(Path("run")):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), "/data/x")

@@ -18,11 +18,20 @@ from mjlab_dist.config import TrainConfig
 from mjlab_dist.config.alternatives import ALTERNATIVES, drop_replaced
 from mjlab_dist.config.checks import validate
 from mjlab_dist.distributed import outside_launcher, rank_from_environment
-from mjlab_dist.errors import BufferOverflowError, Exit, RankError, TakenOverError, UserError, exit_code_of
+from mjlab_dist.errors import (
+    BufferOverflowError,
+    DiskFullError,
+    Exit,
+    RankError,
+    TakenOverError,
+    UserError,
+    exit_code_of,
+)
 from mjlab_dist.imports import import_learner
 from mjlab_dist.places import named, with_notes
 from mjlab_dist.resuming import AUTO, check_same_run, find_named_run, is_complete
 from mjlab_dist.run_dir import find_run_to_resume, read_config_file, to_yaml
+from mjlab_dist.trust import PLACES, chosen_places
 from mjlab_dist.wording import listed
 
 HELP = Page(
@@ -77,7 +86,7 @@ def main(argv: Sequence[str], prog: str) -> None:
     except RankError as error:
         console.failed(error.report, str(error))
         raise
-    except (BufferOverflowError, TakenOverError) as error:
+    except (BufferOverflowError, DiskFullError, TakenOverError) as error:
         console.failed("", str(error))
         raise RankError(str(error), exit_code=error.exit_code) from error
     except Exception as error:
@@ -141,7 +150,7 @@ def read_config(argv: Sequence[str], prog: str, page: Page, **defaults: Any) -> 
                 f"--config {file}: is a config of {default.task}, not of {task}; name {default.task}, or no task"
             )
     elif task is not None:
-        default = registry.task_config(task)
+        default = dataclasses.replace(registry.task_config(task), resume=run)  # auto: no run has the name yet
     elif asked is not None:
         _print_general_help(asked, prog, page, **defaults)
         sys.exit(0)
@@ -161,15 +170,35 @@ def read_config(argv: Sequence[str], prog: str, page: Page, **defaults: Any) -> 
         raise UserError(f"--task {config.task}: the task is named first, without a flag; type {prog} {config.task}")
     if run == AUTO and run_dir is not None:
         check_same_run(config, default)
+    _name_places(default, run_dir or file, flags, is_resumed=run_dir is not None)
     given = [name for name in ALTERNATIVES if is_given(flags, f"--{name.replace('_', '-')}")]
     return drop_replaced(dataclasses.replace(config, task=default.task), given)
 
 
 def _warn(text: str) -> None:
+    _print("warning", text)
+
+
+def _name_places(read: TrainConfig, source: Path | str | None, flags: Sequence[str], *, is_resumed: bool) -> None:
+    """Name the machines and directories that a config file chooses, before anything is started there.
+
+    Args:
+        read: The config as it was read.
+        source: The file or run directory that it was read from; None for the config of a task.
+        flags: The flags, which take precedence.
+        is_resumed: Whether the run stays in its directory.
+    """
+    given = [name for name in PLACES if is_given(flags, f"--{name.replace('_', '-')}")]
+    places = chosen_places(read, [*given, "log_root"] if is_resumed else given) if source is not None else ""
+    if places:
+        _print("status", f"{source} sets {places}")
+
+
+def _print(kind: str, text: str) -> None:
     from mjlab_dist.cli.console import EventPrinter, make_console  # noqa: PLC0415 (imports rich)
 
     # Standard error, because --print-config writes YAML to standard output
-    EventPrinter(make_console(stderr=True, soft_wrap=True)).listen({"kind": "warning", "text": text})
+    EventPrinter(make_console(stderr=True, soft_wrap=True)).listen({"kind": kind, "text": text})
 
 
 def _find_run(run: str, task: str | None, file: str | None, flags: Sequence[str], prog: str) -> Path | None:

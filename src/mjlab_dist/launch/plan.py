@@ -25,6 +25,7 @@ from mjlab_dist.machine.devices import Gpu, plan_devices, shared_cores
 from mjlab_dist.machine.memory import check_memory
 from mjlab_dist.machine.preflight import check_machine
 from mjlab_dist.messages import Listener
+from mjlab_dist.resuming import AUTO
 from mjlab_dist.run_dir import (
     CONFIG_FILE,
     METRICS_FILE,
@@ -86,9 +87,10 @@ class RunPlan:
     @property
     def rank_plans(self) -> tuple[RankPlan, ...]:
         """Plan of each rank, in order of rank."""
+        # Absolute, because a term may change the working directory
+        run_dir = self.run_dir.absolute()
         return tuple(
-            RankPlan(device=device, budget=self.budget, run_dir=self.run_dir, lease=self.lease)
-            for device in self.devices
+            RankPlan(device=device, budget=self.budget, run_dir=run_dir, lease=self.lease) for device in self.devices
         )
 
 
@@ -161,23 +163,10 @@ def plan_hosts(
     """
     config = dataclasses.replace(config, hosts=named_hosts(config.hosts, environ))
     own = plan_devices(config, environ, gpus, parse_host(config.hosts[0]).num_ranks if config.hosts else None)
-    _name_places(config, listen)
     sync_code(config, listen)
     for warning in shared_cores(own):
         warn(warning)
     return choose_hosts(config, environ, own, warn)
-
-
-def _name_places(config: TrainConfig, listen: Listener) -> None:
-    """Name the machines and directories that the run will use: a config file of somebody else may have chosen them."""
-    places = {
-        "hosts": " ".join(config.hosts),
-        "log-root": config.log_root,
-        "torchrunx-log-dir": config.torchrunx_log_dir,
-    }
-    chosen = [f"--{name} {place}" for name, place in places.items() if place and place != TrainConfig.log_root]
-    if chosen:
-        listen({"kind": "status", "text": f"This run uses {listed(chosen)}"})
 
 
 def check_config(config: TrainConfig) -> None:
@@ -194,7 +183,7 @@ def check_config(config: TrainConfig) -> None:
         timestep_s = float(build_model(config.env.sim).opt.timestep)
         episode_steps(config.env, timestep_s * config.env.sim.decimation)
     read_fault(os.environ)
-    if config.init_from is not None and config.resume is None:
+    if config.init_from is not None and config.resume in {None, AUTO}:
         _check_init_from(config, config.init_from)
     if config.sync.synchronizer is not None:
         from mjlab_dist.distributed.synchronizer import find_synchronizer  # noqa: PLC0415 (imports torch)
@@ -220,8 +209,9 @@ def find_resumed(config: TrainConfig, warn: Callable[[str], None]) -> Path | Non
     Raises:
         UserError: If there is no such run, its checkpoints are missing, or it has already reached its last iteration.
     """
-    if config.resume is None:
+    if config.resume in {None, AUTO}:
         return None
+    assert config.resume is not None
     run_dir = find_run_to_resume(config.log_root, config.task, config.resume, warn)
     refuse_links(f"--resume {run_dir}", run_dir)
     newest = max(list_checkpoints(run_dir), default=0)

@@ -147,7 +147,7 @@ def _at_checkpoint(error: RankError, config: TrainConfig, plan: RunPlan, listen:
     The result is None if there is no checkpoint, or if the error would have ended the run even without the request.
     """
     checkpoints = list_checkpoints(plan.run_dir)
-    if config.max_restarts == 0 or error.exit_code is Exit.NUMERICS or not checkpoints:
+    if config.max_restarts == 0 or not error.may_pass or not checkpoints:
         return None
     newest = max(checkpoints)
     text = f"{error}. Not restarting: a stop was requested. The newest checkpoint is of iteration {newest}."
@@ -160,8 +160,7 @@ def _at_checkpoint(error: RankError, config: TrainConfig, plan: RunPlan, listen:
 
 def _raise_if_final(error: RankError, config: TrainConfig, plan: RunPlan, control: Control, attempt: int) -> None:
     """Raise the error of an attempt if no further attempt may follow; otherwise, renew the run's lease."""
-    # Errors with this exit code, such as a non-finite number, would occur again
-    if config.max_restarts == 0 or error.exit_code is Exit.NUMERICS or control.stop_requested:
+    if config.max_restarts == 0 or not error.may_pass or control.stop_requested:
         raise error
     if plan.lease is not None:
         plan.lease.renew()

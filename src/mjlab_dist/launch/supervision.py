@@ -11,7 +11,16 @@ from typing import Any, NamedTuple
 
 from mjlab_dist.control import PAUSE_S, Control
 from mjlab_dist.distributed.rank import in_words
-from mjlab_dist.errors import BufferOverflowError, Exit, HangError, PreflightError, RankError, TakenOverError, UserError
+from mjlab_dist.errors import (
+    BufferOverflowError,
+    DiskFullError,
+    Exit,
+    HangError,
+    PreflightError,
+    RankError,
+    TakenOverError,
+    UserError,
+)
 from mjlab_dist.launch.channel import Channels
 from mjlab_dist.messages import Event, Listener
 from mjlab_dist.places import named
@@ -348,8 +357,9 @@ def _as_error(report: Report) -> RankError | UserError:
         return UserError(report["message"])
     if code is Exit.PREFLIGHT:
         return PreflightError(f"rank {report['rank']} on {report['host']}: {report['message']}")
-    if report["type"] in (BufferOverflowError.__name__, TakenOverError.__name__):
-        return RankError(report["message"], exit_code=code)  # an error of the whole run, without a traceback
+    if report["type"] in (BufferOverflowError.__name__, TakenOverError.__name__, DiskFullError.__name__):
+        # An error of the whole run, without a traceback
+        return RankError(report["message"], exit_code=code, may_pass=report["type"] != DiskFullError.__name__)
     return RankError(
         f"rank {report['rank']} failed: {named(report['type'], report['message'])}",
         report["rank"],

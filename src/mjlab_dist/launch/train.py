@@ -27,9 +27,11 @@ from mjlab_dist.lease import Lease, leased
 from mjlab_dist.machine.devices import find_gpus, in_this_process, plan_own_device
 from mjlab_dist.machine.memory import check_memory
 from mjlab_dist.machine.preflight import require_kernel_cache
-from mjlab_dist.messages import Listener, listening
+from mjlab_dist.messages import Event, Listener, listening
 from mjlab_dist.provenance import write_origin
-from mjlab_dist.run_dir import create_run_dir
+from mjlab_dist.resuming import AUTO, find_named_run
+from mjlab_dist.run_dir import CHECKPOINTS_DIR, create_run_dir
+from mjlab_dist.run_files import explaining
 from mjlab_dist.worker import RunResult
 
 _training = threading.Lock()
@@ -85,11 +87,14 @@ def _train(
     if outside_launcher(os.environ):
         return _train_as_one_of_many(config, listen, control, own_process=own_process)
 
-    # Plan: devices, hosts, budget, run directory
     gpus = find_gpus()
-    plan = plan_run(config, os.environ, gpus, create_run_dir, listen)
-    names = [device.name for device in plan.devices]
-    with _reserved(plan.run_dir, config, names, listen, is_new=plan.is_new) as lease:
+    with contextlib.ExitStack() as stack:
+        # Plan: devices, hosts, budget, run directory
+        stack.enter_context(_reserved_name(config, listen))
+        plan = plan_run(config, os.environ, gpus, create_run_dir, listen)
+        names = [device.name for device in plan.devices]
+        listen = stack.enter_context(_given_paths(plan.run_dir, listen))
+        lease = stack.enter_context(_reserved(plan.run_dir, config, names, listen, is_new=plan.is_new))
         plan = dataclasses.replace(plan, lease=lease)
         started(plan.run_dir, plan.num_ranks)
         listen({"kind": "debug", "text": f"launcher: devices {', '.join(names)}; hosts {', '.join(plan.host_names)}"})
@@ -103,12 +108,12 @@ def _train(
             device = plan.devices[0] if own_process else in_this_process(plan.devices[0], os.environ, gpus)
             if device is not None:
                 _prepare_process(device, is_own=own_process)
-                own = RankPlan(device=device, budget=plan.budget, run_dir=plan.run_dir, lease=lease)
+                own = dataclasses.replace(plan.rank_plans[0], device=device)
                 with listening(listen), _egl_device_restored():
-                    return worker.run(config, own, control)
+                    return _with_given_paths(worker.run(config, own, control), plan.run_dir)
 
         # Otherwise, start the ranks in processes of their own
-        return run_with_restarts(config, plan, listen, control)
+        return _with_given_paths(run_with_restarts(config, plan, listen, control), plan.run_dir)
 
 
 def _train_as_one_of_many(config: TrainConfig, listen: Listener, control: Control, *, own_process: bool) -> RunResult:
@@ -143,16 +148,71 @@ def _train_as_one_of_many(config: TrainConfig, listen: Listener, control: Contro
     with contextlib.ExitStack() as stack:
         run_dir = lease = None
         if rank.is_main:
+            stack.enter_context(_reserved_name(config, listen))
             resumed = find_resumed(config, lambda text: listen({"kind": "warning", "text": text}))
             run_dir = resumed or create_run_dir(config)
             lease = stack.enter_context(_reserved(run_dir, config, names, listen, is_new=resumed is None))
             stack.enter_context(listening(listen))
-        run_dirs = exchange(store, rank.rank, rank.world_size, "run_dir", str(run_dir))
+        run_dirs = exchange(store, rank.rank, rank.world_size, "run_dir", str(run_dir and run_dir.absolute()))
 
         # Training
         stack.enter_context(_egl_device_restored())
         own = RankPlan(device=device, budget=budget, run_dir=Path(run_dirs[0]), lease=lease)
-        return worker.run(config, own, control, store)
+        return _with_given_paths(worker.run(config, own, control, store), run_dir or own.run_dir)
+
+
+@contextlib.contextmanager
+def _given_paths(run_dir: Path, listen: Listener) -> Iterator[Listener]:
+    """Write paths in messages as the user gave the run directory; ranks use its absolute path.
+
+    Args:
+        run_dir: The run directory.
+        listen: Receives events.
+
+    Yields:
+        A listener that changes the text of events before it passes them on. The context changes errors.
+    """
+    here = str(run_dir.absolute()).removesuffix(str(run_dir))
+
+    def given(text: str) -> str:
+        return text.replace(here, "") if here else text
+
+    def listen_given(event: Event) -> None:
+        listen({**event, "text": given(event["text"])} if "text" in event else event)
+
+    try:
+        yield listen_given
+    except Exception as error:
+        error.args = tuple(given(part) if isinstance(part, str) else part for part in error.args)
+        raise
+
+
+def _with_given_paths(result: RunResult, run_dir: Path) -> RunResult:
+    """Return a result with the path of the run directory as the user gave it; ranks use an absolute path."""
+    return dataclasses.replace(result, run_dir=run_dir, checkpoint=run_dir / CHECKPOINTS_DIR / result.checkpoint.name)
+
+
+@contextlib.contextmanager
+def _reserved_name(config: TrainConfig, listen: Listener) -> Iterator[None]:
+    """Hold the name of a new run of ``--resume auto``, so that two launches at once do not start two runs of this name.
+
+    Raises:
+        UserError: If another launch has the name, or has trained a run of this name meanwhile.
+    """
+    if config.resume != AUTO:
+        yield
+        return
+    directory = Path(config.log_root, config.task, f".{config.run_name}")
+    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        with leased(directory, listen):
+            found = find_named_run(config.log_root, config.task, config.run_name)
+            if found is not None:
+                raise UserError(f"--resume {AUTO}: {found} has just appeared; start this command again")
+            yield
+    finally:
+        with contextlib.suppress(OSError):  # another launch waits for the name
+            directory.rmdir()
 
 
 def _prepare_process(device: RankDevice, *, is_own: bool) -> None:
@@ -178,7 +238,7 @@ def _reserved(
         listen: Receives progress.
         is_new: Whether the directory was created for this run.
     """
-    with leased(run_dir, listen) as lease:
+    with explaining(run_dir), leased(run_dir.absolute(), listen) as lease:
         try:
             own = dataclasses.replace(config, resume=None)
             write_origin(run_dir, own, sys.argv, devices, lambda text: listen({"kind": "warning", "text": text}))

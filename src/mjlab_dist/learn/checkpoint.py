@@ -6,14 +6,12 @@ A reader never sees a checkpoint that is incomplete.
 from __future__ import annotations
 
 import collections
-import contextlib
-import errno
 import io
 import math
 import os
 import re
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -41,6 +39,7 @@ from mjlab_dist.run_dir import (
     follow_link,
     list_checkpoints,
 )
+from mjlab_dist.run_files import explaining
 
 LEARNER: Mapping[str, type] = {
     "iter": int,
@@ -54,8 +53,6 @@ LEARNER: Mapping[str, type] = {
 _PLAIN = (bool, int, float, str, bytes, type(None))
 
 _TEMPORARY = re.compile(r"\.(model_\d+|latest|best)\.pt\.\d+\.tmp")
-
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class CheckpointStore:
@@ -254,33 +251,6 @@ class CheckpointStore:
                 path.unlink()
 
 
-@contextlib.contextmanager
-def explaining(run_dir: Path, path: Path) -> Iterator[None]:
-    """Replace the message of an OSError with one line that explains it to the user.
-
-    Args:
-        run_dir: The run directory.
-        path: File in the run directory that is being written.
-    """
-    try:
-        yield
-    except Exception as error:
-        cause = _os_error(error)
-        if cause is None:
-            raise
-        if cause.errno in _DISK_FULL:
-            text = (
-                f"--log-root {run_dir.parent.parent}: no space left for {path}; make room there, keep fewer "
-                "checkpoints (--checkpoint.keep-last), or choose another disk; earlier checkpoints are intact"
-            )
-        else:
-            text = (
-                f"{path}: cannot be written ({cause.strerror or cause}); resolve this, then resume the run; earlier "
-                "checkpoints are intact"
-            )
-        raise OSError(text) from cause
-
-
 def save(path: Path, content: dict[str, Any]) -> None:
     """Write a checkpoint under a temporary name, sync it, then rename it.
 
@@ -420,10 +390,3 @@ def _point(link: Path, target: Path) -> None:
         temporary.replace(link)
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def _os_error(error: BaseException | None) -> OSError | None:
-    """Return the OSError that caused an error. For example, torch.save turns the file's OSError into a RuntimeError."""
-    while error is not None and not (isinstance(error, OSError) and error.errno):
-        error = error.__cause__ or error.__context__
-    return error

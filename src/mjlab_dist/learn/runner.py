@@ -40,6 +40,7 @@ from mjlab_dist.learn.writers import CheckpointWriter, Writer, writers
 from mjlab_dist.lease import Lease
 from mjlab_dist.messages import emit
 from mjlab_dist.run_dir import ERRORS_DIR, METRICS_FILE
+from mjlab_dist.run_files import explaining
 from mjlab_dist.seeding import seed_generators
 
 if TYPE_CHECKING:
@@ -314,7 +315,7 @@ class Runner:
 
     def _write(self, row: Row, ranks: list[Row], outputs: list[Writer]) -> None:
         assert self._run_dir is not None
-        with checkpoint.explaining(self._run_dir, self._run_dir / METRICS_FILE):
+        with explaining(self._run_dir, self._run_dir / METRICS_FILE):
             for writer in outputs:
                 writer.write(row, ranks)
         emit("iteration", row=row)
