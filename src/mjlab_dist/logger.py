@@ -32,7 +32,7 @@ class Logger:
         """Open the logger.
 
         Args:
-            run_dir: The run directory, which exists. The logger may write files into it.
+            run_dir: Absolute path of the run directory, which exists. The logger may write files into it.
             config: The run's config.
             resumed_at: Number of iterations of the checkpoint from which the run resumes; 0 if the run had no
                 checkpoint yet. Iterations after this checkpoint are repeated, so their earlier rows are obsolete. None

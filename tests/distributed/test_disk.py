@@ -67,7 +67,7 @@ def test_a_full_disk_ends_training_with_the_reason(small_disk: Mounts, program: 
 def test_a_disk_that_fills_with_metrics_ends_training_without_restarts(
     small_disk: Mounts, ranks: tuple[str, ...]
 ) -> None:
-    fill = small_disk("python", "-c", "open('disk/fill', 'wb').write(bytes(2_900_000))")
+    fill = small_disk("python", "-c", "open('disk/fill', 'wb').write(bytes(1_900_000))")
     assert fill.code == 0, fill.err
     one = ("train", "cartpole-balance", "--gpu-ids", "None", "--num-envs", "8", "--agent.num-steps-per-env", "8")
     none = () if "--logger" in ranks else ("--torchrunx-log-dir", "")

@@ -93,7 +93,7 @@ def test_own_logger_beside_tensorboard_also_after_a_resume(command: Command, num
     assert yaml.safe_load((run / CONFIG_FILE).read_text())["logger"] == ["tensorboard", "own_loggers:Lines"]
 
     first, *rows, last = lines(command.cwd)
-    assert first == {"start": [str(run.relative_to(command.cwd)), 8, None, "0"]}, "only rank 0 creates it"
+    assert first == {"start": [str(run), 8, None, "0"]}, "only rank 0 creates it"
     assert last == {"close": True}
     metrics = read_metrics(run)
     assert [line["step"] for line in rows] == [row["iteration"] for row in metrics] == [1, 2, 3, 4]
@@ -138,7 +138,7 @@ def test_own_logger_beside_tensorboard_gets_videos(command: Command) -> None:
     assert warnings(done.out) == []
     run = only_run(command.cwd)
     shown = [line["video"] for line in lines(command.cwd) if "video" in line]
-    assert shown == [[str(video_path(run.relative_to(command.cwd), 2)), 2]]
+    assert shown == [[str(video_path(run, 2)), 2]]
     (image,) = EventAccumulator(str(run)).Reload().Images("video")
     assert image.encoded_image_string.startswith(b"GIF")
     assert "close" in lines(command.cwd)[-1]

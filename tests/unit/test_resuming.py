@@ -102,7 +102,7 @@ def test_of_two_starts_at_once_one_starts_the_run(command: Command, wait_for: Ca
     refusal = command.finish(refused)
     assert refusal.code == Exit.USAGE, refusal.err
     assert re.match(r"train: --resume .*: process \d+ on .* is training this run", refusal.err)
-    wait_for(lambda: any((command.cwd / "logs").glob("*/*/metrics.jsonl")))
+    wait_for(lambda: any(rows.stat().st_size > 1000 for rows in (command.cwd / "logs").glob("*/*/metrics.jsonl")))
     trains.send_signal(signal.SIGTERM)
     assert command.finish(trains).code == Exit.RESUMABLE
     runs = list((command.cwd / "logs" / TASK).iterdir())

@@ -8,7 +8,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mjlab_dist import registry
 from mjlab_dist.cli.help import Flag, HelpRequest, Page, flags_of, general_config, prefix_page, short_page, take_help
@@ -43,6 +43,9 @@ HELP = Page(
     ),
 )
 """Help of this command."""
+
+if TYPE_CHECKING:
+    from mjlab_dist.cli.console import EventPrinter
 
 
 def main(argv: Sequence[str], prog: str) -> None:
@@ -176,7 +179,7 @@ def read_config(argv: Sequence[str], prog: str, page: Page, **defaults: Any) -> 
 
 
 def _warn(text: str) -> None:
-    _print("warning", text)
+    _printer().listen({"kind": "warning", "text": text})
 
 
 def _name_places(read: TrainConfig, source: Path | str | None, flags: Sequence[str], *, is_resumed: bool) -> None:
@@ -191,14 +194,14 @@ def _name_places(read: TrainConfig, source: Path | str | None, flags: Sequence[s
     given = [name for name in PLACES if is_given(flags, f"--{name.replace('_', '-')}")]
     places = chosen_places(read, [*given, "log_root"] if is_resumed else given) if source is not None else ""
     if places:
-        _print("status", f"{source} sets {places}")
+        _printer().listen({"kind": "status", "text": f"{source} sets {places}"})
 
 
-def _print(kind: str, text: str) -> None:
+def _printer() -> EventPrinter:
     from mjlab_dist.cli.console import EventPrinter, make_console  # noqa: PLC0415 (imports rich)
 
     # Standard error, because --print-config writes YAML to standard output
-    EventPrinter(make_console(stderr=True, soft_wrap=True)).listen({"kind": kind, "text": text})
+    return EventPrinter(make_console(stderr=True, soft_wrap=True))
 
 
 def _find_run(run: str, task: str | None, file: str | None, flags: Sequence[str], prog: str) -> Path | None:

@@ -172,10 +172,11 @@ def _given_paths(run_dir: Path, listen: Listener) -> Iterator[Listener]:
     Yields:
         A listener that changes the text of events before it passes them on. The context changes errors.
     """
-    here = str(run_dir.absolute()).removesuffix(str(run_dir))
+    absolute = run_dir.absolute()
+    root = (str(absolute.parent.parent), str(run_dir.parent.parent)) if len(run_dir.parts) > 2 else ("", "")
 
     def given(text: str) -> str:
-        return text.replace(here, "") if here else text
+        return text.replace(str(absolute), str(run_dir)).replace(*root)
 
     def listen_given(event: Event) -> None:
         listen({**event, "text": given(event["text"])} if "text" in event else event)
