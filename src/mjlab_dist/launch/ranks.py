@@ -188,7 +188,7 @@ def _with_log(error: RankError, logs: Path | None, plan: RunPlan, *outputs: IO[s
         host = hosts[error.rank]
         found = sorted(logs.glob(f"*/{host}[[]{error.rank - hosts.index(host)}].log"))
         message += f". Its log: {found[-1]}" if found else ""
-    return RankError(message, error.rank, report, error.exit_code)
+    return RankError(message, error.rank, report, error.exit_code, may_pass=error.may_pass)
 
 
 def _decoded(result_type: type[T], plain: dict[str, Any]) -> T:

@@ -191,4 +191,4 @@ def _with_grown_buffers(config: TrainConfig, plan: RunPlan) -> TrainConfig:
 
 
 def _with_reason(error: RankError, reason: str) -> RankError:
-    return RankError(f"{error}. {reason}", error.rank, error.report, error.exit_code)
+    return RankError(f"{error}. {reason}", error.rank, error.report, error.exit_code, may_pass=error.may_pass)

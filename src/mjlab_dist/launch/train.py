@@ -204,7 +204,12 @@ def _reserved_name(config: TrainConfig, listen: Listener) -> Iterator[None]:
         yield
         return
     directory = Path(config.log_root, config.task, f".{config.run_name}")
-    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"--log-root {config.log_root}: {error.strerror}; choose a directory you can write to"
+        ) from error
     try:
         with leased(directory, listen):
             found = find_named_run(config.log_root, config.task, config.run_name)
