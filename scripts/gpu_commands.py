@@ -25,8 +25,8 @@ from pathlib import Path
 
 import psutil
 
+from mjlab_dist.machine.processes import die_with_parent
 from mjlab_dist.run_dir import METRICS_FILE
-from mjlab_dist.worker import die_with_parent
 
 ROOT = Path(__file__).resolve().parents[1]
 """Root of the repository."""

@@ -30,12 +30,12 @@ from typing import TYPE_CHECKING, Any
 
 from mjlab_dist.atomic import write_atomically
 from mjlab_dist.config import TrainConfig
-from mjlab_dist.config.lines import MAX_BITS, line_of_field, line_of_problem, load_yaml
+from mjlab_dist.config.lines import line_of_field, line_of_problem, load_yaml
 from mjlab_dist.config.serialization import FieldError, from_plain, to_plain
 from mjlab_dist.distributed.rank_info import RankInfo
 from mjlab_dist.errors import UserError
 from mjlab_dist.pack_file import check_pack, is_pack, read_part
-from mjlab_dist.run_files import open_file, read_file
+from mjlab_dist.run_files import by_column, open_file, parse_row, read_file
 from mjlab_dist.trust import refuse_foreign
 from mjlab_dist.wandb_run import find_wandb_run
 
@@ -403,19 +403,6 @@ def read_history(run_dir: Path) -> dict[str, NDArray[np.float64]]:
     return by_column(read_metrics(run_dir))
 
 
-def by_column(rows: Sequence[dict[str, Any]]) -> dict[str, NDArray[np.float64]]:
-    """Return all columns that occur in any row, (rows,) each; NaN where a row has no value.
-
-    Args:
-        rows: Rows of numbers. The keys are names of columns; None stands for a missing value.
-    """
-    import numpy as np  # noqa: PLC0415 (not needed to print help)
-
-    columns = dict.fromkeys(name for row in rows for name in row)
-    # NumPy converts None to NaN.
-    return {name: np.array([row.get(name) for row in rows], dtype=np.float64) for name in columns}
-
-
 def _rows_of(data: bytes, path: Path) -> list[tuple[bytes, dict[str, Any]]]:
     """Return each line of a metrics file, and the row that it contains, without an incomplete last line.
 
@@ -433,25 +420,6 @@ def _rows_of(data: bytes, path: Path) -> list[tuple[bytes, dict[str, Any]]]:
             raise UserError(f"{path}: line {number} is not a row of metrics; restore the file, or remove the line")
         rows.append((line, row))
     return rows
-
-
-def parse_row(line: bytes) -> dict[str, Any] | None:
-    """Return a row of metrics: numbers by column, and None for missing values. Return None for any other line.
-
-    Args:
-        line: The line.
-    """
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(row, dict) or type(row.get("iteration")) is not int or row["iteration"] < 0:
-        return None
-    is_plain = all(
-        value is None or type(value) is float or (type(value) is int and value.bit_length() < MAX_BITS)
-        for value in row.values()
-    )
-    return row if is_plain else None
 
 
 def _lost(rows: list[tuple[bytes, dict[str, Any]]], iteration: int) -> str:

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
+from mjlab_dist.config.lines import MAX_BITS
 from mjlab_dist.errors import DiskFullError, UserError
 from mjlab_dist.pack_file import has_part, is_pack, read_manifest, read_part
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 def run_of(checkpoint: Path) -> Path:
@@ -57,6 +63,38 @@ def open_file(path: Path, flags: int = 0) -> BinaryIO:
         return file
     file.close()
     raise OSError(errno.EINVAL, "is not a regular file", str(path))
+
+
+def by_column(rows: Sequence[dict[str, Any]]) -> dict[str, NDArray[np.float64]]:
+    """Return all columns that occur in any row, (rows,) each; NaN where a row has no value.
+
+    Args:
+        rows: Rows of numbers. The keys are names of columns; None stands for a missing value.
+    """
+    import numpy as np  # noqa: PLC0415 (not needed to print help)
+
+    columns = dict.fromkeys(name for row in rows for name in row)
+    # NumPy converts None to NaN.
+    return {name: np.array([row.get(name) for row in rows], dtype=np.float64) for name in columns}
+
+
+def parse_row(line: bytes) -> dict[str, Any] | None:
+    """Return a row of metrics: numbers by column, and None for missing values. Return None for any other line.
+
+    Args:
+        line: The line.
+    """
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(row, dict) or type(row.get("iteration")) is not int or row["iteration"] < 0:
+        return None
+    is_plain = all(
+        value is None or type(value) is float or (type(value) is int and value.bit_length() < MAX_BITS)
+        for value in row.values()
+    )
+    return row if is_plain else None
 
 
 def refuse_links(flag: str, run_dir: Path) -> None:

@@ -8,24 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
-import logging
 import os
-import signal
 import socket
-import sys
-import threading
-import time
-import traceback
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from mjlab_dist.budget import Budget, budget_of
 from mjlab_dist.config import TrainConfig
-from mjlab_dist.config.serialization import to_plain
-from mjlab_dist.control import Control, Watchdog
+from mjlab_dist.control import Control
 from mjlab_dist.distributed import Rank, RankDevice, RankPlan, rank_from_environment
 from mjlab_dist.distributed.plan import number_by_bus
 from mjlab_dist.distributed.rank import LOOPBACK
@@ -37,16 +29,12 @@ from mjlab_dist.distributed.rank_info import (
     exchange,
     require_same,
 )
-from mjlab_dist.errors import Exit, HangError, LostRankError, NonFiniteError, UserError, exit_code_of
+from mjlab_dist.errors import UserError
 from mjlab_dist.faults import read_fault
-from mjlab_dist.imports import import_learner, start_up
-from mjlab_dist.launch.channel import Channel, Request
-from mjlab_dist.launch.log_records import redirect_output
+from mjlab_dist.imports import start_up
 from mjlab_dist.learner import Learner
-from mjlab_dist.machine.processes import die_with_parent
-from mjlab_dist.messages import Event, emit, listening
-from mjlab_dist.places import with_notes
-from mjlab_dist.run_dir import ERRORS_DIR, checkpoint_path, read_history, write_ranks
+from mjlab_dist.messages import emit
+from mjlab_dist.run_dir import checkpoint_path, read_history, write_ranks
 from mjlab_dist.run_files import explaining
 from mjlab_dist.seeding import seed_generators
 
@@ -71,19 +59,6 @@ FAMILY = "NCCL_SOCKET_FAMILY"
 
 EGL_DEVICE = "MUJOCO_EGL_DEVICE_ID"
 """Environment variable that selects the GPU for MuJoCo's rendering through EGL."""
-
-LOGGED = {
-    **dict.fromkeys(("status", "compiling", "length", "iteration", "last_video"), logging.INFO),
-    "warning": logging.WARNING,
-    "debug": logging.DEBUG,
-}
-"""Levels at which a rank logs events for the user."""
-
-REPORT_S = 5.0
-"""Maximum time to wait until the report of a failed rank is sent, in seconds. Other ranks wait for its end."""
-
-
-_logger = logging.getLogger("mjlab_dist.events")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,11 +115,9 @@ def joined(config: TrainConfig, plan: RankPlan, store: Store | None = None) -> I
         plan: Device, budget and run directory.
         store: As in :func:`run`.
     """
-    rank = rank_from_environment(os.environ)
-    device = plan.device.device
+    rank, device = rank_from_environment(os.environ), plan.device.device
     with start_up():
         # Device, threads and seed, before CUDA starts
-        report_begin(rank.rank, "preparing its device")
         prepare_process(plan.device, rank, config.seed)
         _report_step(rank, f"device {device}, {_visible_device()}seed {config.seed + rank.rank}")
 
@@ -153,7 +126,6 @@ def joined(config: TrainConfig, plan: RankPlan, store: Store | None = None) -> I
         from mjlab_dist.env import Env  # noqa: PLC0415
         from mjlab_dist.learn import Runner  # noqa: PLC0415
 
-        report_begin(rank.rank, None)
         # Store, through which ranks exchange their backend, device and number of envs before there is a process group
         if store is None:
             set_interfaces(rank, os.environ)
@@ -161,17 +133,14 @@ def joined(config: TrainConfig, plan: RankPlan, store: Store | None = None) -> I
         backends = exchange(store, rank.rank, rank.world_size, "backend", plan.device.backend)
         devices = _meet_devices(config, rank, store, device)
         budget = plan.budget or _measure_budget(config, rank, store, devices)
-        _report_step(
-            rank, f"connected to the other ranks; world size {rank.world_size}, {budget.num_envs} envs per rank"
-        )
+        of_world = f"world size {rank.world_size}, {budget.num_envs} envs per rank"
+        _report_step(rank, f"connected to the other ranks; {of_world}", then="building its envs")
 
         # Envs
-        report_begin(rank.rank, "building its envs")
         env = Env(config.env, budget.num_envs, device, first_env_id=rank.rank * budget.num_envs)
-        report_begin(rank.rank, None)
+        _report_step(rank, f"built envs {env.env_ids[0]} to {env.env_ids[-1]}")
         check_same_task(store, rank, [each.host for each in devices], config, env.sim.model)
         ranks = _describe_ranks(rank, store, devices[rank.rank], env)
-        _report_step(rank, f"built envs {env.env_ids[0]} to {env.env_ids[-1]}")
 
     # Process group. Machines may differ: if any rank cannot use NCCL, all use gloo.
     backend = "gloo" if "gloo" in backends else plan.device.backend
@@ -183,10 +152,10 @@ def joined(config: TrainConfig, plan: RankPlan, store: Store | None = None) -> I
                 plan.lease.renew()
             write_ranks(plan.run_dir, ranks)
 
-        # Learner. This step ends with the first heartbeat of the training loop
+        # Learner. The step after it ends with the first heartbeat of the training loop
         report_begin(rank.rank, "building its learner")
         runner = Runner(env, config, rank, plan.run_dir, plan.lease)
-        _report_step(rank, f"built a learner with {runner.alg.num_parameters:,} parameters")
+        _report_step(rank, f"built a learner with {runner.alg.num_parameters:,} parameters", then="starting to train")
 
         def build(new: TrainConfig) -> Runner:
             seed_generators(new.seed, rank.rank)
@@ -209,9 +178,10 @@ def report_begin(rank: int, step: str | None) -> None:
     emit("step", rank=rank, step=step)
 
 
-def _report_step(rank: Rank, text: str) -> None:
-    """Report a finished step of the setup, which ``--verbose`` shows."""
+def _report_step(rank: Rank, text: str, then: str | None = None) -> None:
+    """Report a finished step of the setup, which ``--verbose`` shows, and the next one, as for :func:`report_begin`."""
     emit("debug", text=f"rank {rank.rank}: {text}")
+    report_begin(rank.rank, then)
 
 
 def _visible_device() -> str:
@@ -226,67 +196,6 @@ def _inject_fault(runner: Runner, rank: int) -> None:
         from mjlab_dist.learn.fault_injection import FaultInjection  # noqa: PLC0415
 
         runner.hooks.append(FaultInjection(fault))
-
-
-def run_or_die(entry: Entry[Any], config: TrainConfig, plans: Sequence[RankPlan]) -> NoReturn:
-    """Run one of several ranks, send its result or error to the launcher, and end this process at once.
-
-    If a failed rank only raised its error, the other ranks would wait for it in a collective operation for minutes. If
-    a rank only returned its result, it would wait for torchrunx's agent for several seconds.
-
-    Args:
-        entry: Function that this rank runs.
-        config: The run's config.
-        plans: Plans of all ranks, in order of rank. A rank that fails writes ``errors/rank<N>.json`` into the run
-            directory.
-    """
-    # Process, libraries, and this rank's plan
-    die_with_parent()
-    own = rank_from_environment(os.environ)
-    rank, plan, control = own.rank, plans[own.rank], Control()
-
-    # Connections to the launcher, before any code of the user runs
-    def die(error: BaseException, stack: list[str]) -> NoReturn:
-        _die(error, "".join(stack), rank=rank, control=control, run_dir=plan.run_dir, channel=channel)
-
-    def hung(reason: str) -> NoReturn:
-        die(HangError(reason), traceback.format_stack(sys._current_frames()[threading.main_thread().ident or 0]))
-
-    def receive(request: Request) -> None:
-        if request == "report":
-            hung("the launcher has asked for this report")
-        control.request_stop()
-        emit("stopping", rank=rank)
-
-    redirect_output(rank)
-    channel = Channel(rank, receive)
-    with listening(channel.listen), listening(_log):
-        emit("joined", rank=rank, pid=os.getpid(), host=socket.gethostname())
-        # A scheduler sends SIGTERM to every process: stop as if the launcher had asked for it. Unblock the signal,
-        # because ranks inherit the block that the launcher uses while agents start.
-        signal.signal(signal.SIGTERM, lambda *_: control.request_stop())
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-        report_begin(rank, "importing libraries")
-        import_learner()
-        report_begin(rank, None)
-
-        # Watchdog, which reports progress, and ends the process if the training loop hangs
-        def advanced(iteration: int) -> None:
-            emit("beat", rank=rank, iteration=iteration)
-
-        def silent(silent_s: float) -> None:
-            hung(f"no iteration for {silent_s:.0f} s (--hang-timeout {config.hang_timeout:g})")
-
-        Watchdog(control, config.hang_timeout, advanced, silent).start()
-
-        # Training, then the result or the error
-        try:
-            result = entry(config, plan, control)
-        except BaseException as error:  # noqa: BLE001
-            die(error, traceback.format_exception(error))
-        emit("result", rank=rank, result=to_plain(result))
-        channel.flush(None)
-        _leave(Exit.DONE)
 
 
 def set_interfaces(rank: Rank, environ: MutableMapping[str, str]) -> None:
@@ -419,65 +328,3 @@ def prepare_process(device: RankDevice, rank: Rank, seed: int) -> None:
         _check_visible(device)
     seed_generators(seed, rank.rank)
     start_warp(device.device)
-
-
-def _log(event: Event) -> None:
-    """Write an event for the user to the log file of the rank."""
-    # A handler of the user's code may raise any error
-    if event["kind"] in LOGGED:
-        with contextlib.suppress(Exception):
-            _logger.log(LOGGED[event["kind"]], "%s", event)
-
-
-def _die(error: BaseException, stack: str, *, rank: int, control: Control, run_dir: Path, channel: Channel) -> NoReturn:
-    # Report, to the log, to the launcher and to a file
-    beat = control.last_beat
-    report: dict[str, Any] = {
-        "rank": rank,
-        "host": socket.gethostname(),
-        "time": time.time(),
-        "iteration": beat and beat.iteration,
-        "type": type(error).__name__,
-        "exit_code": int(exit_code_of(error)),
-        "follows": _follows_another(error),
-        "sum_bytes": getattr(error, "sum_bytes", None),
-        "message": with_notes(error),
-        "traceback": stack,
-    }
-    _print_error(stack)
-    emit("failed", report=report)
-    try:
-        (run_dir / ERRORS_DIR).mkdir(exist_ok=True)
-        path = run_dir / ERRORS_DIR / f"rank{rank}.json"
-        path.unlink(missing_ok=True)  # from an earlier attempt
-        with path.open("x") as file:
-            file.write(json.dumps(report, indent=2))
-    except OSError as problem:
-        _print_error(f"the report of rank {rank} could not be written to {run_dir} ({problem.strerror})\n")
-    channel.flush(REPORT_S)
-    _leave(exit_code_of(error))
-
-
-def _print_error(text: str) -> None:
-    """Print to the log of the rank. The user's code may have replaced ``sys.stderr`` and the settings of logging."""
-    with contextlib.suppress(OSError):
-        os.write(2, text.encode(errors="backslashreplace"))
-
-
-def _leave(code: Exit) -> NoReturn:
-    with contextlib.suppress(Exception):  # the user's code may have replaced the streams
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(code)
-
-
-def _follows_another(error: BaseException) -> bool:
-    """Return whether another rank probably failed first: the error is about that rank, or is from torch.distributed."""
-    if isinstance(error, NonFiniteError):
-        return error.of_another_rank
-    if isinstance(error, LostRankError):
-        return True
-    if type(error).__module__.startswith("torch.distributed"):
-        return True  # checked by module, because errors of the store, which is written in C++, have no Python frame
-    frames = traceback.extract_tb(error.__traceback__)
-    return bool(frames) and Path("torch", "distributed").as_posix() in Path(frames[-1].filename).as_posix()

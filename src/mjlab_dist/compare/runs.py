@@ -17,13 +17,12 @@ from mjlab_dist.run_dir import (
     CONFIG_FILE,
     METRICS_FILE,
     RANK_METRICS_FILE,
-    by_column,
     find_any_run,
     read_config_file,
     read_history,
     read_metrics,
 )
-from mjlab_dist.run_files import has_file
+from mjlab_dist.run_files import by_column, has_file
 from mjlab_dist.wording import did_you_mean
 
 IRRELEVANT = frozenset({

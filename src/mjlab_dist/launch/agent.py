@@ -27,7 +27,6 @@ from types import SimpleNamespace
 from mjlab_dist.control import STOP_SIGNALS, slices
 from mjlab_dist.imports import start_up
 from mjlab_dist.launch.log_records import RecordSender
-from mjlab_dist.launch.rank_entry import run_rank
 from mjlab_dist.machine.processes import LAUNCH, TEMPORARY, temporary_directory
 from mjlab_dist.patching import patched
 
@@ -86,6 +85,7 @@ def _run() -> None:
         import torchrunx.utils.log_streaming
 
         from mjlab_dist.launch.agent_group import AgentGroup  # noqa: PLC0415 (imports torch)
+        from mjlab_dist.launch.rank_entry import run_rank  # noqa: PLC0415 (imports more than the start needs)
 
     logging.getLogger(REPORTS_FAILURES).addFilter(format_error)
 

@@ -115,6 +115,16 @@ class Channels:
                 self._connections[rank].send_bytes(json.dumps(request).encode())
 
 
+def address_of(listener: socket.socket) -> str:
+    """Return the address of a listener, as :func:`connect` reads it.
+
+    Args:
+        listener: The listener.
+    """
+    address, port = listener.getsockname()[:2]
+    return f"{address}:{port}"
+
+
 def connect(variable: str) -> socket.socket:
     """Connect to a listener of the launcher, and prove that this process belongs to the launch.
 

@@ -25,7 +25,7 @@ from mjlab_dist.errors import UserError
 from mjlab_dist.faults import ATTEMPT
 from mjlab_dist.launch.agent import FORK
 from mjlab_dist.launch.agents import Agent, waiting_agents
-from mjlab_dist.launch.channel import LAUNCHER, LOGS
+from mjlab_dist.launch.channel import LAUNCHER, LOGS, address_of
 from mjlab_dist.launch.handshake import SECRET, new_secret
 from mjlab_dist.launch.hosts import end_on_hosts, listen_on, own_address
 from mjlab_dist.launch.plan import RunPlan
@@ -130,8 +130,7 @@ def prepared(
         )
         # Start the agents
         own = {LAUNCH: name, SECRET: secret, MEETING_POINT: meeting_point, ATTEMPT: str(attempt)}
-        for variable, listener in ((LAUNCHER, agent_listener), (LOGS, log_listener)):
-            own[variable] = f"{address}:{listener.getsockname()[1]}"
+        own |= {LAUNCHER: address_of(agent_listener), LOGS: address_of(log_listener)}
         # Pass all of sys.path, as multiprocessing does, because it includes the directory of the user's script
         variables = {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)), **own}
         forks = can_fork(plan.devices, os.environ)

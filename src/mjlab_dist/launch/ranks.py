@@ -26,6 +26,7 @@ from mjlab_dist.launch.agents import Agent
 from mjlab_dist.launch.log_records import LogFiles, LogServer
 from mjlab_dist.launch.plan import RunPlan
 from mjlab_dist.launch.preparation import Launch, end_processes, prepared, remote_timeout_s
+from mjlab_dist.launch.rank_entry import run_or_die
 from mjlab_dist.launch.spare import Spare
 from mjlab_dist.launch.supervision import SETTLED_S, Ended, Ranks
 from mjlab_dist.machine.processes import die_with_parent
@@ -33,7 +34,7 @@ from mjlab_dist.messages import Listener
 from mjlab_dist.patching import with_names
 from mjlab_dist.rank_logs import log_dir
 from mjlab_dist.streams import child_errors
-from mjlab_dist.worker import Entry, run_or_die
+from mjlab_dist.worker import Entry
 
 if TYPE_CHECKING:
     import torchrunx

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from mjlab_dist.pack_file import MANIFEST, is_pack, read_manifest
-from mjlab_dist.run_dir import METRICS_FILE, follow_link, named_iteration, parse_row
-from mjlab_dist.run_files import has_file, read_file
+from mjlab_dist.run_dir import METRICS_FILE, follow_link, named_iteration
+from mjlab_dist.run_files import has_file, parse_row, read_file
 from mjlab_dist.wording import printable
 
 COUNTERS: Mapping[str, tuple[type, ...]] = {"total_steps": (int,), "elapsed_s": (int, float)}

@@ -248,8 +248,7 @@ class Runner:
         self.env.load_state(state_part(state, "env/"))
         self._overflow.ignore_restored()
         self.alg.load_memory(state_part(state, "memory/"))
-        learner = state_part(state, "learner/")
-        if learner and not self.alg.synchronizer.keeps_equal:
+        if (learner := state_part(state, "learner/")) and not self.alg.synchronizer.keeps_equal:
             self.alg.replicas.restore(learner)
         for group, saved in state_part(state, "obs/").items():
             obs[group] = saved.to(self.env.device)

@@ -9,8 +9,7 @@ import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mjlab_dist import run_dir
-from mjlab_dist.run_files import open_file
+from mjlab_dist import run_files
 from mjlab_dist.wording import printable
 
 Row = dict[str, Any]
@@ -57,7 +56,7 @@ class RowReader:
         """Return the new rows; no rows if the file cannot be read. Damaged rows are skipped."""
         # Read the last line again, to detect a file that was truncated and has grown since then.
         try:
-            with open_file(self._path) as file:
+            with run_files.open_file(self._path) as file:
                 file.seek(self._offset - len(self._last_line))
                 data = file.read(len(self._last_line) + CHUNK)
                 is_cut = not data.startswith(self._last_line)
@@ -82,7 +81,7 @@ def parse_row(line: bytes) -> Row | None:
     Args:
         line: The line.
     """
-    row = run_dir.parse_row(line)
+    row = run_files.parse_row(line)
     if row is None or not 0 < row["iteration"] <= MAX_ITERATION:
         return None
     return {printable(name): value if abs(value or 0) <= MAX_NUMBER else None for name, value in row.items()}
