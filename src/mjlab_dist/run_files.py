@@ -120,6 +120,8 @@ def refuse_links(flag: str, run_dir: Path) -> None:
                 raise UserError(f"{flag}: {path} is a link that leads out of the run directory; replace or remove it")
             if not (stat.S_ISLNK(mode) or stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
                 raise UserError(f"{flag}: {path} is neither a file nor a directory; remove it")
+        if folder == os.path.join(root, "wandb"):  # noqa: PTH118
+            folders.clear()  # wandb puts links to its cache into them, and a resumed run gets a new one
 
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)

@@ -23,6 +23,9 @@ def run_dir(tmp_path: Path) -> Path:
     (run / "checkpoints" / "latest.pt").symlink_to("model_1.pt")
     (run / "checkpoints" / "best.pt").symlink_to("model_0.pt")  # the file is gone
     (run / "latest-run").symlink_to(run / "checkpoints")
+    (run / "wandb" / "run-1" / "logs").mkdir(parents=True)
+    (run / "wandb" / "run-1" / "logs" / "debug-core.log").symlink_to("/elsewhere/core.log")  # as wandb does
+    (run / "wandb" / "debug.log").symlink_to("run-1/logs/debug.log")
     (tmp_path / "other").mkdir()
     return run
 
@@ -44,6 +47,7 @@ def test_links_that_stay_inside_are_allowed(run_dir: Path):
         ("errors", "checkpoints/../../other"),
         ("same", "../run-2"),
         ("up", ".."),
+        ("wandb/run-2", "../../other"),
     ],
 )
 def test_a_link_that_leads_out_is_refused(run_dir: Path, name: str, target: str):
