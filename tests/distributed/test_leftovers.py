@@ -21,9 +21,10 @@ OWN = "temporary_files_of_all_programs"
 """Another empty directory. If TMPDIR is this long path, ranks are spawned."""
 
 
-def test_full_shared_memory_is_found_before_the_start(command: Command) -> None:
-    with mounted(command, None, "mount -t tmpfs -o size=4k none /dev/shm") as full:
-        (full.root / "dev" / "shm" / "full").write_bytes(bytes(4096))
+@pytest.mark.parametrize(("size", "used"), [("4k", 4096), ("64k", 0)])
+def test_full_shared_memory_is_found_before_the_start(command: Command, size: str, used: int) -> None:
+    with mounted(command, None, f"mount -t tmpfs -o size={size} none /dev/shm") as full:
+        (full.root / "dev" / "shm" / "full").write_bytes(bytes(used))
         done = full("train", *TRAIN, "--cpu-ranks", "2")
     assert done.code == Exit.PREFLIGHT
     assert "/dev/shm" in done.err
