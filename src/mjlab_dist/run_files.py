@@ -124,9 +124,6 @@ def refuse_links(flag: str, run_dir: Path) -> None:
             folders.clear()  # wandb puts links to its cache into them, and a resumed run gets a new one
 
 
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
-
-
 @contextlib.contextmanager
 def explaining(run_dir: Path, path: Path | None = None) -> Iterator[None]:
     """Replace the message of an OSError with one line that explains it to the user.
@@ -145,7 +142,7 @@ def explaining(run_dir: Path, path: Path | None = None) -> Iterator[None]:
         raise
     except Exception as error:
         cause = _os_error(error)
-        if cause is not None and cause.errno in DISK_FULL:
+        if cause is not None and cause.errno in {errno.ENOSPC, errno.EDQUOT}:
             file = path or cause.filename or "a file"
             raise DiskFullError(
                 f"--log-root {run_dir.parent.parent}: no space left for {file}; make room there, keep fewer "

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import queue
 import socket
@@ -98,10 +99,14 @@ class Channels:
         self._connections[rank] = connection
         with contextlib.suppress(OSError, EOFError):
             while True:
-                event = json.loads(connection.recv_bytes(MAX_BYTES))
-                if event["kind"] == "warning":
-                    event["text"] = f"rank {rank}: {event['text']}"
-                self._receive(event)
+                data = connection.recv_bytes(MAX_BYTES)
+                try:
+                    event = json.loads(data)
+                    if event["kind"] == "warning":
+                        event["text"] = f"rank {rank}: {event['text']}"
+                    self._receive(event)
+                except Exception:  # otherwise a rank whose events are not read would seem to hang
+                    logging.getLogger(__name__).exception("an event of rank %d was dropped: %r", rank, data[:1000])
 
     def send(self, rank: int, request: Request) -> None:
         """Send a request to a rank; do nothing if the rank is not connected.

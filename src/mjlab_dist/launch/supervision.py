@@ -182,9 +182,9 @@ class Ranks:
                 if len(self._results) == self._num_ranks:
                     break
                 # Ranks end together with their agent, and their end may be noticed first: check the agents again
-                if stuck:
-                    raise self._hang(f"no progress for {start_s:g} s before the first iteration")
-                raise self._failure(hangs, helper or helper_ended(), launched.exception() if launched.done() else None)
+                why = f"no progress for {start_s:g} s before the first iteration" if stuck else ""
+                ended, error = helper or helper_ended(), launched.exception() if launched.done() else None
+                raise self._failure(hangs or bool(stuck), ended, error, why)
         return [self._results[rank] for rank in range(self._num_ranks)]
 
     def _forward_stop(self) -> None:
@@ -235,7 +235,9 @@ class Ranks:
                 return
             time.sleep(POLL_S)
 
-    def _failure(self, hangs: bool, helper: Ended | None, error: BaseException | None) -> RankError | UserError:
+    def _failure(
+        self, hangs: bool, helper: Ended | None, error: BaseException | None, why: str = ""
+    ) -> RankError | UserError:
         """Return the error of the rank that failed first: its own error, or one that names it as missing or hung."""
         # A rank with an error of its own
         reports = sorted(
@@ -255,7 +257,7 @@ class Ranks:
             return RankError(f"{error}; is its machine still connected?", exit_code=Exit.INFRASTRUCTURE)
         # Hung ranks
         if hangs or any(report["type"] == HangError.__name__ for report in reports):
-            return self._hang()
+            return self._hang(why)
         # No rank is missing, but all failed ranks report that they lost another rank
         pending = self._pending()
         if first and not pending:
@@ -279,7 +281,7 @@ class Ranks:
         ranks = [rank for rank, pid in self._other_pids.items() if killed and pid == int(killed[1])]
         return ranks if len(ranks) == 1 else []
 
-    def _hang(self, why: str = "") -> RankError:
+    def _hang(self, why: str) -> RankError:
         places: list[str] = [why] if why else []
         stacks: list[str] = []
         for rank in range(self._num_ranks):

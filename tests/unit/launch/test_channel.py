@@ -35,6 +35,7 @@ def launcher(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launcher]:
 
     def receive(event: Event) -> None:
         reads.wait(60)
+        assert event["kind"] != "fails"
         events.put(event)
 
     reads.set()
@@ -54,6 +55,14 @@ def test_events_arrive_in_order_and_name_the_rank_of_a_warning(launcher: Launche
         channel.flush(60)
         assert launcher.next() == {"kind": "beat", "rank": rank, "iteration": 1}
         assert launcher.next() == {"kind": "warning", "text": f"rank {rank}: slow"}
+
+
+def test_an_event_whose_listener_fails_does_not_stop_the_next(launcher: Launcher, caplog: pytest.LogCaptureFixture):
+    channel = Channel(0, print)
+    for event in ({"kind": "warning"}, {"kind": "fails"}, {"kind": "beat"}):
+        channel.listen(event)
+    assert launcher.next() == {"kind": "beat"}
+    assert [record.message.partition(" was dropped")[0] for record in caplog.records] == ["an event of rank 0"] * 2
 
 
 def test_requests_reach_only_their_rank(launcher: Launcher):
