@@ -153,6 +153,9 @@ def test_a_rank_that_does_not_finish_its_start_is_named_with_the_step_and_the_li
     assert caught.value.exit_code == Exit.INFRASTRUCTURE
     with pytest.raises(RankError, match=r"rank 0 is starting its process"):
         Ranks(["localhost"], lambda _: None, Control()).wait(Future(), 0.0, lambda: None)
+    ranks.receive({"kind": "failed", "report": report(0, follows=False, type="KeyError", message="no joint")})
+    with pytest.raises(RankError, match=r"^rank 0 failed: KeyError: no joint"):
+        ranks.wait(Future(), 0.0, lambda: None)
 
 
 @pytest.mark.usefixtures("impatient")
