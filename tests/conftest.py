@@ -33,6 +33,9 @@ BIN = Path(sys.executable).parent
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 """One thread per library. More would not be faster with the small tensors of tests, and would slow other processes."""
 
+GPU_TESTS = Path(__file__).parent / "gpu"
+"""Tests that use GPUs. They run in a session of their own."""
+
 HANG_S = 240
 """Seconds after which a test stops waiting. Everything that tests wait for is far faster, even on a busy machine."""
 
@@ -50,8 +53,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--timing", action="store_true", help="also check elapsed times; needs an idle machine")
 
 
-def pytest_configure() -> None:
-    """If coverage is measured, let ranks write their coverage data."""
+def pytest_configure(config: pytest.Config) -> None:
+    """Hide GPUs, unless only tests/gpu was asked for. If coverage is measured, let ranks write their coverage data.
+
+    Other tests are about CPU ranks, which must not differ on a machine with a GPU. They fork processes that have
+    initialized Warp, and CUDA does not work in a fork of a process that has initialized it.
+    """
+    if not all(Path(each.partition("::")[0]).absolute().is_relative_to(GPU_TESTS) for each in config.args):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     if "COVERAGE_PROCESS_CONFIG" in os.environ:
         folder = str(Path(__file__).parent / "subprocess_coverage")
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))
@@ -212,8 +221,13 @@ class Command:
 
 @pytest.fixture(scope="session")
 def warm_starts() -> Iterator[WarmStarts | None]:
-    """Processes from which commands are forked. None if coverage is measured, because it cannot start in a fork."""
-    if "COVERAGE_PROCESS_CONFIG" in os.environ:
+    """Processes from which commands are forked. None if coverage is measured, or if there is a GPU.
+
+    Coverage and CUDA cannot start in a fork.
+    """
+    import torch
+
+    if "COVERAGE_PROCESS_CONFIG" in os.environ or torch.cuda.is_available():
         yield None
         return
     from warm_start import WarmStarts

@@ -23,12 +23,13 @@ from every_task import NAMES, config_of
 
 import mjlab_dist
 from mjlab_dist import registry
-from mjlab_dist.config import SimConfig
+from mjlab_dist.config import CheckpointConfig, SimConfig
 from mjlab_dist.distributed import Rank
 from mjlab_dist.env import Env, sizing
 from mjlab_dist.errors import Exit
 from mjlab_dist.learn import Runner
 from mjlab_dist.learn.capture import CapturedCall, CapturedStep
+from mjlab_dist.learn.checkpoint import CheckpointStore
 from mjlab_dist.learn.distribution import BoundedGaussian
 from mjlab_dist.run_dir import PROVENANCE_FILE, RANKS_FILE, checkpoint_path, find_checkpoint, read_metrics
 from mjlab_dist.sim import Simulation, load_model, start_warp
@@ -179,6 +180,20 @@ def test_a_rank_that_fails_in_a_run_with_nccl_is_named(
     done = command("train", "cartpole-balance", *flags, env={"MJLAB_DIST_FAULT": f"1:3:{fault}"}, timeout_s=300)
     assert done.code == code
     assert "rank 1" in done.err
+
+
+# Checkpoints
+
+
+@needs_gpu
+def test_a_checkpoint_saved_on_a_gpu_loads_without_a_gpu(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, CheckpointConfig())
+    store.save(1, {"weights": torch.arange(5.0, device=DEVICE)}, None)
+    store.close()
+    # Without map_location, torch loads every tensor to the device that the file names.
+    read = torch.load(checkpoint_path(tmp_path, 1), weights_only=True)
+    assert read["weights"].device.type == "cpu"
+    assert read["weights"].tolist() == [0, 1, 2, 3, 4]
 
 
 # Numbers that are not finite

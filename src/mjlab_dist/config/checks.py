@@ -166,12 +166,14 @@ def _validate_sync(config: TrainConfig) -> None:
     own, period = f"--sync.synchronizer {sync.synchronizer}", f"--sync.period {sync.period}"
     compression, sharding = f"--sync.compression {sync.compression}", f"--fsdp-devices {config.fsdp_devices}"
     is_compressed, is_sharded = sync.compression != "none", config.fsdp_devices > 1
+    gathers = "FSDP2 gathers parameters from other ranks in every control step, which a CUDA graph cannot contain"
     averages_rarely = "with this period, ranks exchange parameters instead of gradients, without compression"
     for excluded, flag, other, reason in (
         (sync.synchronizer and sync.period > 1, own, period, "your own synchronizer decides when ranks exchange data"),
         (sync.synchronizer and is_compressed, own, compression, "your own synchronizer decides what ranks exchange"),
         (sync.synchronizer and is_sharded, sharding, own, "FSDP2 itself averages sharded gradients"),
         (sync.period > 1 and is_compressed, compression, period, averages_rarely),
+        (is_sharded and config.env.sim.capture == "step", "--env.sim.capture step", sharding, gathers),
         (sync.period > 1 and is_sharded, sharding, period, "ranks that share parameters cannot train separately"),
     ):
         if excluded:

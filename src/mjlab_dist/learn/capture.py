@@ -53,16 +53,19 @@ class GraphSequence:
         torch.cuda.synchronize()
         with no_gc(), torch.cuda.stream(self.stream), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The CUDA Graph is empty")  # a graph between two calls may be empty
-            self._begin()
             try:
+                self._begin()
                 yield
+                self._end()
             except BaseException:
                 # End the capture; otherwise the stream would stay in capture mode.
                 if self._graph is not None:
                     with contextlib.suppress(RuntimeError):
                         self._end()
+                # After a failed capture, torch 2.11 refuses random numbers until the generator has another state.
+                for generator in torch.cuda.default_generators:
+                    generator.graphsafe_set_state(generator.clone_state())
                 raise
-            self._end()
 
     def cut(self, call: Callable[[], object]) -> None:
         """Add a call to the replay, after the operations recorded so far. The call is made only in replays.

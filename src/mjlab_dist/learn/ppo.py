@@ -356,7 +356,8 @@ class PPO(rsl_rl.algorithms.PPO):
                 batch.old_actions_log_prob = self._raw_actor.get_output_log_prob(batch.actions).unsqueeze(-1)
                 values = self.critic(batch.observations, masks=batch.masks, hidden_state=critic_memory)
             params = self._raw_actor.output_distribution_params
-            batch.old_distribution_params = tuple(p.float() for p in params)
+            # Copies, because the standard deviation is a view of the parameter, which the next mini-batches change
+            batch.old_distribution_params = tuple(p.to(torch.float32, copy=True) for p in params)
             batch.values = values.float()
 
     def _losses(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:

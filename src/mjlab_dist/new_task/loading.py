@@ -67,11 +67,13 @@ def put_on_device(flag: str, model: mujoco.MjModel) -> mjw.Model:
         UserError: If MuJoCo Warp does not support the model.
     """
     import mujoco_warp as mjw
+    import warp as wp
 
     from mjlab_dist.sim.start import start_warp  # noqa: PLC0415 (imports torch and Warp)
 
     start_warp("cpu")
     try:
-        return mjw.put_model(model)
+        with wp.ScopedDevice("cpu"):
+            return mjw.put_model(model)
     except (NotImplementedError, ValueError) as error:
         raise UserError(f"{flag}: MuJoCo Warp: {' '.join(str(error).split())}") from error

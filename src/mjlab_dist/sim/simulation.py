@@ -16,6 +16,7 @@ import warp as wp
 from mjlab_dist.config import SimConfig
 from mjlab_dist.errors import UserError
 from mjlab_dist.messages import emit
+from mjlab_dist.patching import patched
 from mjlab_dist.sim import kernels, model_fields, recording, rows
 from mjlab_dist.sim.data import find_key, per_env_names, put_data
 from mjlab_dist.sim.memory import array_bytes
@@ -145,10 +146,10 @@ class Simulation:
 
     @functools.cached_property
     def _step_programs(self) -> list[Callable[[], None]]:
-        programs = [*[self._substep] * self._config.decimation, self._collect_overflow]
-        # On a GPU, one graph contains all programs, because each launch of a graph takes time. On the CPU a launch
+        # On a GPU, one graph contains all substeps, because each launch of a graph takes time. On the CPU a launch
         # takes 1 µs, and a graph of one substep is recorded faster than a graph of all substeps.
-        return programs if self.device == "cpu" else [functools.partial(_call_all, programs)]
+        in_turn = [*[self._substep] * self._config.decimation, self._collect_overflow]
+        return in_turn if self.device == "cpu" else [self._all_substeps]
 
     @property
     def captured(self) -> bool:
@@ -374,6 +375,16 @@ class Simulation:
         for program in self._substep_programs:
             program(self._warp_model, self._data)
         mjw.step(self._warp_model, self._data)
+
+    def _all_substeps(self) -> None:
+        # Only the sensor readings of the last substep remain, so the others are computed only if something needs them.
+        options, num_others = self._warp_model.opt, self._config.decimation - 1
+        are_needed = self._substep_programs or self.model.nhistory
+        flags = options.disableflags | (0 if are_needed else mujoco.mjtDisableBit.mjDSBL_SENSOR)
+        with patched(options, "disableflags", flags):
+            _call_all([self._substep] * num_others)
+        self._substep()
+        self._collect_overflow()
 
     def _collect_overflow(self) -> None:
         counts = (self._data.nefc, self._data.nacon, self._data.ncollision)

@@ -21,6 +21,7 @@ def start_warp(device: str) -> None:
         PreflightError: If the directory for compiled kernels cannot be created or written to.
     """
     wp.config.log_level = wp.LOG_WARNING
+    wp.config.cuda_output = "cubin"  # machine code; the driver of each rank would compile PTX again at every start
     try:
         with _native_stderr_closed() if device == "cpu" else contextlib.nullcontext():
             wp.init()

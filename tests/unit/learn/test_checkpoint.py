@@ -325,17 +325,6 @@ def test_an_object_that_cannot_be_loaded_again_is_refused_by_name(run_dir: Path,
     assert numbers(run_dir) == [2]
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_checkpoint_saved_on_a_gpu_loads_without_a_gpu(run_dir: Path, make_store: MakeStore):
-    store = make_store()
-    store.save(1, {"weights": torch.arange(5.0, device="cuda")}, None)
-    store.close()
-    # Without map_location, torch loads every tensor to the device that the file names.
-    read = torch.load(checkpoint_path(run_dir, 1), weights_only=True)
-    assert read["weights"].device.type == "cpu"
-    assert read["weights"].tolist() == [0, 1, 2, 3, 4]
-
-
 def test_keys_have_no_prefix_of_a_wrapper(run_dir: Path, make_store: MakeStore):
     learner = make_learner(train_config(AGENT), 4)
     store = make_store()
