@@ -17,7 +17,7 @@ from mjlab_dist.env import Env
 from mjlab_dist.env.columns import write_rows
 from mjlab_dist.env.term import Term, not_capturable
 from mjlab_dist.learn import Runner
-from mjlab_dist.learn.capture import CapturedCall, can_capture_steps
+from mjlab_dist.learn.capture import CapturedCall, GraphSequence, can_capture_steps
 from mjlab_dist.messages import listening
 
 NUM_ENVS = 4
@@ -201,20 +201,44 @@ def _one(values: wp.array(dtype=float)):  # pyright: ignore[reportInvalidTypeFor
 
 
 @pytest.mark.slow
-def test_a_program_that_cannot_be_recorded_runs_eagerly_with_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("failing", [1, 3, 30])
+def test_a_rollout_that_cannot_be_recorded_runs_eagerly_with_one_warning(
+    monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    """Let one of the graphs of a rollout fail; before the 30th, several control steps have been recorded."""
     config = short("cartpole-balance")
     eager, _ = train(config, captured=False)
     warnings: list[str] = []
-    end = FakeGraph.capture_end
+    end, num_ends = FakeGraph.capture_end, 0
 
     def fail(graph: FakeGraph) -> None:
+        nonlocal num_ends
         end(graph)
-        raise RuntimeError("operation not permitted when stream is capturing\nand more")
+        num_ends += 1
+        if num_ends == failing:
+            raise RuntimeError("operation not permitted when stream is capturing\nand more")
 
     with fake_graphs(), listening(lambda event: warnings.append(event["text"])):
         monkeypatch.setattr(FakeGraph, "capture_end", fail)
         tried, runner = train(config, captured=True)
     assert not runner._roll_out.is_recorded
-    assert len(warnings) == 2  # one for the rollout, and one for the returns
-    assert all("not permitted" in text and "\n" not in text for text in warnings)
+    (text,) = warnings
+    assert "not permitted" in text
+    assert "\n" not in text
     assert torch.equal(eager[-1]["sim.qpos"], tried[-1]["sim.qpos"])
+
+
+def test_another_capture_ends_after_a_failed_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch 2.11 refuses random numbers after a failed capture, until another capture has ended."""
+    end, ended = FakeGraph.capture_end, []
+
+    def fail_once(graph: FakeGraph) -> None:
+        end(graph)
+        ended.append(graph)
+        if len(ended) == 1:
+            raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(FakeGraph, "capture_end", fail_once)
+    with fake_graphs(), pytest.raises(RuntimeError, match="out of memory"), GraphSequence("cuda:0").recording():
+        pass
+    assert len(ended) == 2

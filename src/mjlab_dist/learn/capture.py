@@ -62,9 +62,11 @@ class GraphSequence:
                 if self._graph is not None:
                     with contextlib.suppress(RuntimeError):
                         self._end()
-                # After a failed capture, torch 2.11 refuses random numbers until the generator has another state.
-                for generator in torch.cuda.default_generators:
-                    generator.graphsafe_set_state(generator.clone_state())
+                # After a failed capture, torch 2.11 refuses random numbers until a capture has ended without an error.
+                self._pool = torch.cuda.graph_pool_handle()
+                with contextlib.suppress(RuntimeError):
+                    self._begin()
+                    self._end()
                 raise
 
     def cut(self, call: Callable[[], object]) -> None:

@@ -1,8 +1,9 @@
-"""Height scan: heights of the ground around a robot, measured by MuJoCo Warp's ray casting."""
+"""Height scan: heights of the ground around a robot, read from a height field or measured by rays."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import mujoco
@@ -17,6 +18,7 @@ from mjlab_dist.errors import UserError
 from mjlab_dist.mdp import kernels
 from mjlab_dist.names import find_names
 from mjlab_dist.sim.entities import element_names
+from mjlab_dist.sim.height_field import ground_of, is_still
 
 if TYPE_CHECKING:
     from mjlab_dist.env.env import Env
@@ -72,23 +74,44 @@ class HeightScan(LazySensor):
         chosen = find_names("geoms", geoms, names)
         self.offsets = torch.from_numpy(_grid(size_m, spacing_m)).to(env.device)
         env.base(joint)  # raises if the joint is not a free joint
-        # Buffers
+        # Recorded program
         pose = env.sim.qpos[:, env.joints[joint].qpos]
-        shape = (env.num_envs, len(self.offsets))
+        self.heights = torch.zeros(env.num_envs, len(self.offsets), device=env.device)
+        grid: list[Any] = [wp.from_torch(tensor) for tensor in (pose, self.offsets)]
+        if len(chosen) == 1 and is_still(model, int(chosen[0])):
+            cast = self._lookup(env, int(chosen[0]), grid, offset_m)
+        else:
+            cast = self._ray_casting(env, chosen, grid, offset_m)
+        self._cast = env.sim.record(cast, changes_state=False)
+
+    def _lookup(self, env: Env, geom: int, grid: list[Any], offset_m: float) -> Callable[[mjw.Model, mjw.Data], None]:
+        """Return a program that reads the heights of a height field. On a GPU it takes far less time than rays."""
+        with wp.ScopedDevice(env.device):
+            ground = ground_of(env.sim.model, geom)
+        heights: Any = wp.from_torch(self.heights)
+
+        def look_up(on_device: mjw.Model, data: mjw.Data) -> None:  # noqa: ARG001 (the signature of recorded programs)
+            inputs = [*grid, ground, geom, data.geom_xpos, MISSED_M, offset_m]
+            wp.launch(kernels.scan_ground, self.heights.shape, inputs, [heights])
+
+        return look_up
+
+    def _ray_casting(
+        self, env: Env, chosen: Sequence[int], grid: list[Any], offset_m: float
+    ) -> Callable[[mjw.Model, mjw.Data], None]:
+        """Return a program that places the rays, casts them, and reads the heights."""
+        shape = self.heights.shape
         starts, normals, downward = torch.zeros(3, *shape, 3, device=env.device)
         downward[..., 2] = -1.0
         distances = torch.zeros(shape, device=env.device)
-        self.heights = torch.zeros(shape, device=env.device)
         nobody = torch.full(shape[1:], -1, dtype=torch.int32, device=env.device)
-        marks = torch.zeros(model.ngeom, dtype=torch.int32, device=env.device)
+        marks = torch.zeros(env.sim.model.ngeom, dtype=torch.int32, device=env.device)
         marks[chosen] = 1
         hits = torch.zeros(shape, dtype=torch.int32, device=env.device)
         vectors: list[Any] = [wp.from_torch(tensor, dtype=wp.vec3) for tensor in (starts, downward, normals)]
         numbers: list[Any] = [wp.from_torch(tensor) for tensor in (marks, nobody, distances, hits)]
-        grid: list[Any] = [wp.from_torch(tensor) for tensor in (pose, self.offsets)]
         heights: Any = wp.from_torch(self.heights)
 
-        # Recorded program: place the rays, cast them, read the heights
         def cast(on_device: mjw.Model, data: mjw.Data) -> None:
             starts, directions, normal = vectors
             groups, excluded, distance, hit = numbers
@@ -100,7 +123,7 @@ class HeightScan(LazySensor):
             mjw.rays(seen, data, starts, directions, marked, True, excluded, distance, hit, normal)
             wp.launch(kernels.read_rays, shape, [distance, RAYS_START_M, MISSED_M, offset_m, heights])
 
-        self._cast = env.sim.record(cast, changes_state=False)
+        return cast
 
     def measure(self, env: Env) -> None:  # noqa: ARG002 (every sensor takes the env)
         self._cast()

@@ -7,6 +7,8 @@
 
 import warp as wp
 
+from mjlab_dist.sim.ground import Ground, depth_of
+
 wp.set_module_options({"enable_backward": False, "max_unroll": 4})
 
 
@@ -145,6 +147,44 @@ def draw_root(
         pose[env, 4 + i] = turned[i]
 
 
+@wp.func
+def _scanned_point(pose: wp.array2d[float], env: int, forward: float, left: float) -> wp.vec3:
+    """Return a point at a horizontal offset from a body, in the world frame. The offset turns with the heading."""
+    w, x, y, z = pose[env, 3], pose[env, 4], pose[env, 5], pose[env, 6]
+    yaw = wp.atan2(2.0 * (w * z + x * y), 1.0 - 2.0 * (y * y + z * z))
+    cos, sin = wp.cos(yaw), wp.sin(yaw)
+    return wp.vec3(pose[env, 0] + cos * forward - sin * left, pose[env, 1] + sin * forward + cos * left, pose[env, 2])
+
+
+@wp.kernel
+def scan_ground(
+    pose: wp.array2d[float],
+    offsets: wp.array2d[float],
+    ground: Ground,
+    geom: int,
+    geom_xpos: wp.array2d[wp.vec3],
+    missed_m: float,
+    offset_m: float,
+    heights: wp.array2d[float],
+):
+    """Read the heights of a height scan from a height field; one thread per env and point.
+
+    Args:
+        pose: Position and quaternion (w, x, y, z) of a body, (num_envs, 7).
+        offsets: Offsets from the body, forward and to the left, (points, 2).
+        ground: The height field.
+        geom: Index of its geom.
+        geom_xpos: Positions of geoms.
+        missed_m: Height for a point that is not above the height field.
+        offset_m: Offset, subtracted from all heights.
+        heights: Output: distance of the ground below the body, minus the offset, (num_envs, points).
+    """
+    env, i = wp.tid()
+    point = _scanned_point(pose, env, offsets[i, 0], offsets[i, 1]) - geom_xpos[env, geom]
+    is_above = wp.abs(point[0]) <= ground.half[0] and wp.abs(point[1]) <= ground.half[1]
+    heights[env, i] = wp.where(is_above, -depth_of(ground, point), missed_m) - offset_m
+
+
 @wp.kernel
 def place_rays(pose: wp.array2d[float], offsets: wp.array2d[float], above_m: float, starts: wp.array2d[wp.vec3]):
     """Compute the start points of the rays of a height scan; one thread per env and ray.
@@ -156,13 +196,7 @@ def place_rays(pose: wp.array2d[float], offsets: wp.array2d[float], above_m: flo
         starts: Output: start points in the world frame, (num_envs, rays).
     """
     env, ray = wp.tid()
-    w, x, y, z = pose[env, 3], pose[env, 4], pose[env, 5], pose[env, 6]
-    yaw = wp.atan2(2.0 * (w * z + x * y), 1.0 - 2.0 * (y * y + z * z))
-    cos, sin = wp.cos(yaw), wp.sin(yaw)
-    forward, left = offsets[ray, 0], offsets[ray, 1]
-    starts[env, ray] = wp.vec3(
-        pose[env, 0] + cos * forward - sin * left, pose[env, 1] + sin * forward + cos * left, pose[env, 2] + above_m
-    )
+    starts[env, ray] = _scanned_point(pose, env, offsets[ray, 0], offsets[ray, 1]) + wp.vec3(0.0, 0.0, above_m)
 
 
 @wp.kernel

@@ -38,7 +38,7 @@ def take_over(model: mujoco.MjModel, put: mjw.Model) -> None:
     """
     # Models that are left to MuJoCo Warp
     fields = np.flatnonzero(model.geom_type == mujoco.mjtGeom.mjGEOM_HFIELD)
-    still = (model.body_weldid[model.geom_bodyid[fields]] == 0) & (model.geom_quat[fields] == [1, 0, 0, 0]).all(axis=1)
+    still = np.array([is_still(model, int(field)) for field in fields])
     # If bodies may sleep, MuJoCo Warp runs collision twice per step. The callback below would append contacts twice.
     sleeps = model.opt.enableflags & mujoco.mjtEnableBit.mjENBL_SLEEP
     if not len(fields) or not still.all() or sleeps:
@@ -62,7 +62,7 @@ def take_over(model: mujoco.MjModel, put: mjw.Model) -> None:
 
     # MuJoCo Warp calls contactfilter after its own collision. This callback appends the contacts.
     launches = [
-        _launch(_ground(model, int(field)), ordered[of_field], ids[of_field])
+        _launch(ground_of(model, int(field)), ordered[of_field], ids[of_field])
         for field in fields
         if (of_field := ours & (ordered[:, 0] == field)).any()
     ]
@@ -74,7 +74,25 @@ def take_over(model: mujoco.MjModel, put: mjw.Model) -> None:
     put.callback.contactfilter = find_contacts
 
 
-def _ground(model: mujoco.MjModel, geom: int) -> Any:
+def is_still(model: mujoco.MjModel, geom: int) -> bool:
+    """Return whether a geom is a height field that is level and never moves.
+
+    Args:
+        model: The model.
+        geom: Index of the geom.
+    """
+    is_field = model.geom_type[geom] == mujoco.mjtGeom.mjGEOM_HFIELD
+    is_level = (model.geom_quat[geom] == [1, 0, 0, 0]).all()
+    return bool(is_field and is_level and model.body_weldid[model.geom_bodyid[geom]] == 0)
+
+
+def ground_of(model: mujoco.MjModel, geom: int) -> Any:
+    """Return a height field as a :class:`Ground` on Warp's current device.
+
+    Args:
+        model: The model.
+        geom: Index of the geom.
+    """
     # Heights in m
     field = int(model.geom_dataid[geom])
     rows, cols = int(model.hfield_nrow[field]), int(model.hfield_ncol[field])

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -186,6 +187,18 @@ def round_rollout(learner: Any) -> None:
             for stored, new in zip(storage.distribution_params, learner.actor.output_distribution_params, strict=True):
                 stored[step] = new
             storage.values[step] = learner.critic(obs)
+
+
+def test_the_old_policy_of_mixed_precision_stays_the_same_during_the_update() -> None:
+    """Otherwise, the KL divergence leaves out the change of the standard deviation."""
+    _, ours = both(precision="bf16", schedule="fixed")
+    collect(ours, make_data(NUM_ENVS, 0))
+    before, batches = ours.actor.distribution.std_param.detach().clone(), ours._mini_batches()
+    with mock.patch.object(ours, "_mini_batches", return_value=batches):
+        ours.update()
+    assert not torch.equal(ours.actor.distribution.std_param, before)
+    for batch in batches:
+        assert torch.equal(batch.old_distribution_params[1], before.expand(len(batch.actions), -1))
 
 
 @pytest.mark.parametrize("rnn", ["none", "lstm"])

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from pathlib import Path
+from typing import Any
 
+import mujoco_warp as mjw
 import pytest
+import warp as wp
 from every_task import config_of
+from warp._src import context
 
 import mjlab_dist.new_task as new_task
 from mjlab_dist.check.checks import Check, failed
@@ -15,6 +20,7 @@ from mjlab_dist.new_task import create
 from mjlab_dist.new_task.source import Names
 from mjlab_dist.new_task.summary import first_flags
 from mjlab_dist.new_task.trial import try_task
+from mjlab_dist.sim import start_warp
 
 ARM = """
 <mujoco>
@@ -28,6 +34,23 @@ ARM = """
 def arm(tmp_path: Path) -> Path:
     (tmp_path / "arm.xml").write_text(ARM)
     return tmp_path / "arm.xml"
+
+
+def test_a_robot_is_tried_on_the_cpu_even_if_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch, arm: Path) -> None:
+    """Replace Warp's default device, which is the first GPU if there is one."""
+    start_warp("cpu")
+    gpu = copy.copy(wp.get_device("cpu"))
+    monkeypatch.setattr(context.runtime, "default_device", gpu)
+    put_model, used = mjw.put_model, []
+
+    def watched(*args: Any, **kwargs: Any) -> mjw.Model:
+        used.append(wp.get_device())
+        return put_model(*args, **kwargs)
+
+    monkeypatch.setattr(mjw, "put_model", watched)
+    create("on-the-cpu", arm, arm.parent)
+    assert used
+    assert all(device is not gpu for device in used)
 
 
 def test_buffers_that_are_too_small_are_enlarged(monkeypatch: pytest.MonkeyPatch, arm: Path) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import warp as wp
 from conftest import Command
+from warp._src import context
 
+from mjlab_dist.sim import start_warp
 from mjlab_dist.sim.recording import why_not_capturable
 
 IN_THREADS = """
@@ -60,3 +63,11 @@ def test_versions_of_cuda_are_printed_with_dots(monkeypatch: pytest.MonkeyPatch)
     reason = why_not_capturable("cuda:0")
     assert "CUDA 12.4" in reason
     assert "CUDA 12.3" in reason
+
+
+def test_kernels_are_compiled_to_machine_code_also_for_a_driver_that_compiles_ptx() -> None:
+    """With a driver that is as new as Warp's compiler, Warp's own choice is PTX, which each process compiles again."""
+    start_warp("cpu")
+    versions = SimpleNamespace(driver_version=(99, 0), toolkit_version=(13, 4))
+    device: Any = SimpleNamespace(is_cpu=False, is_cubin_supported=True, runtime=versions)
+    assert context.Device.get_cuda_output_format(device) == "cubin"

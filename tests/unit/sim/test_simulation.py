@@ -7,6 +7,7 @@ import gc
 import json
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import mujoco
 import mujoco_warp as mjw
@@ -23,6 +24,8 @@ from mjlab_dist.sim import Simulation, copy_state, load_model, start_warp
 CARTPOLE = "mjlab_dist_tasks.cartpole:cartpole.xml"
 
 BOX = str(Path(__file__).parents[2] / "data" / "models" / "box.xml")
+
+LEGGED = str(Path(__file__).parents[2] / "data" / "models" / "legged.xml")
 
 DRAGGED = str(Path(__file__).parents[2] / "data" / "models" / "dragged_box.xml")
 
@@ -59,6 +62,11 @@ def cartpole() -> Any:
 @pytest.fixture(scope="module")
 def box() -> Any:
     return load_model(BOX)
+
+
+@pytest.fixture(scope="module")
+def legged() -> Any:
+    return load_model(LEGGED)
 
 
 @pytest.fixture(scope="module")
@@ -251,18 +259,46 @@ def test_a_step_of_n_substeps_is_n_steps(cartpole: Any, num_substeps: int) -> No
     assert torch.allclose(coarse.view("time"), torch.tensor(20 * num_substeps * 0.01))
 
 
-def test_a_graph_of_all_substeps_as_on_a_gpu_equals_graphs_of_one_substep(cartpole: Any) -> None:
-    qpos, qvel, ctrl = random_cartpole(1)
-    separate, whole = (simulate(cartpole, decimation=3) for _ in range(2))
-    programs = whole._step_programs
-    assert len(programs) == 3 + 1
-    whole._step_programs = [lambda: [program() for program in programs][-1]]
-    whole.before_substeps([])
-    for sim in (separate, whole):
-        write(sim, qpos, qvel)
-        warp_trajectory(sim, ctrl[:20])
+def as_on_a_gpu(sim: Simulation) -> Simulation:
+    """Let a graph of a simulation contain all substeps."""
+    sim._step_programs = [sim._all_substeps]
+    sim.before_substeps([])
+    return sim
+
+
+@pytest.mark.parametrize("name", ["cartpole", "legged"])
+def test_a_graph_of_all_substeps_as_on_a_gpu_equals_graphs_of_one_substep(
+    name: str, request: pytest.FixtureRequest
+) -> None:
+    """Compare sensors, too: the legged robot's measure contacts."""
+    model = request.getfixturevalue(name)
+    separate, whole = (simulate(model, decimation=3, njmax=64, nconmax=16) for _ in range(2))
+    assert len(separate._step_programs) == 3 + 1
+    as_on_a_gpu(whole)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(20):
+        ctrl = torch.rand(separate.ctrl.shape, generator=generator)
+        for sim in (separate, whole):
+            sim.ctrl.copy_(ctrl)
+            sim.step()
     assert_same(per_env_arrays(separate), per_env_arrays(whole))
     assert torch.equal(separate.demand, whole.demand)
+    assert not model.nsensor or separate.view("sensordata").any()
+
+
+def test_a_gpu_reads_sensors_in_every_substep_only_if_something_may_read_them(legged: Any) -> None:
+    sim = as_on_a_gpu(simulate(legged, decimation=3, njmax=64, nconmax=16))
+    reads: list[bool] = []
+
+    def note(model: mjw.Model, _: mjw.Data) -> None:
+        reads.append(not model.opt.disableflags & mjw.DisableBit.SENSOR)
+
+    for programs, expected in (([], [False, False, True]), ([lambda _model, _data: None], [True] * 3)):
+        sim.before_substeps(programs)
+        reads.clear()
+        with mock.patch.object(mjw, "step", note):
+            sim._all_substeps()
+        assert reads == expected
 
 
 def test_a_simulation_starts_at_the_models_reference_state(box: Any) -> None:
