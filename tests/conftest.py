@@ -59,7 +59,8 @@ def pytest_configure(config: pytest.Config) -> None:
     Other tests are about CPU ranks, which must not differ on a machine with a GPU. They fork processes that have
     initialized Warp, and CUDA does not work in a fork of a process that has initialized it.
     """
-    if not all(Path(each.partition("::")[0]).absolute().is_relative_to(GPU_TESTS) for each in config.args):
+    only_gpu_tests = all(Path(each.partition("::")[0]).absolute().is_relative_to(GPU_TESTS) for each in config.args)
+    if not only_gpu_tests and any(Path("/dev").glob("nvidia[0-9]*")):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     if "COVERAGE_PROCESS_CONFIG" in os.environ:
         folder = str(Path(__file__).parent / "subprocess_coverage")

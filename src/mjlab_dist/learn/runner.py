@@ -404,7 +404,7 @@ class Runner:
     def _take_steps(self, obs: TensorDict) -> TensorDict:
         """Take all control steps of a rollout and return the observations after the last one."""
         self._reward.zero_()
-        self.alg.storage.clear()  # a recording that failed has stored some of the steps
+        self.alg.storage.clear()  # a failed recording has stored steps
         for step in range(self._num_steps):
             obs = self._control_step(step, obs)
         return obs

@@ -130,7 +130,7 @@ def _launch(ground: Any, pairs: np.ndarray, ids: np.ndarray) -> Callable[[mjw.Mo
         model, contacts = _fields_of(Geoms, on_device), _fields_of(Contacts, data.contact)
         geoms = [model, data.geom_xpos, data.geom_xmat]
         inputs = [ground, warp_pairs, warp_ids, *geoms, data.naconmax, contacts, data.nacon]
-        wp.launch(collide, dim=(data.nworld, len(pairs)), inputs=inputs)
+        wp.launch(collide, dim=(len(pairs), data.nworld), inputs=inputs)
 
     return launch
 

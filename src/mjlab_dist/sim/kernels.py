@@ -38,6 +38,8 @@ def prepare(device: str, program: Callable[[], None]) -> None:
         program: Function that launches the kernels; must be capturable in a graph.
     """
     needed = [variant for variant in _collect(device, program) if not _is_loaded(device, *variant)]
+    # Let Warp forget the arrays of the discarded capture, before a new capture gets the same addresses.
+    wp.synchronize_device(device)
     if not needed:
         return
     # Compile what the cache lacks, in one rank per machine.

@@ -16,7 +16,9 @@ from mjlab_dist.sim.touches import Touches, with_box, with_capsule, with_sphere
 
 # Unrolling more than four iterations doubles the compile time for a GPU and makes steps on a CPU no faster
 # (docs/performance.md).
-wp.set_module_options({"enable_backward": False, "max_unroll": 4})
+# On a GPU, the kernel uses so many registers that a multiprocessor runs only 256 threads. In small blocks, threads that
+# return early make room for others.
+wp.set_module_options({"enable_backward": False, "max_unroll": 4, "block_dim": 64})
 
 
 @wp.struct
@@ -170,7 +172,7 @@ def collide(
     contacts: Contacts,
     num_contacts: wp.array[int],
 ) -> None:
-    """Append the contacts of one geom with the ground to MuJoCo Warp's list of contacts; one thread per env and pair.
+    """Append the contacts of one geom with the ground to MuJoCo Warp's list of contacts; one thread per pair and env.
 
     Args:
         ground: The height field.
@@ -183,7 +185,7 @@ def collide(
         contacts: The list of contacts.
         num_contacts: Number of contacts in the list, updated in place.
     """
-    world, pair = wp.tid()
+    pair, world = wp.tid()  # on a GPU, neighboring threads then have the same shape, and take the same branches
     geom = pairs[pair][1]
     origin = geom_xpos[world, pairs[pair][0]]
     center = geom_xpos[world, geom] - origin
