@@ -247,6 +247,7 @@ def test_a_config_and_the_same_field_exclude_each_other(pair: tuple[str, str]) -
 def test_a_field_replaces_its_alternative_in_the_config() -> None:
     base = configured(mjlab_dist.task_config("cartpole-balance"), {"total_num_envs": 64})
     assert configured(base, {"num_envs": 8}).total_num_envs is None
+    assert configured(mjlab_dist.task_config("cartpole-balance"), {"num_envs": 8}).gpu_num_envs is None
 
 
 def test_keyword_arguments_are_the_flags_of_the_command_line() -> None:

@@ -1,4 +1,4 @@
-"""Pairs of fields that exclude each other: envs per rank or in total; length in iterations or in control steps."""
+"""Fields that exclude each other: envs per rank or in total; length in iterations or in control steps."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Collection
 from mjlab_dist.config.run import TrainConfig
 from mjlab_dist.errors import UserError
 
-ALTERNATIVES = ("num_envs", "total_num_envs", "max_iterations", "total_timesteps")
-"""Two pairs of alternative fields: envs per rank or in total, and length in iterations or in steps."""
+ALTERNATIVES = ("num_envs", "gpu_num_envs", "total_num_envs", "max_iterations", "total_timesteps")
+"""Alternative fields: envs per rank (also on GPUs only) or in total, and length in iterations or in steps."""
 
 
 def drop_replaced(config: TrainConfig, given: Collection[str]) -> TrainConfig:
-    """If the user gave one field of a pair, drop the value that the task or the config file sets for the other field.
+    """If the user gave a field, drop the value that the task or the config file sets for an alternative field.
 
     Args:
         config: The config, with the values that the user gave.
@@ -22,6 +22,8 @@ def drop_replaced(config: TrainConfig, given: Collection[str]) -> TrainConfig:
     Raises:
         UserError: If the user gave both a field and its alternative.
     """
+    if {"num_envs", "total_num_envs"} & {*given} and "gpu_num_envs" not in given:
+        config = dataclasses.replace(config, gpu_num_envs=None)
     if "num_envs" in given and config.total_num_envs is not None:
         if "total_num_envs" in given:
             raise UserError(

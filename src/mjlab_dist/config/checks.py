@@ -184,6 +184,7 @@ def _validate_numbers(config: TrainConfig) -> None:
     agent, sim = config.agent, config.env.sim
     for least, flag, value in (
         (1, "--num-envs", config.num_envs),
+        (1, "--gpu-num-envs", config.gpu_num_envs),
         (1, "--total-num-envs", config.total_num_envs),
         (1, "--max-iterations", config.max_iterations),
         (1, "--total-timesteps", config.total_timesteps),

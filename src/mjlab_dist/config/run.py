@@ -60,6 +60,9 @@ class TrainConfig:
     """Name of the task, as list-tasks prints it. The first argument sets it, not this flag."""
     num_envs: int | Literal["auto"] = 1024
     """Envs per rank. auto: the largest power of two that fits into the memory of every rank."""
+    gpu_num_envs: int | None = None
+    """Envs per rank if all ranks are on GPUs, instead of num-envs; None for num-envs. The flags num-envs and
+    total-num-envs take precedence."""
     total_num_envs: int | None = None
     """Envs over all ranks, instead of num-envs; must be divisible by the number of ranks."""
     max_iterations: int = 300

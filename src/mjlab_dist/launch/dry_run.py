@@ -14,7 +14,7 @@ from mjlab_dist.distributed.plan import number_by_bus
 from mjlab_dist.errors import UserError
 from mjlab_dist.imports import start_up
 from mjlab_dist.launch.hosts import Host
-from mjlab_dist.launch.plan import RunPlan, check_config, plan_run
+from mjlab_dist.launch.plan import RunPlan, check_config, notes, plan_run
 from mjlab_dist.machine.devices import find_gpus
 from mjlab_dist.messages import Listener, listening
 from mjlab_dist.rank_logs import log_dir
@@ -106,7 +106,7 @@ def describe(config: TrainConfig, run: DryRun) -> list[tuple[str, str]]:
         ("Rank logs", "none" if logs is None or plan.num_ranks == 1 else str(logs)),
     ]
     # Add notes and warnings
-    rows += [("Note", note) for note in (budget.note, videos.note(config)) if note]
+    rows += [("Note", note) for note in notes(config, plan.devices, budget)]
     rows += [("Warning", warning) for warning in plan.warnings]
     if needed > run.usable_bytes:
         rows.append(("Warning", "the envs may not fit in memory; lower --num-envs, or use --num-envs auto"))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mjlab_dist import videos
 from mjlab_dist.budget import Budget, plan_budget
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.config.checks import episode_steps, validate
@@ -45,6 +46,10 @@ have this length. Only for other configs, the model is built to read the actual 
 """
 
 
+FEW_ON_GPU = 1024
+"""Number of envs per rank that uses only a part of a GPU if a rank has fewer."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunPlan:
     """Devices, hosts, budget and directory of a run: the config with ``auto``, ``all`` and ``latest`` resolved."""
@@ -77,7 +82,7 @@ class RunPlan:
     @property
     def devices(self) -> tuple[RankDevice, ...]:
         """The device of each rank, in order of rank."""
-        return tuple(device for host in self.hosts for device in host.devices)
+        return devices_of(self.hosts)
 
     @property
     def num_ranks(self) -> int:
@@ -119,7 +124,8 @@ def plan_run(
     hosts = plan_hosts(config, environ, gpus, warnings.append, listen)
     own = hosts[0].devices
     # Envs and iterations
-    budget = plan_budget(config, sum(len(host.devices) for host in hosts))
+    config = settled(config, devices_of(hosts))
+    budget = plan_budget(config, len(devices_of(hosts)))
     if budget is not None:
         check_memory(config, budget.num_envs, own, gpus)
     # Run directory
@@ -167,6 +173,48 @@ def plan_hosts(
     for warning in shared_cores(own):
         warn(warning)
     return choose_hosts(config, environ, own, warn)
+
+
+def devices_of(hosts: Sequence[Host]) -> tuple[RankDevice, ...]:
+    """Return the device of each rank, in order of rank."""
+    return tuple(device for host in hosts for device in host.devices)
+
+
+def settled(config: TrainConfig, devices: Sequence[RankDevice]) -> TrainConfig:
+    """Return the config with one number of envs per rank: on GPUs, ``gpu_num_envs`` replaces ``num_envs``.
+
+    The run's config.yaml contains this config, so that a resumed run keeps its number of envs on other devices.
+
+    Args:
+        config: The run's config.
+        devices: Device of each rank.
+    """
+    num_envs = config.num_envs
+    if config.gpu_num_envs is not None and _on_gpus(devices):
+        num_envs = config.gpu_num_envs
+    return dataclasses.replace(config, num_envs=num_envs, gpu_num_envs=None)
+
+
+def notes(config: TrainConfig, devices: Sequence[RankDevice], budget: Budget | None) -> list[str]:
+    """Return lines for the user: the number of envs on GPUs, rounded totals, and which iterations videos show.
+
+    Args:
+        config: The run's config, before :func:`settled`.
+        devices: Device of each rank.
+        budget: Envs and iterations; None for ``--num-envs auto``.
+    """
+    envs = None
+    if budget is not None and _on_gpus(devices):
+        if config.gpu_num_envs is not None and config.total_num_envs is None:
+            envs = f"the number for GPUs (on a CPU: {config.num_envs}); --num-envs changes it"
+        elif config.num_envs != "auto" and budget.num_envs < FEW_ON_GPU:
+            envs = "as the config says, few for a GPU; --num-envs changes the number"
+        envs = envs and f"Envs per rank: {budget.num_envs}, {envs}."
+    return [note for note in (envs, budget and budget.note, videos.note(config)) if note]
+
+
+def _on_gpus(devices: Sequence[RankDevice]) -> bool:
+    return all(device.device != "cpu" for device in devices)
 
 
 def check_config(config: TrainConfig) -> None:

@@ -11,8 +11,8 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from mjlab_dist import videos, worker
-from mjlab_dist.budget import Budget, plan_budget
+from mjlab_dist import worker
+from mjlab_dist.budget import plan_budget
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.control import Control
 from mjlab_dist.distributed import RankPlan, outside_launcher, rank_from_environment
@@ -20,7 +20,7 @@ from mjlab_dist.distributed.plan import RankDevice, number_by_bus
 from mjlab_dist.distributed.rank_info import exchange
 from mjlab_dist.errors import UserError
 from mjlab_dist.imports import import_learner, start_up
-from mjlab_dist.launch.plan import check_config, find_resumed, plan_run
+from mjlab_dist.launch.plan import check_config, find_resumed, notes, plan_run, settled
 from mjlab_dist.launch.restarts import run_with_restarts
 from mjlab_dist.learner import free_earlier_run
 from mjlab_dist.lease import Lease, leased
@@ -92,14 +92,15 @@ def _train(
         # Plan: devices, hosts, budget, run directory
         stack.enter_context(_reserved_name(config, listen))
         plan = plan_run(config, os.environ, gpus, create_run_dir, listen)
+        asked, config = config, settled(config, plan.devices)
         names = [device.name for device in plan.devices]
         listen = stack.enter_context(_given_paths(plan.run_dir, listen))
         lease = stack.enter_context(_reserved(plan.run_dir, config, names, listen, is_new=plan.is_new))
         plan = dataclasses.replace(plan, lease=lease)
         started(plan.run_dir, plan.num_ranks)
         listen({"kind": "debug", "text": f"launcher: devices {', '.join(names)}; hosts {', '.join(plan.host_names)}"})
-        _report_rounding(plan.budget, listen)
-        _report_videos(config, listen)
+        for note in notes(asked, plan.devices, plan.budget):
+            listen({"kind": "status", "text": note})
         for warning in plan.warnings:
             listen({"kind": "warning", "text": warning})
         # A single rank in this process. With restarts, the rank gets its own process, because it may be killed or
@@ -130,12 +131,13 @@ def _train_as_one_of_many(config: TrainConfig, listen: Listener, control: Contro
     require_kernel_cache(os.environ)
     _prepare_process(device, is_own=own_process)
     # Budget
+    asked, config = config, settled(config, [device])
     budget = plan_budget(config, rank.world_size)
     if budget is not None:
         check_memory(config, budget.num_envs, [device], gpus)
     if rank.is_main:
-        _report_rounding(budget, listen)
-        _report_videos(config, listen)
+        for note in notes(asked, [device], budget):
+            listen({"kind": "status", "text": note})
 
     # Store where ranks meet
     with start_up():
@@ -145,6 +147,10 @@ def _train_as_one_of_many(config: TrainConfig, listen: Listener, control: Contro
         store = meet(rank)
     # Run directory, which rank 0 creates or finds; the other ranks receive its path
     names = exchange(store, rank.rank, rank.world_size, "name", device.name)
+    if asked.gpu_num_envs is not None and 0 < names.count("cpu") < len(names):
+        raise UserError(
+            "--num-envs: the task has other numbers of envs for CPUs and GPUs, but ranks are on both; give a number"
+        )
     with contextlib.ExitStack() as stack:
         run_dir = lease = None
         if rank.is_main:
@@ -264,13 +270,3 @@ def _egl_device_restored() -> Iterator[None]:
     finally:
         if before is None:
             os.environ.pop(worker.EGL_DEVICE, None)
-
-
-def _report_rounding(budget: Budget | None, listen: Listener) -> None:
-    if budget is not None and budget.note is not None:
-        listen({"kind": "status", "text": budget.note})
-
-
-def _report_videos(config: TrainConfig, listen: Listener) -> None:
-    if note := videos.note(config):
-        listen({"kind": "status", "text": note})

@@ -15,7 +15,7 @@ from mjlab_dist.control import Control
 from mjlab_dist.distributed import RankDevice, outside_launcher
 from mjlab_dist.errors import UserError
 from mjlab_dist.launch.hosts import Host
-from mjlab_dist.launch.plan import RunPlan, plan_hosts
+from mjlab_dist.launch.plan import RunPlan, devices_of, plan_hosts, settled
 from mjlab_dist.machine.devices import Gpu, cores, find_gpus
 from mjlab_dist.machine.memory import check_memory
 from mjlab_dist.messages import Event, Listener
@@ -51,7 +51,7 @@ class _Case:
     @property
     def devices(self) -> tuple[RankDevice, ...]:
         """The device of each rank."""
-        return _devices_of(self.hosts)
+        return devices_of(self.hosts)
 
     @property
     def key(self) -> tuple[int, object]:
@@ -79,7 +79,8 @@ def measure(config: TrainConfig, rounds: int, until_return: float | None, listen
     _check(config)
     gpus = find_gpus()
     hosts = _hosts(config, gpus, listen)
-    devices = _devices_of(hosts)
+    devices = devices_of(hosts)
+    config = settled(config, devices)
     counts = _counts(len(devices))
     modes: tuple[Mode, ...] = ("weak", "strong")
     cases: dict[Mode, list[_Case]] = {
@@ -126,15 +127,11 @@ def _hosts(config: TrainConfig, gpus: list[Gpu], listen: Listener) -> tuple[Host
     return plan_hosts(config, os.environ, gpus, lambda text: listen({"kind": "warning", "text": text}), listen)
 
 
-def _devices_of(hosts: Sequence[Host]) -> tuple[RankDevice, ...]:
-    return tuple(device for host in hosts for device in host.devices)
-
-
 def _first(hosts: Sequence[Host], num_ranks: int) -> tuple[Host, ...]:
     """Return the first machines, with ``num_ranks`` devices in total; the last may use only some of its devices."""
     found: list[Host] = []
     for host in hosts:
-        if left := num_ranks - len(_devices_of(found)):
+        if left := num_ranks - len(devices_of(found)):
             found.append(dataclasses.replace(host, devices=host.devices[:left]))
     return tuple(found)
 
@@ -152,7 +149,7 @@ def _case(config: TrainConfig, mode: Mode, hosts: tuple[Host, ...], gpus: list[G
         UserError: If the envs cannot be split evenly over the ranks or do not fit into memory, or the run is too short.
     """
     assert config.num_envs != "auto"
-    devices = _devices_of(hosts)
+    devices = devices_of(hosts)
     total = config.total_num_envs or config.num_envs
     num_envs = total if mode == "weak" else total // len(devices)
     if mode == "strong" and total % len(devices):

@@ -12,7 +12,7 @@ from mjlab_dist.config.checks import validate
 from mjlab_dist.config.hosts import validate_hosts
 from mjlab_dist.distributed import outside_launcher
 from mjlab_dist.errors import UserError
-from mjlab_dist.launch.plan import plan_hosts
+from mjlab_dist.launch.plan import devices_of, plan_hosts, settled
 from mjlab_dist.machine.devices import find_gpus, in_this_process
 from mjlab_dist.machine.memory import check_memory
 from mjlab_dist.messages import Listener, listening
@@ -57,7 +57,7 @@ def make(
     gpus = find_gpus()
     hosts = plan_hosts(config, os.environ, gpus, lambda text: listen({"kind": "warning", "text": text}), listen)
     own = hosts[0].devices
-    num_ranks = sum(len(host.devices) for host in hosts)
+    config, num_ranks = settled(config, devices_of(hosts)), len(devices_of(hosts))
     total = _total(config, num_ranks)
     _check_numbers(total, num_ranks, len(variants))
     check_memory(config, -(-total // num_ranks), own, gpus)

@@ -16,7 +16,7 @@ from mjlab_dist.control import Control
 from mjlab_dist.distributed import outside_launcher
 from mjlab_dist.errors import UserError
 from mjlab_dist.launch.hosts import Host
-from mjlab_dist.launch.plan import RunPlan, plan_hosts
+from mjlab_dist.launch.plan import RunPlan, devices_of, plan_hosts, settled
 from mjlab_dist.machine.devices import find_gpus
 from mjlab_dist.messages import Listener, listening
 from mjlab_dist.run_dir import create_run_dir, read_history
@@ -46,7 +46,7 @@ def verify(config: TrainConfig, listen: Listener) -> VerifyReport:
         raise UserError(f"verify: starts its own ranks; run it without {launcher}")
     # Devices, hosts and number of iterations
     hosts = plan_hosts(config, os.environ, find_gpus(), lambda text: listen({"kind": "warning", "text": text}), listen)
-    num_ranks = sum(len(host.devices) for host in hosts)
+    config, num_ranks = settled(config, devices_of(hosts)), len(devices_of(hosts))
     budget = plan_budget(config, num_ranks)
     max_iterations = budget.max_iterations if budget else config.max_iterations
     if max_iterations < 2:

@@ -66,6 +66,7 @@ def reach() -> TrainConfig:
     return TrainConfig(
         task="arm-reach",
         num_envs=256,
+        gpu_num_envs=4096,
         max_iterations=500,
         agent=_AGENT,
         env=EnvConfig(
@@ -116,6 +117,7 @@ def lift_cube() -> TrainConfig:
     return TrainConfig(
         task="arm-lift-cube",
         num_envs=256,
+        gpu_num_envs=4096,
         max_iterations=500,
         agent=dataclasses.replace(_AGENT, entropy_coef=0.005),
         env=EnvConfig(

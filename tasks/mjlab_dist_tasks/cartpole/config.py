@@ -33,6 +33,7 @@ def balance() -> TrainConfig:
     return TrainConfig(
         task="cartpole-balance",
         num_envs=512,
+        gpu_num_envs=4096,
         max_iterations=150,
         agent=_AGENT,
         env=_env(
@@ -49,6 +50,7 @@ def swingup() -> TrainConfig:
     return TrainConfig(
         task="cartpole-swingup",
         num_envs=512,
+        gpu_num_envs=4096,
         max_iterations=300,
         agent=_AGENT,
         env=_env(

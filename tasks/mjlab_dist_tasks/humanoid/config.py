@@ -72,6 +72,7 @@ def velocity_flat() -> TrainConfig:
     return TrainConfig(
         task="humanoid-velocity-flat",
         num_envs=256,
+        gpu_num_envs=4096,
         max_iterations=3000,
         agent=AgentConfig(
             num_steps_per_env=24,

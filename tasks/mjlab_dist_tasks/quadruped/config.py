@@ -58,6 +58,7 @@ def flat() -> TrainConfig:
     return TrainConfig(
         task="quadruped-velocity-flat",
         num_envs=64,
+        gpu_num_envs=4096,
         max_iterations=1500,
         agent=_AGENT,
         env=EnvConfig(

@@ -30,8 +30,9 @@ def template() -> TrainConfig:
     """Walk forward, with robot.xml."""
     return TrainConfig(
         task="template",
-        # Number of envs (copies of the robot) on each GPU or CPU process. A GPU can simulate thousands.
+        # Number of envs (copies of the robot) on each CPU process, and on each GPU.
         num_envs=512,
+        gpu_num_envs=4096,
         # Each iteration is a rollout of 32 control steps in every env, and an update of the policy.
         max_iterations=300,
         env=_env(),

@@ -355,10 +355,26 @@ def test_a_flag_takes_precedence_over_a_total_in_the_file(
     tmp_path: Path, in_file: dict[str, Any], line: str, fields: dict[str, Any]
 ):
     file = tmp_path / "config.yaml"
-    file.write_text(yaml.safe_dump(to_plain(dataclasses.replace(DEFAULT, **in_file))))
+    default = dataclasses.replace(DEFAULT, gpu_num_envs=None)
+    file.write_text(yaml.safe_dump(to_plain(dataclasses.replace(default, **in_file))))
     config = train.read_config(["--config", str(file), *line.split()], "train", Page(summary=""))
-    assert config == dataclasses.replace(DEFAULT, **fields)
+    assert config == dataclasses.replace(default, **fields)
     validate(config)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("", 4096),
+        ("--num-envs 3", None),
+        ("--num-envs auto", None),
+        ("--total-num-envs 6", None),
+        ("--num-envs 3 --gpu-num-envs 7", 7),
+    ],
+)
+def test_a_number_of_envs_also_replaces_the_number_for_gpus(line: str, expected: int | None):
+    config = train.read_config(["cartpole-balance", *line.split()], "train", Page(summary=""))
+    assert config.gpu_num_envs == expected
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,7 @@ def test_every_task_is_valid(task: str):
     ("path", "flag", "value", "fix"),
     [
         ("num_envs", "--num-envs", 0, "1"),
+        ("gpu_num_envs", "--gpu-num-envs", 0, "1"),
         ("total_num_envs", "--total-num-envs", 0, "1"),
         ("max_iterations", "--max-iterations", -3, "1"),
         ("total_timesteps", "--total-timesteps", 0, "1"),

@@ -56,8 +56,9 @@ def _body_source(names: Names, robot: Robot) -> str:
     """{summary(robot)}, with {names.file}."""
     return TrainConfig(
         task={text(names.task)},
-        # Number of envs (copies of the robot) on each GPU or CPU process. A GPU can simulate thousands.
+        # Number of envs (copies of the robot) on each CPU process, and on each GPU.
         num_envs=512,
+        gpu_num_envs=4096,
         # Each iteration is a rollout of 32 control steps in every env, and an update of the policy.
         max_iterations=300,
         env=_env(),
