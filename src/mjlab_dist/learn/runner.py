@@ -410,15 +410,7 @@ class Runner:
         return obs
 
     def _control_step(self, step: int, obs: TensorDict) -> TensorDict:
-        """Act, advance the envs by one control step, and store the transition.
-
-        Args:
-            step: Index of the step in the rollout, from 0.
-            obs: Observations before the step.
-
-        Returns:
-            Observations after the step.
-        """
+        """Act, take a control step, and store the transition. Return the observations after the step."""
         actions = self.alg.act(obs)
         self._finite.record(step)
         obs, rewards, dones, extras = self.env.step(actions)
