@@ -1,6 +1,6 @@
 """Train on two ranks that share one GPU and communicate through gloo, and print the result as JSON.
 
-test_gpu.py and scripts/gpu_report.py run this program.
+test_gpu.py and scripts/gpu_check.py run this program.
 """
 
 from __future__ import annotations
