@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import mujoco_warp as mjw
 import pytest
 import warp as wp
 from warp_as_cuda import variants_that_a_recording_loads, variants_that_the_dry_run_finds
@@ -11,6 +12,7 @@ from warp_as_cuda import variants_that_a_recording_loads, variants_that_the_dry_
 from mjlab_dist import registry
 from mjlab_dist.env import Env
 from mjlab_dist.sim import kernels, start_warp
+from mjlab_dist.sim.ordering import Ordering
 
 Variants = set[kernels.Variant]
 
@@ -38,6 +40,19 @@ def test_the_dry_run_finds_exactly_the_kernels_that_a_recording_loads(
     assert collected
     for found, loaded in collected:
         assert {(module.name, size) for module, size in loaded ^ found} == set()
+
+
+@pytest.mark.parametrize("task", ["arm-lift-cube", "quadruped-velocity-rough"])
+def test_the_dry_run_finds_the_kernels_of_the_deterministic_mode(task: str) -> None:
+    start_warp("cpu")
+    sim = Env(registry.task_config(task).env, 4, "cpu").sim
+    ordering = Ordering("", sim._warp_model, sim._data)
+    sim._step_once, sim._forward_once = ordering.ordered(mjw.step), ordering.ordered(mjw.forward)
+    for program in (sim._all_substeps, sim._forward):
+        found, loaded = variants_that_the_dry_run_finds(program), variants_that_a_recording_loads(program)
+        assert {(module.name, size) for module, size in set(loaded) ^ set(found)} == set()
+        assert any("mjlab_dist.sim.ordering" in module.name for module, _ in found)
+        assert any(module.options["deterministic"] == wp.DeterministicMode.RUN_TO_RUN for module, _ in found)
 
 
 def test_a_kernel_with_an_occupancy_query_is_loaded_for_both_block_sizes(

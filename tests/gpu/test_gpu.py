@@ -354,6 +354,32 @@ def test_the_gpu_computes_what_the_cpu_does(simulate: Callable[..., Simulation])
     torch.testing.assert_close(on_gpu.qvel.cpu(), on_cpu.qvel, rtol=0, atol=3e-4)
 
 
+# Deterministic mode
+
+
+@needs_gpu
+@pytest.mark.parametrize("task", ["quadruped-velocity-flat", "arm-lift-cube"])
+def test_the_same_seed_and_actions_give_the_same_states_in_the_deterministic_mode(task: str) -> None:
+    start_warp(DEVICE)
+    config = registry.task_config(task).env
+    config = dataclasses.replace(config, sim=dataclasses.replace(config.sim, deterministic=True))
+
+    def roll_out() -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        env = Env(config, 64, DEVICE)
+        actions = torch.randn(50, 64, env.num_actions, device=DEVICE)
+        states = []
+        for row in actions:
+            env.step(row)
+            states.append(env.sim.qpos.clone())
+        assert not env.sim.overflow.any()
+        return states
+
+    first, second = roll_out(), roll_out()
+    assert [step for step, pair in enumerate(zip(first, second, strict=True)) if not torch.equal(*pair)] == []
+    assert not torch.equal(first[0], first[-1])
+
+
 # No waits of the host
 
 

@@ -1,6 +1,7 @@
 """Configs of tasks, agents and runs: frozen dataclasses. Imports the standard library only."""
 
 from mjlab_dist.config.agent import AgentConfig
+from mjlab_dist.config.options import OptionsConfig
 from mjlab_dist.config.references import lazy_modules
 from mjlab_dist.config.run import (
     CheckpointConfig,
@@ -23,7 +24,6 @@ from mjlab_dist.config.task import (
     EventConfig,
     MetricConfig,
     ObservationConfig,
-    OptionsConfig,
     ParamValue,
     RandomizationConfig,
     Reduction,

@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
+from mjlab_dist.config.options import OptionsConfig
 from mjlab_dist.config.sensors import ContactConfig, DistanceConfig
 
 Scalar = bool | int | str | float
@@ -334,28 +335,6 @@ class ActuatorConfig:
     """Dry friction in N m (slide joints: N). Default: the MJCF's."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class OptionsConfig:
-    """MuJoCo's options. An option that is None keeps the MJCF's value."""
-
-    timestep_s: float | None = None
-    """Length of a physics step, in simulated seconds."""
-    integrator: Literal["euler", "implicit", "implicitfast", "rk4"] | None = None
-    """Numerical integrator."""
-    cone: Literal["pyramidal", "elliptic"] | None = None
-    """Shape of the friction cone."""
-    solver: Literal["newton", "cg"] | None = None
-    """Constraint solver; MuJoCo Warp has no PGS."""
-    iterations: int | None = None
-    """Maximum number of solver iterations per physics step."""
-    ls_iterations: int | None = None
-    """Maximum number of line search steps per solver iteration."""
-    impratio: float | None = None
-    """Ratio of frictional to normal constraint impedance. Values above 1 reduce slip."""
-    tolerance: float | None = None
-    """Improvement of the cost below which the solver stops. MuJoCo Warp uses at least 1e-6."""
-
-
 CaptureMode = Literal["off", "physics", "step"]
 """Part of a control step that is recorded once and then replayed."""
 
@@ -401,6 +380,10 @@ class SimConfig:
     """Part of a control step that is recorded once and then replayed. physics: the physics (CUDA graphs on a GPU).
     step: on a GPU, also all other operations (policy, terms and storage). Curricula must then change tensors, not
     Python numbers. off: nothing, which is slower and easier to debug."""
+    deterministic: bool = False
+    """On a GPU, compute the physics in a fixed order, so that the same start state and actions always lead to the same
+    state, bit for bit, unless a buffer overflows. This is slower and needs more memory. On the CPU, the order is always
+    fixed."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -123,6 +123,11 @@ def plan_run(
     warnings: list[str] = []
     hosts = plan_hosts(config, environ, gpus, warnings.append, listen)
     own = hosts[0].devices
+    if config.env.sim.deterministic and all(device.device == "cpu" for host in hosts for device in host.devices):
+        raise UserError(
+            "--env.sim.deterministic: is for GPUs; all ranks are on the CPU, where results are repeatable without it; "
+            "use --env.sim.no-deterministic"
+        )
     # Envs and iterations
     config = settled(config, devices_of(hosts))
     budget = plan_budget(config, len(devices_of(hosts)))

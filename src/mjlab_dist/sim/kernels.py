@@ -37,9 +37,16 @@ def prepare(device: str, program: Callable[[], None]) -> None:
         device: Warp's name of the device.
         program: Function that launches the kernels; must be capturable in a graph.
     """
-    needed = [variant for variant in _collect(device, program) if not _is_loaded(device, *variant)]
-    # Let Warp forget the arrays of the discarded capture, before a new capture gets the same addresses.
+    found, is_complete = _collect(device, program)
+    _make_loaded(device, found)
+    if not is_complete:
+        _make_loaded(device, _collect(device, program)[0])
+    # Let Warp forget the arrays of the discarded captures, before a new capture gets the same addresses.
     wp.synchronize_device(device)
+
+
+def _make_loaded(device: str, variants: Sequence[Variant]) -> None:
+    needed = [variant for variant in variants if not _is_loaded(device, *variant)]
     if not needed:
         return
     # Compile what the cache lacks, in one rank per machine.
@@ -104,9 +111,11 @@ def _load(device: str, variants: Sequence[Variant]) -> Iterator[None]:
             raise
 
 
-def _collect(device: str, program: Callable[[], None]) -> list[Variant]:
-    """Return every module variant that the program needs, in launch order."""
+def _collect(device: str, program: Callable[[], None]) -> tuple[list[Variant], bool]:
+    """Return the module variants that the program needs, in launch order, and whether these are all."""
     needed: dict[Variant, None] = {}
+    load, suggest = wp.Module.load, wp.get_suggested_block_size
+    assumed = False
 
     def note(module: wp.Module, _device: object, block_dim: int | None = None, *_: Any, **__: Any) -> None:
         # Return None, as Warp does for a module that cannot be loaded: Warp then skips the launch.
@@ -115,10 +124,15 @@ def _collect(device: str, program: Callable[[], None]) -> list[Variant]:
     def suggest_block_size(kernel: wp.Kernel, device: Any = None) -> tuple[int, int]:
         if not wp.get_device(device).is_cuda:
             return 1, 1
-        # Warp loads the default variant of the module to compute the occupancy of the kernel. Any result will do here:
-        # it sets only grid sizes, and the dry run launches nothing.
+        # Warp loads the default variant of the module to compute the occupancy of the kernel. Before that, assume one.
+        block_dim = kernel.module.options["block_dim"]
         note(kernel.module, device)
-        return kernel.module.options["block_dim"], 1
+        if _is_loaded(str(wp.get_device(device)), kernel.module, block_dim):
+            with patched(wp.Module, "load", load):
+                return suggest(kernel, device)
+        nonlocal assumed
+        assumed = True
+        return block_dim, 1
 
     with (
         no_gc(),  # the garbage collector could free the memory of an old graph, which breaks the capture
@@ -127,7 +141,9 @@ def _collect(device: str, program: Callable[[], None]) -> list[Variant]:
         wp.ScopedCapture(device=device, force_module_load=False),
     ):
         program()
-    return list(needed)
+    # The occupancy sets only grid sizes, but the code of deterministic kernels depends on these.
+    deterministic = any(module.options["deterministic"] for module, _ in needed)
+    return list(needed), not (assumed and deterministic)
 
 
 def _is_loaded(device: str, module: wp.Module, block_dim: int) -> bool:

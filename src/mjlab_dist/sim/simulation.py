@@ -20,6 +20,7 @@ from mjlab_dist.patching import patched
 from mjlab_dist.sim import kernels, model_fields, recording, rows
 from mjlab_dist.sim.data import find_key, per_env_names, put_data
 from mjlab_dist.sim.memory import array_bytes
+from mjlab_dist.sim.ordering import find_physics
 from mjlab_dist.sim.quiet import quiet
 from mjlab_dist.sim.saved import Limits, limits_of
 
@@ -98,9 +99,7 @@ class Simulation:
         Raises:
             UserError: If there is no such field or keyframe, or MuJoCo Warp cannot simulate the model.
         """
-        self.model = model
-        self.num_envs = num_envs
-        self.device = device
+        self.model, self.num_envs, self.device = model, num_envs, device
         self.dt_s = float(model.opt.timestep) * config.decimation
         self._config = config
         self._key = find_key(model, config.keyframe)
@@ -120,6 +119,7 @@ class Simulation:
             moves_static = not model_fields.MOVING_STATIC.isdisjoint(fields)
             self._unanchored = model_fields.unanchored(self._warp_model) if moves_static else None
             self._data = put_data(model, self._key, num_envs, config)
+            self._step_once, self._forward_once = find_physics(config, device, self._warp_model, self._data)
             self.reset_mask, self._keys = wp.zeros(num_envs, dtype=wp.bool), wp.full(num_envs, -1, dtype=int)
             self._overflow, self._demand = (wp.zeros(size, dtype=int) for size in (num_envs, num_envs + 1))
 
@@ -374,7 +374,7 @@ class Simulation:
     def _substep(self) -> None:
         for program in self._substep_programs:
             program(self._warp_model, self._data)
-        mjw.step(self._warp_model, self._data)
+        self._step_once(self._warp_model, self._data)
 
     def _all_substeps(self) -> None:
         # Only the sensor readings of the last substep remain, so the others are computed only if something needs them.
@@ -392,7 +392,7 @@ class Simulation:
         wp.launch(rows.collect_overflow, self.num_envs, [self._data.overflow, BUFFER_BITS, *counts, *buffers])
 
     def _forward(self) -> None:
-        mjw.forward(self._warp_model, self._data)
+        self._forward_once(self._warp_model, self._data)
 
     def _reset(self) -> None:
         if self._key is None:

@@ -16,7 +16,7 @@ from mjlab_dist import registry
 from mjlab_dist.config import SyncConfig, TrainConfig
 from mjlab_dist.errors import UserError
 from mjlab_dist.launch import plan
-from mjlab_dist.launch.plan import check_config
+from mjlab_dist.launch.plan import check_config, plan_run
 from mjlab_dist.run_dir import CONFIG_FILE, to_yaml
 from mjlab_dist.sim import build_model
 
@@ -88,3 +88,14 @@ def test_devices_are_checked_before_files_are_copied_and_hosts_are_checked(
     copy, warning, hosts = calls
     assert (copy, hosts) == ("copy", "hosts")
     assert "share" in warning
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_the_deterministic_mode_is_refused_without_a_gpu(
+    config: TrainConfig, deterministic: bool, tmp_path: Path
+) -> None:
+    sim = dataclasses.replace(config.env.sim, deterministic=deterministic)
+    config = dataclasses.replace(config, gpu_ids=None, env=dataclasses.replace(config.env, sim=sim))
+    refused = pytest.raises(UserError, match=r"^--env\.sim\.deterministic: .*\bCPU\b.*repeatable")
+    with refused if deterministic else contextlib.nullcontext():
+        plan_run(config, {}, [], lambda _: tmp_path, lambda _: None)
