@@ -41,8 +41,6 @@ def prepare(device: str, program: Callable[[], None]) -> None:
     _make_loaded(device, found)
     if not is_complete:
         _make_loaded(device, _collect(device, program)[0])
-    # Let Warp forget the arrays of the discarded captures, before a new capture gets the same addresses.
-    wp.synchronize_device(device)
 
 
 def _make_loaded(device: str, variants: Sequence[Variant]) -> None:
