@@ -296,7 +296,7 @@ def test_a_gpu_reads_sensors_in_every_substep_only_if_something_may_read_them(le
     for programs, expected in (([], [False, False, True]), ([lambda _model, _data: None], [True] * 3)):
         sim.before_substeps(programs)
         reads.clear()
-        with mock.patch.object(mjw, "step", note):
+        with mock.patch.object(sim, "_step_once", note):
             sim._all_substeps()
         assert reads == expected
 
