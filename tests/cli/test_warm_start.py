@@ -9,8 +9,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import conftest
 import pytest
 import start_message
 from conftest import inherited
@@ -186,3 +188,16 @@ def test_modules_that_python_imports_before_a_command_need_an_exec(
     assert warm.forks(train, environ, tmp_path)
     (tmp_path / "own" / module).touch()
     assert not warm.forks(train, environ, tmp_path)
+
+
+@pytest.mark.parametrize(("args", "are_hidden"), [(["tests/unit"], True), (["tests"], True), (["tests/gpu"], False)])
+def test_gpus_are_hidden_from_all_tests_but_those_of_gpus(
+    monkeypatch: pytest.MonkeyPatch, args: list[str], *, are_hidden: bool
+) -> None:
+    """CUDA does not work in a fork of a process that has initialized Warp on a machine with a GPU."""
+    monkeypatch.chdir(conftest.GPU_TESTS.parents[1])
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(Path, "glob", lambda _folder, _pattern: iter([Path("/dev/nvidia0")]))
+    config: Any = SimpleNamespace(args=args)
+    conftest.pytest_configure(config)
+    assert (os.environ.get("CUDA_VISIBLE_DEVICES") == "") == are_hidden
