@@ -123,7 +123,7 @@ def plan_run(
     warnings: list[str] = []
     hosts = plan_hosts(config, environ, gpus, warnings.append, listen)
     own = hosts[0].devices
-    if config.env.sim.deterministic and all(device.device == "cpu" for host in hosts for device in host.devices):
+    if config.env.sim.deterministic and all(device.device == "cpu" for device in devices_of(hosts)):
         raise UserError(
             "--env.sim.deterministic: is for GPUs; all ranks are on the CPU, where results are repeatable without it; "
             "use --env.sim.no-deterministic"

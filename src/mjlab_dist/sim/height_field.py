@@ -38,10 +38,9 @@ def take_over(model: mujoco.MjModel, put: mjw.Model) -> None:
     """
     # Models that are left to MuJoCo Warp
     fields = np.flatnonzero(model.geom_type == mujoco.mjtGeom.mjGEOM_HFIELD)
-    still = np.array([is_still(model, int(field)) for field in fields])
     # If bodies may sleep, MuJoCo Warp runs collision twice per step. The callback below would append contacts twice.
     sleeps = model.opt.enableflags & mujoco.mjtEnableBit.mjENBL_SLEEP
-    if not len(fields) or not still.all() or sleeps:
+    if not len(fields) or not all(is_still(model, int(field)) for field in fields) or sleeps:
         return
 
     # Pairs that the kernel of this package handles, with the height field first
@@ -62,7 +61,7 @@ def take_over(model: mujoco.MjModel, put: mjw.Model) -> None:
 
     # MuJoCo Warp calls contactfilter after its own collision. This callback appends the contacts.
     launches = [
-        _launch(ground_of(model, int(field)), ordered[of_field], ids[of_field])
+        _launch(_with_ceiling(model, ground_of(model, int(field))), ordered[of_field], ids[of_field])
         for field in fields
         if (of_field := ours & (ordered[:, 0] == field)).any()
     ]
@@ -87,7 +86,7 @@ def is_still(model: mujoco.MjModel, geom: int) -> bool:
 
 
 def ground_of(model: mujoco.MjModel, geom: int) -> Any:
-    """Return a height field as a :class:`Ground` on Warp's current device.
+    """Return a height field as a :class:`Ground` on Warp's current device, without its ceiling.
 
     Args:
         model: The model.
@@ -99,17 +98,19 @@ def ground_of(model: mujoco.MjModel, geom: int) -> Any:
     half_x, half_y, top, thickness = model.hfield_size[field]
     start = int(model.hfield_adr[field])
     heights = (model.hfield_data[start : start + rows * cols] * top).reshape(rows, cols).astype(np.float32)
-    cell = np.array([2 * half_x / (cols - 1), 2 * half_y / (rows - 1)])
-    # A geom can touch the ground only within its bounding radius. The window covers the largest moving geom.
-    moving = model.body_weldid[model.geom_bodyid] != 0
-    window = int(np.ceil(model.geom_rbound[moving].max(initial=0.0) / cell.min())) + 2
     ground = Ground()
     ground.heights = wp.array(heights, dtype=float)
-    ground.ceiling = wp.array(_ceiling(heights, window), dtype=float)
-    ground.window = window
     ground.half = wp.vec2(half_x, half_y)
-    ground.cell = wp.vec2(*cell)
+    ground.cell = wp.vec2(2 * half_x / (cols - 1), 2 * half_y / (rows - 1))
     ground.thickness = thickness
+    return ground
+
+
+def _with_ceiling(model: mujoco.MjModel, ground: Any) -> Any:
+    # A geom can touch the ground only within its bounding radius. The window covers the largest moving geom.
+    moving = model.body_weldid[model.geom_bodyid] != 0
+    ground.window = int(np.ceil(model.geom_rbound[moving].max(initial=0.0) / min(ground.cell))) + 2
+    ground.ceiling = wp.array(_ceiling(ground.heights.numpy(), ground.window), dtype=float)
     return ground
 
 
