@@ -232,6 +232,10 @@ def _renderer(model: mujoco.MjModel, size: tuple[int, int], camera: int) -> Rend
     height, width = size
     model.vis.global_.offheight, model.vis.global_.offwidth = height, width
     data = mujoco.MjData(model)
+    # Mesa makes the symbols of its LLVM visible to all libraries that are loaded later. Triton, which torch.optim
+    # imports, has an LLVM of its own: if it is loaded after Mesa, it calls the wrong one and crashes.
+    with contextlib.suppress(ImportError):
+        import triton  # noqa: F401, PLC0415
     try:
         with _egl_by_default():
             renderer = mujoco.Renderer(model, height, width)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
 import mujoco  # noqa: F401 (a test needs it to be imported already)
 import numpy as np
+import pytest
 import torch
 
 from mjlab_dist.play.episodes import choose_opengl
@@ -40,3 +44,16 @@ def test_a_variable_that_mujoco_has_already_read_is_not_set() -> None:
     environ: dict[str, str] = {}
     choose_opengl(environ)
     assert environ == {}, "otherwise the renderer would consider it the user's choice, and use GLFW"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="torch has no Triton on this platform")
+def test_triton_can_be_imported_after_rendering() -> None:
+    code = """
+import mujoco
+from mjlab_dist.play.video import _renderer
+model = mujoco.MjModel.from_xml_string("<mujoco><worldbody><geom size='.1'/></worldbody></mujoco>")
+_renderer(model, (8, 8), -1)({})
+import triton
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
