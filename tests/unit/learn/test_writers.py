@@ -445,7 +445,7 @@ def test_wandb_starts_offline_if_it_cannot_start_online(
     [
         ("init", "os._exit(1)", ["process"]),
         ("init", "raise ValueError", ["(ValueError)", "(ValueError)"]),
-        ("init", "time.sleep(99)", ["", " 2 s"]),
+        ("init", "time.sleep(99)", ["(it does not answer)", "(it does not answer)"]),
         ("log", "raise OSError('broken\\npipe')", ["(broken)"]),
         ("log", "os.kill(os.getpid(), signal.SIGKILL)", ["process"]),
         ("log", "time.sleep(99)", [" 2 s"]),
@@ -467,7 +467,9 @@ def test_a_failing_wandb_causes_only_a_warning(
     close: Callable[[WandbLogger], None],
 ):
     monkeypatch.setattr(module, "CLOSE_S", 2.0)
-    monkeypatch.setattr(module, "CLOSE_START_S", 1.0)
+    if behaviour == "time.sleep(99)":
+        monkeypatch.setattr(module, "CLOSE_START_S", 1.0)
+        monkeypatch.setattr(module, "START_S", 5.0)
     stub(**{where: behaviour})
     writer = WandbLogger(run_dir, config, None)
     if where == "log" and "sleep" not in behaviour:
@@ -490,6 +492,20 @@ def test_a_run_waits_less_than_five_seconds_for_wandb_at_its_end(
     close(writer)
     (warning,) = warnings
     assert " 4.5 s" in warning
+
+
+def test_a_short_run_waits_at_its_end_until_wandb_has_started_offline(
+    config: TrainConfig, run_dir: Path, warnings: list[str], stub: Stub, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setattr(module, "CLOSE_S", 1.0)
+    monkeypatch.setattr(module, "CLOSE_START_S", 0.0)
+    logged = stub(init="time.sleep(2)")
+    writer = WandbLogger(run_dir, config, None)
+    fill(writer, range(1, 11))
+    writer.close()
+    assert [one["step"] for one in logged() if "step" in one] == list(range(1, 11))
+    assert not warnings
 
 
 @pytest.mark.parametrize(

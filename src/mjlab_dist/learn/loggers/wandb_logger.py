@@ -37,7 +37,7 @@ CLOSE_FILES_S = 60.0
 """Maximum seconds of this wait if ``--checkpoint.wandb`` is set, because the last checkpoint must be uploaded."""
 
 CLOSE_START_S = 2.0
-"""Maximum seconds that a run waits at its end for Weights & Biases to start, if it has not started yet."""
+"""Maximum seconds that a run waits at its end for Weights & Biases to start online; after that, it starts offline."""
 
 MAX_WAITING_ROWS = 10_000
 """Maximum number of waiting rows, of about 4 kB each. If there are more, the run continues without W&B."""
@@ -53,8 +53,8 @@ class WandbLogger(Logger):
     """Logger for Weights & Biases.
 
     It is offline if W&B's environment variables request this, or if W&B cannot start online.
-    Only :meth:`close` waits for Weights & Biases, at most :data:`CLOSE_S` or :data:`CLOSE_FILES_S` seconds. If Weights
-    & Biases fails, one warning is printed, and training continues without it.
+    Only :meth:`close` waits for Weights & Biases: for its start, and then at most :data:`CLOSE_S` or
+    :data:`CLOSE_FILES_S` seconds. If Weights & Biases fails, one warning is printed, and training continues without it.
     """
 
     def __init__(self, run_dir: Path, config: TrainConfig, resumed_at: int | None) -> None:  # noqa: ARG002
@@ -125,12 +125,14 @@ class WandbLogger(Logger):
 
     def close(self) -> None:
         """Send the remaining rows, and end the process."""
-        begun = time.monotonic()
-        end_by = begun + self._close_s
-        self._start_by = min(self._start_by, begun + CLOSE_START_S)
+        end_by: float | None = None
+        if self._mode not in NO_NETWORK:
+            self._start_by = min(self._start_by, time.monotonic() + CLOSE_START_S)
         self._waiting.append({"close": True})
         while self._process is not None:
-            if time.monotonic() > end_by:
+            if self._started and end_by is None:
+                end_by = time.monotonic() + self._close_s
+            if end_by is not None and time.monotonic() > end_by:
                 self._give_up(f"did not end within {self._close_s:g} s")
                 break
             self._exchange(self._process)
