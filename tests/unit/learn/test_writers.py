@@ -467,9 +467,8 @@ def test_a_failing_wandb_causes_only_a_warning(
     close: Callable[[WandbLogger], None],
 ):
     monkeypatch.setattr(module, "CLOSE_S", 2.0)
-    if behaviour == "time.sleep(99)":
-        monkeypatch.setattr(module, "CLOSE_START_S", 1.0)
-        monkeypatch.setattr(module, "START_S", 5.0)
+    monkeypatch.setattr(module, "CLOSE_START_S", 1.0)
+    monkeypatch.setattr(module, "START_S", 3.0)
     stub(**{where: behaviour})
     writer = WandbLogger(run_dir, config, None)
     if where == "log" and "sleep" not in behaviour:

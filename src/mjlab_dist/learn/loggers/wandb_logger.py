@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import json
+import math
 import os
 import select
 import socket
@@ -125,14 +126,14 @@ class WandbLogger(Logger):
 
     def close(self) -> None:
         """Send the remaining rows, and end the process."""
-        end_by: float | None = None
+        end_by = math.inf
         if self._mode not in NO_NETWORK:
             self._start_by = min(self._start_by, time.monotonic() + CLOSE_START_S)
         self._waiting.append({"close": True})
         while self._process is not None:
-            if self._started and end_by is None:
-                end_by = time.monotonic() + self._close_s
-            if end_by is not None and time.monotonic() > end_by:
+            if self._started:
+                end_by = min(end_by, time.monotonic() + self._close_s)
+            if time.monotonic() > end_by:
                 self._give_up(f"did not end within {self._close_s:g} s")
                 break
             self._exchange(self._process)
