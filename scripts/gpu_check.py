@@ -246,7 +246,7 @@ LIMITS_S = {machine: 120, graphs: 60, doctor: 60, physics: 200, tasks: 240, lear
 LIMITS_S[walk] = 600
 
 
-def run_stage(setup: Setup, name: str, limit_s: float | None) -> Figures:
+def run_stage(setup: Setup, name: str, limit_s: float) -> Figures:
     """Run a stage in a process of its own. Show the end of its output, and return its result."""
     figures, log, start = setup.out / f"{name}.json", setup.out / f"{name}.txt", time.monotonic()
     figures.unlink(missing_ok=True)
@@ -254,7 +254,7 @@ def run_stage(setup: Setup, name: str, limit_s: float | None) -> Figures:
     with log.open("w") as out, subprocess.Popen(args, stdout=out, stderr=out, start_new_session=True) as process:
         code = None
         with contextlib.suppress(subprocess.TimeoutExpired):
-            code = process.wait(limit_s)
+            code = process.wait(limit_s if setup.on_gpu else None)  # a CPU may be busy
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # leave nothing on the GPU
     print("\n".join(log.read_text(errors="replace").splitlines()[-40:]), flush=True)
@@ -282,8 +282,7 @@ def main() -> int:
         return 0
     out.mkdir(parents=True, exist_ok=True)
     chosen = [name for name in args.stages if on_gpu or names[name] not in (graphs, kernels)]
-    limits = {name: LIMITS_S[names[name]] if on_gpu else None for name in chosen}  # a CPU may be busy
-    results = {name: run_stage(setup, name, limits[name]) for name in chosen}
+    results = {name: run_stage(setup, name, LIMITS_S[names[name]]) for name in chosen}
     (out / "gpu_check.json").write_text(json.dumps(results, indent=1))
     for name, result in results.items():
         print(f"{name:10} {result['result']} in {result['seconds']:g} s")

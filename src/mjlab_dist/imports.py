@@ -43,6 +43,16 @@ def import_learner() -> None:
             import rsl_rl.algorithms  # noqa: F401 (imports tensordict)
 
 
+def import_triton() -> None:
+    """Import Triton, if torch has it. Call this before MuJoCo renders or opens a window.
+
+    Mesa's OpenGL makes the symbols of its LLVM visible to all libraries that are loaded later. Triton, which
+    torch.optim imports, has an LLVM of its own: if it is loaded after Mesa, it calls the wrong one and crashes.
+    """
+    with contextlib.suppress(ImportError):
+        import triton  # noqa: F401, PLC0415
+
+
 def _unmarked(function: T) -> T:
     return function
 

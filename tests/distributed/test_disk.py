@@ -70,10 +70,10 @@ def test_a_disk_that_fills_with_metrics_ends_training_without_restarts(
     fill = small_disk("python", "-c", "open('disk/fill', 'wb').write(bytes(1_900_000))")
     assert fill.code == 0, fill.err
     one = ("train", "cartpole-balance", "--gpu-ids", "None", "--num-envs", "8", "--agent.num-steps-per-env", "1")
-    short = ("--agent.num-learning-epochs", "1", "--agent.num-mini-batches", "1")
+    one += ("--agent.num-learning-epochs", "1", "--agent.num-mini-batches", "1")
     none = () if "--logger" in ranks else ("--torchrunx-log-dir", "")
     flags = ("--log-root", "disk", "--max-iterations", "100000", "--checkpoint.interval", "100000")
-    done = small_disk(*one, *short, *flags, *none, *ranks)
+    done = small_disk(*one, *flags, *none, *ranks)
     assert done.code == Exit.FAILED, done.err
     (line,) = (line for line in done.err.splitlines() if line.startswith("train: "))
     assert line.startswith("train: --log-root disk: no space left for "), done.err

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from mjlab_dist.config import PlayConfig
 from mjlab_dist.errors import UserError
+from mjlab_dist.imports import import_triton
 from mjlab_dist.messages import emit
 from mjlab_dist.patching import patched
 from mjlab_dist.play.choice import grid, num_frames, size_of
@@ -232,10 +233,7 @@ def _renderer(model: mujoco.MjModel, size: tuple[int, int], camera: int) -> Rend
     height, width = size
     model.vis.global_.offheight, model.vis.global_.offwidth = height, width
     data = mujoco.MjData(model)
-    # Mesa makes the symbols of its LLVM visible to all libraries that are loaded later. Triton, which torch.optim
-    # imports, has an LLVM of its own: if it is loaded after Mesa, it calls the wrong one and crashes.
-    with contextlib.suppress(ImportError):
-        import triton  # noqa: F401, PLC0415
+    import_triton()
     try:
         with _egl_by_default():
             renderer = mujoco.Renderer(model, height, width)

@@ -11,6 +11,7 @@ import mujoco.viewer
 import numpy as np
 
 from mjlab_dist.errors import UserError
+from mjlab_dist.imports import import_triton
 from mjlab_dist.view.player import Player
 
 FRAME_S = 1 / 60
@@ -42,6 +43,7 @@ def run_native(player: Player, show: Callable[[str], None]) -> None:
         keys.get(key, lambda: None)()
 
     # Window
+    import_triton()
     model = copy.copy(player.env.sim.model)
     data = mujoco.MjData(model)
     try:

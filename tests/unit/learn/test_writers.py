@@ -8,17 +8,16 @@ import http.server
 import json
 import math
 import re
+import resource
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.summary.writer import event_file_writer
 from wandb_files import logged_steps
 
 from mjlab_dist import registry
@@ -197,46 +196,40 @@ def curve(run_dir: Path, name: str) -> list[tuple[int, float]]:
     return [(event.step, event.value) for event in events.Scalars(name)]
 
 
-@pytest.fixture
-def pass_to_the_next_second(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Function that advances the time in names of event files by a second.
-
-    Event files are read in the order of their names, which start with the time in seconds. A real resume takes longer
-    than a second.
-    """
-    passed_s = 0
-
-    def advance() -> None:
-        nonlocal passed_s
-        passed_s += 1
-
-    clock = SimpleNamespace(time=lambda: time.time() + passed_s)
-    monkeypatch.setattr(event_file_writer, "time", clock)
-    return advance
-
-
-def test_tensorboard_shows_every_step_once_after_a_resume(tmp_path: Path, pass_to_the_next_second: Callable[[], None]):
+def test_tensorboard_shows_every_step_once_after_a_resume(tmp_path: Path):
     fill(tensorboard(tmp_path, None), range(1, 21), value=1.0)  # not closed, as in a killed process
     assert curve(tmp_path, "train/mean_return") == [(i, 1.0) for i in range(1, 21)]
-    pass_to_the_next_second()
     second = tensorboard(tmp_path, 10)
     fill(second, range(11, 16), value=2.0)
     assert curve(tmp_path, "train/mean_return") == [(i, 1.0 if i <= 10 else 2.0) for i in range(1, 16)]
     second.close()
-    pass_to_the_next_second()
     fill(tensorboard(tmp_path, 12), range(13, 31), value=3.0)
     expected = [(i, 1.0 if i <= 10 else 2.0 if i <= 12 else 3.0) for i in range(1, 31)]
     assert curve(tmp_path, "train/mean_return") == expected
     assert [step for step, _ in curve(tmp_path, "perf/collect_s")] == list(range(1, 31))
 
 
-def test_tensorboard_shows_no_earlier_rows_of_a_run_that_starts_from_scratch(
-    tmp_path: Path, pass_to_the_next_second: Callable[[], None]
-):
+def test_tensorboard_shows_no_earlier_rows_of_a_run_that_starts_from_scratch(tmp_path: Path):
     fill(tensorboard(tmp_path, None), range(1, 6), value=1.0)
-    pass_to_the_next_second()
     fill(tensorboard(tmp_path, 0), range(1, 4), value=2.0)
     assert curve(tmp_path, "train/mean_return") == [(i, 2.0) for i in range(1, 4)]
+
+
+def test_tensorboard_raises_the_error_of_a_full_disk_where_it_is_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raised_in_threads: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", raised_in_threads.append)
+    writer = tensorboard(tmp_path, None)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            fill(writer, range(1, 1000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    writer.close()
+    assert not raised_in_threads
 
 
 def test_scalars_are_grouped_by_name():
