@@ -1,8 +1,9 @@
 """Measure the time of each part of an env step on the CPU, or compare training speed with mjlab.
 
-One process with one thread applies random actions around 0. Every figure is the CPU time of this process per control
-step of all envs. CPU time is measured instead of elapsed time, because other programs on the machine hardly change it.
-The steps are measured in several rounds; figures are medians over these rounds, with minimum and maximum.
+One process with one thread applies random actions around 0, with each engine in turn. Every figure is the CPU time of
+this process per control step of all envs. CPU time is measured instead of elapsed time, because other programs on the
+machine hardly change it. The steps are measured in several rounds; figures are medians over these rounds, with minimum
+and maximum. With the engine mujoco, the same physics is also measured with mujoco.batch alone.
 
     uv run python scripts/bench_env.py quadruped-velocity-flat --num-envs 256
 
@@ -23,12 +24,14 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from mujoco.batch import Batch
 from timed import BIN, SKIPPED, clean_environment, spread
 
 from mjlab_dist import registry
+from mjlab_dist.config.entries import replaced
 from mjlab_dist.env import Env
 from mjlab_dist.sim import start_warp
 
@@ -37,8 +40,6 @@ PEER_STEPS_PER_S = (146, 160)
 
 TARGET = 40
 """The training speed of mjlab_dist should be at least this many times the maximum speed of mjlab."""
-
-WARM_UP_STEPS = 20
 
 PARTS = (
     "physics",
@@ -95,40 +96,75 @@ def watched(env: Env) -> Clock:
     return clock
 
 
+class Alone:
+    """``mujoco.batch`` without an env: steps the same states with the same inputs."""
+
+    def __init__(self, env: Env) -> None:
+        self._env, self._batch = env, Batch(env.sim.model, env.num_envs, 1)
+        self._rows = {name: torch.from_numpy(self._batch.bind(name)) for name in env.sim.physics}
+        self._before: dict[str, torch.Tensor] = {}
+
+    def store(self) -> None:
+        """Store the state before a step of the env."""
+        self._before = {name: tensor.clone() for name, tensor in self._env.sim.physics.items()}
+
+    def step_s(self) -> float:
+        """Repeat the physics of the env's step, and return its CPU time in s."""
+        for name, tensor in {**self._before, "ctrl": self._env.sim.ctrl}.items():
+            self._rows[name].copy_(tensor.view(self._rows[name].shape))
+        start = time.process_time()
+        self._batch.step(nstep=self._env.cfg.sim.decimation)
+        return time.process_time() - start
+
+
 def measure(task: str, num_envs: int, steps: int, rounds: int, action_std: float) -> None:
-    """Measure the parts of a step, and print them."""
+    """Measure the parts of a step with each engine, in alternate rounds, and print them."""
     torch.set_num_threads(1)
     start_warp("cpu")
-    env = Env(registry.task_config(task).env, num_envs, "cpu")
-    clock = watched(env)
-    results: dict[str, list[float]] = {name: [] for name in (*PARTS, "the rest", "whole")}
-    actions = action_std * torch.randn(WARM_UP_STEPS, num_envs, env.num_actions)
+    config = registry.task_config(task).env
+    engines: tuple[Literal["warp", "mujoco"], ...] = ("warp", "mujoco")
+    envs = {engine: Env(replaced(config, ["sim", "engine"], engine), num_envs, "cpu") for engine in engines}
+    clocks = {engine: watched(env) for engine, env in envs.items()}
+    alone = Alone(envs["mujoco"])
+    results: dict[str, dict[str, list[float]]] = {
+        engine: {name: [] for name in (*PARTS, "the rest", "whole", "mujoco.batch alone")} for engine in engines
+    }
     with torch.inference_mode():
-        for one in actions:
-            env.step(one)
-        for _ in range(rounds):
-            actions = action_std * torch.randn(steps, num_envs, env.num_actions)
-            clock.spent_s = dict.fromkeys(PARTS, 0.0)
-            start = time.process_time()
-            for one in actions:
-                env.step(one)
-            whole_s = time.process_time() - start
-            for part, spent_s in clock.spent_s.items():
-                results[part].append(spent_s / steps)
-            results["the rest"].append((whole_s - sum(clock.spent_s.values())) / steps)
-            results["whole"].append(whole_s / steps)
-    report(task, num_envs, results)
+        for i in range(rounds + 1):
+            for engine, env in envs.items():
+                clock, whole_s, alone_s = clocks[engine], 0.0, 0.0
+                clock.spent_s = dict.fromkeys(PARTS, 0.0)
+                for actions in action_std * torch.randn(steps, num_envs, env.num_actions):
+                    alone.store()
+                    start = time.process_time()
+                    env.step(actions)
+                    whole_s += time.process_time() - start
+                    if engine == "mujoco":
+                        alone_s += alone.step_s()
+                if i == 0:
+                    continue  # to warm up
+                spent_s = {**clock.spent_s, "the rest": whole_s - sum(clock.spent_s.values()), "whole": whole_s}
+                for part, part_s in {**spent_s, "mujoco.batch alone": alone_s}.items():
+                    results[engine][part].append(part_s / steps)
+    for engine in engines:
+        report(f"{task}, {num_envs} envs, engine {engine}", num_envs, results[engine])
+    ratios = [w / m for w, m in zip(*(results[engine]["whole"] for engine in engines), strict=True)]
+    print(f"warp / mujoco       {spread(ratios, 3):>28}")
 
 
-def report(task: str, num_envs: int, results: dict[str, list[float]]) -> None:
+def report(title: str, num_envs: int, results: dict[str, list[float]]) -> None:
     """Print the CPU time and share of each part of a step, the ratio of the whole step to physics, and the speed."""
+    alone = results.pop("mujoco.batch alone")
     whole_s = statistics.median(results["whole"])
-    print(f"{task}, {num_envs} envs: ms per step of all envs")
+    print(f"{title}: ms per step of all envs")
     for part, spent_s in results.items():
         share = statistics.median(spent_s) / whole_s
         print(f"  {part:<18}{spread([1e3 * s for s in spent_s], 3):>28}{share:>8.1%}")
     ratios = [whole / physics for whole, physics in zip(results["whole"], results["physics"], strict=True)]
     print(f"  whole / physics   {spread(ratios, 3):>28}   (goal: at most 1.15 with 64 envs)")
+    if any(alone):
+        ratios = [whole / batch for whole, batch in zip(results["whole"], alone, strict=True)]
+        print(f"  whole / alone     {spread(ratios, 3):>28}   (mujoco.batch; goal: at most 1.25 with 256 envs)")
     print(f"  env-steps/s       {spread([num_envs / s for s in results['whole']]):>28}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import os
 import shutil
@@ -22,10 +23,12 @@ import psutil
 import pytest
 
 if TYPE_CHECKING:
+    import mujoco
     from playwright.sync_api import Browser, Page
     from ssh_server import Add, SshServer
     from warm_start import WarmStarts
 
+    from mjlab_dist.config import SimConfig
     from mjlab_dist.env import Env
 
 BIN = Path(sys.executable).parent
@@ -33,7 +36,9 @@ BIN = Path(sys.executable).parent
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 """One thread per library. More would not be faster with the small tensors of tests, and would slow other processes."""
 
-GPU_TESTS = Path(__file__).parent / "gpu"
+TESTS = Path(__file__).parent
+
+GPU_TESTS = TESTS / "gpu"
 """Tests that use GPUs. They run in a session of their own."""
 
 HANG_S = 240
@@ -441,3 +446,33 @@ def add_host(
     yield add
     for server in servers:
         server.__exit__()
+
+
+@pytest.fixture(scope="module")
+def engine(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Let every env use this engine if its config does not name one. See :func:`pytest_generate_tests`."""
+    from mjlab_dist.sim.choice import choose_engine
+
+    def choose(config: SimConfig, device: str, model: mujoco.MjModel) -> str:
+        if config.engine == "auto":
+            config = dataclasses.replace(config, engine=request.param)
+        return choose_engine(config, device, model)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mjlab_dist.sim.simulation.choose_engine", choose)
+        yield request.param
+
+
+@pytest.fixture
+def engine_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let envs on the CPU use the engine that they would use on a GPU, where no step waits for the device."""
+    monkeypatch.setattr("mjlab_dist.sim.simulation.choose_engine", lambda *_: "warp")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Repeat tests of envs and tasks with both engines, except those about GPUs."""
+    folder = metafunc.definition.path.parent
+    if folder in {TESTS / "unit" / "env", TESTS / "unit" / "tasks"}:
+        metafunc.fixturenames.insert(0, "engine")
+        engines = ["warp"] if "engine_of_gpus" in metafunc.fixturenames else ["warp", "mujoco"]
+        metafunc.parametrize("engine", engines, indirect=True, scope="module")

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mjlab_dist.check.host_syncs import HostSyncs
 from mjlab_dist.env import Env
-from mjlab_dist.sim import Simulation
+from mjlab_dist.sim.recorder import Recorder
 
 DEVICE = "cuda:0"
 
@@ -62,7 +62,7 @@ def fake_cuda() -> Iterator[None]:
         mock.patch.object(torch.Tensor, "backward"),
         # Module.to does nothing: modules are built on the device, and parameters without memory could not be replaced.
         mock.patch.object(torch.nn.Module, "to", lambda module, *_, **__: module),
-        mock.patch.object(Simulation, "_run"),
+        mock.patch.object(Recorder, "run"),
     ):
         yield
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from mjlab_dist.buffers import CONTACT_OVERFLOWS, MARGIN, MIN_SIZE, ROW_OVERFLOWS, SHARED_MARGIN, size_for, with_sizes
 from mjlab_dist.config import TrainConfig
+from mjlab_dist.config.entries import replaced
 from mjlab_dist.distributed import Rank, RankDevice
 from mjlab_dist.imports import start_up
 from mjlab_dist.wording import listed
@@ -153,7 +154,7 @@ def _attempt(config: TrainConfig, device: str, num_envs: int, num_steps: int, ch
     from mjlab_dist.env import Env  # noqa: PLC0415
 
     # Envs and actions
-    env = Env(config.env, num_envs, device)
+    env = Env(replaced(config.env, ["sim", "engine"], "warp"), num_envs, device)
     act = _random(env, config.agent.init_std) if checkpoint is None else _policy(env, config, checkpoint)
     gauge = BufferGauge(env)
     # Steps, with a count after each

@@ -10,9 +10,11 @@ import warp as wp
 from warp_as_cuda import variants_that_a_recording_loads, variants_that_the_dry_run_finds
 
 from mjlab_dist import registry
+from mjlab_dist.config.entries import replaced
 from mjlab_dist.env import Env
 from mjlab_dist.sim import kernels, start_warp
 from mjlab_dist.sim.ordering import Ordering
+from mjlab_dist.sim.warp_engine import WarpEngine
 
 Variants = set[kernels.Variant]
 
@@ -45,10 +47,12 @@ def test_the_dry_run_finds_exactly_the_kernels_that_a_recording_loads(
 @pytest.mark.parametrize("task", ["arm-lift-cube", "quadruped-velocity-rough"])
 def test_the_dry_run_finds_the_kernels_of_the_deterministic_mode(task: str) -> None:
     start_warp("cpu")
-    sim = Env(registry.task_config(task).env, 4, "cpu").sim
-    ordering = Ordering("", sim._warp_model, sim._data)
-    sim._step_once, sim._forward_once = ordering.ordered(mjw.step), ordering.ordered(mjw.forward)
-    for program in (sim._all_substeps, sim._forward):
+    config = registry.task_config(task).env
+    sim = Env(replaced(config, ["sim", "engine"], "warp"), 4, "cpu").sim
+    ordering, engine = Ordering("", sim._warp_model, sim._data), sim._engine
+    assert isinstance(engine, WarpEngine)
+    engine._step_once, engine._forward_once = ordering.ordered(mjw.step), ordering.ordered(mjw.forward)
+    for program in (engine._all_substeps, engine._forward):
         found, loaded = variants_that_the_dry_run_finds(program), variants_that_a_recording_loads(program)
         assert {(module.name, size) for module, size in set(loaded) ^ set(found)} == set()
         assert any("mjlab_dist.sim.ordering" in module.name for module, _ in found)

@@ -66,9 +66,10 @@ def test_training_with_evaluations_is_bit_equal(command: Command, flags: tuple[s
     assert found[2] != found[3], "the policy has changed"
 
 
-def test_evaluations_do_not_depend_on_ranks_resuming_or_earlier_evaluations(command: Command):
+@pytest.mark.parametrize("engine", ["warp", "mujoco"])
+def test_evaluations_do_not_depend_on_ranks_resuming_or_earlier_evaluations(command: Command, engine: str):
     # The learning rate is so small that the policy does not change
-    fixed = (*EVALUATED, "--agent.learning-rate", "1e-30", "--agent.schedule", "fixed")
+    fixed = (*EVALUATED, "--env.sim.engine", engine, "--agent.learning-rate", "1e-30", "--agent.schedule", "fixed")
     run, rows = train(command, *fixed, iterations=4)
     found = evaluations(rows)
     assert found[2] == found[4], "every evaluation draws the same random numbers"

@@ -41,7 +41,8 @@ from mjlab_dist.run_dir import (
 )
 
 TWO = ("--gpu-ids", "None", "--cpu-ranks", "2")
-TRAIN = ("train", "cartpole-balance", *TWO, *SMALL)
+# MuJoCo's C code; test_synchronizers.py resumes a run of MuJoCo Warp
+TRAIN = ("train", "cartpole-balance", "--env.sim.engine", "mujoco", *TWO, *SMALL)
 LONG = ("--max-iterations", "100000", "--logger", "slow_logger:Slow")
 
 Within = Callable[[float, float], None]

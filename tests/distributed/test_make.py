@@ -38,12 +38,14 @@ def ranks() -> list[psutil.Process]:
     return [child for child in children if any("mjlab_dist" in word for word in command_line(child))]
 
 
+@pytest.mark.parametrize("engine", ["warp", "mujoco"])
 @pytest.mark.usefixtures("private_tmp")
-def test_two_ranks_give_the_results_of_one_and_ctrl_c_ends_them() -> None:
-    with make(1) as envs:
+def test_two_ranks_give_the_results_of_one_and_ctrl_c_ends_them(engine: str) -> None:
+    fields = {"env.sim.engine": engine}
+    with make(1, **fields) as envs:
         expected = list(session(envs))
         one = envs.state()
-    with make(2) as envs:
+    with make(2, **fields) as envs:
         assert not differing(envs, expected)
         # The state from one rank can be set on two ranks. Calls that fail do not change the state
         lock = threading.Lock()

@@ -17,6 +17,7 @@ TASK = "gym-ant"
 RUN = (
     TASK, "--gpu-ids", "None", "--num-envs", "8", "--max-iterations", "6", "--checkpoint.interval", "1",
     "--agent.num-steps-per-env", "2", "--agent.num-mini-batches", "1", "--env.sim.njmax", "20",
+    "--env.sim.engine", "warp",
 )  # fmt: skip
 TIMES = ("elapsed_s", "steps_per_s", "collect_s", "learn_s", "wait_s", "wait_share")
 

@@ -86,7 +86,7 @@ class PhysicsProbe:
         self._reason = ""
         if env.sim.fields:
             self._reason = "the model differs between envs"
-        elif env.sim._substep_programs:
+        elif env.sim.num_substep_programs:
             self._reason = "an action runs a Warp kernel before every physics step"
         elif env.cfg.sim.terrain.parts:
             self._reason = "a kernel of this package computes the contacts with the terrain"

@@ -368,7 +368,7 @@ def _compare(step: Recording, first: Recording) -> None:
 def _warp_recorded(mode: _StepMode, sim: Simulation) -> Iterator[None]:
     """Record launches of a simulation's programs, and raise at launches of single kernels."""
     launch_graph, launch_kernel = wp.capture_launch, wp.launch
-    names = {id(graph): getattr(program, "__qualname__", "a program") for program, graph in sim._graphs.items()}
+    names = {id(graph): getattr(program, "__qualname__", "a program") for program, graph in sim.recorder.graphs.items()}
 
     def recorded(graph: wp.Graph, stream: wp.Stream | None = None) -> None:
         if not mode.paused:

@@ -87,7 +87,8 @@ def _with_envs(config: TrainConfig, checks: Callable[[TrainConfig, int], Iterato
     if num_envs == "auto":
         raise UserError(f"--num-envs auto: this command does not support auto; give a number, such as {NUM_CHECKED}")
     # Capture the physics as a program, because the replay check refuses kernels outside of programs.
-    sim = dataclasses.replace(config.env.sim, capture="physics")
+    # Simulate with MuJoCo Warp, because it has limits that MuJoCo's C code does not have.
+    sim = dataclasses.replace(config.env.sim, capture="physics", engine="warp")
     config = dataclasses.replace(config, env=dataclasses.replace(config.env, sim=sim))
     start_warp("cpu")
     before = random_state("cpu")

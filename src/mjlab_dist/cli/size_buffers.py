@@ -75,6 +75,8 @@ def main(argv: Sequence[str], prog: str) -> None:
         raise UserError(f"--num-envs auto: this command does not support auto; give a number, such as {NUM_ENVS}")
     device = plan_devices(config, os.environ, find_gpus())[0]
     # Measurement
+    if config.env.sim.engine == "mujoco":
+        print("With --env.sim.engine mujoco, the sizes do not apply: MuJoCo's C code makes room as it needs it.")
     actions = "random actions" if checkpoint is None else f"the policy of {checkpoint}"
     print(f"Stepping {config.task} {num_steps} times with {budget.num_envs} envs and {actions}, on {device.name}.")
     import_learner()

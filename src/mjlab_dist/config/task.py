@@ -335,6 +335,9 @@ class ActuatorConfig:
     """Dry friction in N m (slide joints: N). Default: the MJCF's."""
 
 
+Engine = Literal["auto", "warp", "mujoco"]
+"""Program that computes the physics."""
+
 CaptureMode = Literal["off", "physics", "step"]
 """Part of a control step that is recorded once and then replayed."""
 
@@ -365,10 +368,10 @@ class SimConfig:
     decimation: int = 1
     """Physics steps per control step."""
     njmax: int
-    """Constraint rows allocated per env. More rows than necessary cost time."""
+    """Constraint rows that MuJoCo Warp allocates per env. More rows than necessary cost time."""
     nconmax: int
-    """Contacts allocated per env. All envs of a rank share one buffer of nconmax * num_envs contacts. More contacts
-    than necessary cost time."""
+    """Contacts that MuJoCo Warp allocates per env. All envs of a rank share one buffer of nconmax * num_envs contacts.
+    More contacts than necessary cost time."""
     on_overflow: Literal["warn", "grow", "stop"] = "warn"
     """What to do during training if contacts or constraint rows do not fit into their buffers, so that some are
     dropped. warn: print one warning, and count affected envs. grow: restart from the newest checkpoint with larger
@@ -376,6 +379,9 @@ class SimConfig:
     forward_before_observation: bool = True
     """Recompute poses and sensors before observing. Observations of joint positions and velocities alone do not need
     this."""
+    engine: Engine = "auto"
+    """Program that computes the physics. warp: MuJoCo Warp, on a GPU or on the CPU. mujoco: MuJoCo's C code, on the
+    CPU, with a thread per core of the rank. auto: the faster one for this model on this device."""
     capture: CaptureMode = "physics"
     """Part of a control step that is recorded once and then replayed. physics: the physics (CUDA graphs on a GPU).
     step: on a GPU, also all other operations (policy, terms and storage). Curricula must then change tensors, not

@@ -123,7 +123,7 @@ class OutsideOfGraphs:
             result = self._term(*args)
             self._result = None if result is None else result.clone()
         else:
-            self._sim.launch(functools.partial(self._run, *args))
+            self._sim.recorder.launch(functools.partial(self._run, *args))
         return self._result
 
     def _run(self, *args: Any) -> None:
@@ -204,7 +204,7 @@ class LazySensor(Sensor):
             if self.capturable:
                 self.measure(env)
             else:
-                env.sim.launch(functools.partial(self._measure_between_graphs, env))
+                env.sim.recorder.launch(functools.partial(self._measure_between_graphs, env))
             self._version = env.sim.version
 
     def update(self, env: Env) -> None:

@@ -20,7 +20,7 @@ from mjlab_dist.evaluate.batches import Batch, BatchSums, Job, RankSums, play_ba
 from mjlab_dist.evaluate.vary import Point, make_points
 from mjlab_dist.imports import import_learner
 from mjlab_dist.launch.hosts import Host
-from mjlab_dist.launch.plan import RunPlan
+from mjlab_dist.launch.plan import RunPlan, settled
 from mjlab_dist.machine.devices import find_gpus, plan_devices
 from mjlab_dist.machine.memory import check_memory
 from mjlab_dist.messages import Listener, listening
@@ -134,6 +134,7 @@ def _play(job: Job, config: TrainConfig, listen: Listener) -> list[RankSums]:
     validate(config)
     gpus = find_gpus()
     devices = plan_devices(config, os.environ, gpus)[: len(job.batches)]
+    config = settled(config, devices)
     check_memory(config, max(batch.num_envs for batch in job.batches), devices, gpus)
     names = ", ".join(device.name for device in devices)
     num_episodes = sum(batch.num_envs for batch in job.batches)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from mjlab_dist import videos
 from mjlab_dist.budget import Budget, budget_of
 from mjlab_dist.config import TrainConfig
+from mjlab_dist.config.task import Engine
 from mjlab_dist.distributed import Rank, RankDevice, outside_launcher
 from mjlab_dist.distributed.plan import number_by_bus
 from mjlab_dist.errors import UserError
@@ -25,6 +26,9 @@ from mjlab_dist.worker import prepare_process
 TITLES = {"tensorboard": "TensorBoard", "wandb": "Weights & Biases"}
 """Names of loggers in the table."""
 
+ENGINES = {"warp": "MuJoCo Warp", "mujoco": "MuJoCo's C code"}
+"""Names of engines in the table."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class DryRun:
@@ -32,6 +36,8 @@ class DryRun:
 
     plan: RunPlan
     """Devices, hosts, budget and directory; the directory exists only if the run is resumed."""
+    engine: Engine
+    """The engine that computes the physics."""
     budget: Budget
     """Envs per rank, and iterations; ``--num-envs auto`` assumes that every rank has as much memory as the first."""
     env_bytes: int
@@ -55,7 +61,8 @@ def dry_run(config: TrainConfig, listen: Listener) -> DryRun:
     # Plan: devices, hosts, budget, directory. The project is not copied to other machines
     check_config(config)
     number_by_bus(os.environ)
-    plan = plan_run(dataclasses.replace(config, sync_code=None), os.environ, find_gpus(), next_run_dir, listen)
+    config = dataclasses.replace(config, sync_code=None)
+    plan, config = plan_run(config, os.environ, find_gpus(), next_run_dir, listen)
     # Measure the memory of an env with a few envs
     with start_up():
         prepare_process(plan.own_devices[0], Rank(), config.seed)
@@ -67,7 +74,8 @@ def dry_run(config: TrainConfig, listen: Listener) -> DryRun:
     if budget is None:
         num_envs, _ = sizing.choose_num_envs([room] * plan.num_ranks)
         budget = budget_of(config, plan.num_ranks, num_envs)
-    return DryRun(plan=plan, budget=budget, env_bytes=room.env_bytes, usable_bytes=room.usable_bytes)
+    engine = config.env.sim.engine
+    return DryRun(plan=plan, engine=engine, budget=budget, env_bytes=room.env_bytes, usable_bytes=room.usable_bytes)
 
 
 def describe(config: TrainConfig, run: DryRun) -> list[tuple[str, str]]:
@@ -92,6 +100,7 @@ def describe(config: TrainConfig, run: DryRun) -> list[tuple[str, str]]:
     rows = [
         ("Task", config.task),
         ("Ranks", f"{plan.num_ranks}: {_on_hosts(plan.hosts)}"),
+        ("Engine", ENGINES[run.engine]),
         ("Envs", f"{budget.num_envs:,} per rank, {num_envs:,} in all"),
         ("Iterations", f"{iterations}; {per_iteration:,} steps each, {left * per_iteration:,} in all"),
         (

@@ -12,6 +12,7 @@ from mjlab_dist import videos
 from mjlab_dist.budget import Budget, plan_budget
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.config.checks import episode_steps, validate
+from mjlab_dist.config.entries import replaced
 from mjlab_dist.config.hosts import HostEntry, parse_host
 from mjlab_dist.distributed import RankDevice, RankPlan, outside_launcher
 from mjlab_dist.distributed.slurm import named_hosts
@@ -105,7 +106,7 @@ def plan_run(
     gpus: list[Gpu],
     new_run_dir: Callable[[TrainConfig], Path],
     listen: Listener,
-) -> RunPlan:
+) -> tuple[RunPlan, TrainConfig]:
     """Plan a run: resolve ``auto``, ``all``, ``latest``, ``slurm`` and totals over ranks.
 
     Args:
@@ -115,6 +116,9 @@ def plan_run(
         new_run_dir: Creates the directory of a new run; called last, so that a run that cannot start leaves no
             directory.
         listen: Receives a line for each machine that files were copied to.
+
+    Returns:
+        The plan, and the config, :func:`settled`.
 
     Raises:
         UserError: If the config does not fit the machines.
@@ -135,8 +139,10 @@ def plan_run(
         check_memory(config, budget.num_envs, own, gpus)
     # Run directory
     resumed = find_resumed(config, warnings.append)
+    if resumed is not None:
+        check_same_engine(resumed, config)
     warnings += check_machine(config, own, environ, gpus, resumed)
-    return RunPlan(
+    plan = RunPlan(
         hosts=hosts,
         entries=tuple(map(parse_host, named_hosts(config.hosts, environ))),
         budget=budget,
@@ -144,6 +150,7 @@ def plan_run(
         is_new=resumed is None,
         warnings=tuple(warnings),
     )
+    return plan, config
 
 
 def plan_hosts(
@@ -186,18 +193,30 @@ def devices_of(hosts: Sequence[Host]) -> tuple[RankDevice, ...]:
 
 
 def settled(config: TrainConfig, devices: Sequence[RankDevice]) -> TrainConfig:
-    """Return the config with one number of envs per rank: on GPUs, ``gpu_num_envs`` replaces ``num_envs``.
+    """Return the config with one number of envs per rank and one engine.
 
-    The run's config.yaml contains this config, so that a resumed run keeps its number of envs on other devices.
+    On GPUs, ``gpu_num_envs`` replaces ``num_envs``. The run's config.yaml contains this config, so that a resumed run
+    keeps its number of envs and its engine on other devices.
 
     Args:
         config: The run's config.
         devices: Device of each rank.
+
+    Raises:
+        UserError: If the engine cannot simulate the task on these devices, or the model does not compile.
     """
     num_envs = config.num_envs
     if config.gpu_num_envs is not None and _on_gpus(devices):
         num_envs = config.gpu_num_envs
-    return dataclasses.replace(config, num_envs=num_envs, gpu_num_envs=None)
+    engine = config.env.sim.engine
+    if engine != "warp":
+        from mjlab_dist.sim.choice import choose_engine  # noqa: PLC0415 (imports mujoco)
+
+        # If any rank has a GPU, all ranks use the engine for GPUs
+        device = next((each.device for each in devices if each.device != "cpu"), "cpu")
+        engine = choose_engine(config.env.sim, device)
+    config = dataclasses.replace(config, num_envs=num_envs, gpu_num_envs=None)
+    return replaced(config, ["env", "sim", "engine"], engine)
 
 
 def notes(config: TrainConfig, devices: Sequence[RankDevice], budget: Budget | None) -> list[str]:
@@ -280,6 +299,24 @@ def find_resumed(config: TrainConfig, warn: Callable[[str], None]) -> Path | Non
             f"{newest} iterations; use a number above {newest}"
         )
     return run_dir
+
+
+def check_same_engine(run_dir: Path, config: TrainConfig) -> None:
+    """Raise if a run would be resumed with another engine than it was trained with.
+
+    Args:
+        run_dir: The directory of the run.
+        config: The config to train with, :func:`settled`.
+
+    Raises:
+        UserError: If the engines differ.
+    """
+    trained, engine = read_config_file(run_dir, trust=True, uses_ssh=False).env.sim.engine, config.env.sim.engine
+    if engine != trained:
+        raise UserError(
+            f"--env.sim.engine {engine}: {run_dir} was trained with {trained}; resume it with that engine, or start a "
+            "new run with --init-from and one of its checkpoints"
+        )
 
 
 def _check_init_from(config: TrainConfig, file: str) -> None:

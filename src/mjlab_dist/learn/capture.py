@@ -225,12 +225,12 @@ class CapturedCall(Generic[T]):
         if self._sim is None:
             yield
             return
-        launch, self._sim.launch = self._sim.launch, self._sequence.cut
+        launch, self._sim.recorder.launch = self._sim.recorder.launch, self._sequence.cut
         try:
             with patched(wp, "launch", _refuse), patched(wp, "launch_tiled", _refuse):
                 yield
         finally:
-            self._sim.launch = launch
+            self._sim.recorder.launch = launch
 
 
 def can_capture_steps(env: Env, agent: AgentConfig, *, is_main: bool) -> bool:

@@ -71,7 +71,7 @@ def min_env_bytes(config: TrainConfig) -> int:
     observations = {
         group: sum(term.history for term in terms.values()) for group, terms in config.env.observations.items()
     }
-    buffers = ROW_BYTES * sim.njmax + CONTACT_BYTES * sim.nconmax
+    buffers = 0 if sim.engine == "mujoco" else ROW_BYTES * sim.njmax + CONTACT_BYTES * sim.nconmax
     learner = learner_bytes(config.agent, observations, len(config.env.actions), "cpu")
     # The learner's data does not all exist at the same time: measured peaks are 0.5 to 1 times `learner`.
     return buffers + learner // 2

@@ -7,7 +7,6 @@ import dataclasses
 import mujoco
 import mujoco_warp as mjw
 
-from mjlab_dist.config import SimConfig
 from mjlab_dist.errors import UserError
 
 
@@ -28,7 +27,7 @@ def find_key(model: mujoco.MjModel, name: str | None) -> int | None:
     return None if name is None else keys.index(name)
 
 
-def put_data(model: mujoco.MjModel, key: int | None, num_envs: int, config: SimConfig) -> mjw.Data:
+def put_data(model: mujoco.MjModel, key: int | None, num_envs: int, njmax: int, nconmax: int) -> mjw.Data:
     """Put the start state of every env on the current device.
 
     The buffers have room for at least the contacts and constraints of the start state.
@@ -37,15 +36,16 @@ def put_data(model: mujoco.MjModel, key: int | None, num_envs: int, config: SimC
         model: The MuJoCo model.
         key: Index of the keyframe to start from, if any.
         num_envs: Number of envs.
-        config: Minimum sizes of the buffers.
+        njmax: Minimum number of constraint rows per env.
+        nconmax: Minimum number of contacts per env.
     """
     start = mujoco.MjData(model)
     if key is not None:
         mujoco.mj_resetDataKeyframe(model, start, key)
     mujoco.mj_forward(model, start)
     # At least 1: with 0, MuJoCo Warp skips the solver, but its integrators read a result of the solver
-    njmax = max(config.njmax, start.nefc, 1)
-    return mjw.put_data(model, start, nworld=num_envs, njmax=njmax, nconmax=max(config.nconmax, start.ncon))
+    njmax = max(njmax, start.nefc, 1)
+    return mjw.put_data(model, start, nworld=num_envs, njmax=njmax, nconmax=max(nconmax, start.ncon))
 
 
 def per_env_names() -> list[str]:

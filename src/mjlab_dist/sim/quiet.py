@@ -17,6 +17,21 @@ _PACKAGE = Path(mjlab_dist.__file__).parent
 
 
 @contextlib.contextmanager
+def c_warnings_ignored() -> Iterator[None]:
+    """Ignore warnings of MuJoCo's C code until the context ends."""
+    handler = mujoco.get_mju_user_warning()
+    mujoco.set_mju_user_warning(_ignore)
+    try:
+        yield
+    finally:
+        mujoco.set_mju_user_warning(handler)
+
+
+def _ignore(text: str) -> None:
+    pass
+
+
+@contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Turn warnings of MuJoCo into events of the kind ``debug`` until the context ends. ``--verbose`` prints them.
 

@@ -5,6 +5,9 @@
 # pyright: reportIndexIssue=false, reportInvalidTypeForm=false, reportOperatorIssue=false
 # ruff: noqa: ANN201, PLR0917
 
+from collections.abc import Callable, Sequence
+
+import torch
 import warp as wp
 
 wp.set_module_options({"enable_backward": False, "max_unroll": 4})
@@ -71,3 +74,27 @@ def collect_overflow(
     if env == 0:
         batch = demand.shape[0] - 1
         demand[batch] = wp.max(demand[batch], wp.max(num_contacts[0], num_pairs[0]))
+
+
+def clearing(mask: wp.array, tensors: Sequence[torch.Tensor]) -> Callable[[], None]:
+    """Return a program, without arguments, that sets the rows of some envs to 0. One kernel clears all tensors.
+
+    Args:
+        mask: Envs to clear, (num_envs,) of bool, on Warp's current device.
+        tensors: (num_envs, ...) each, of any type, with contiguous rows. The caller must keep them alive.
+    """
+    tensors = [tensor for tensor in tensors if tensor.numel()]
+    if not tensors:
+        return lambda: None
+    assert all(len(tensor) == len(mask) and tensor[0].is_contiguous() for tensor in tensors)
+    tables = [
+        wp.array([tensor.data_ptr() for tensor in tensors], dtype=wp.uint64),
+        wp.array([tensor.stride(0) * tensor.element_size() for tensor in tensors], dtype=wp.int64),
+        wp.array([tensor[0].nbytes for tensor in tensors], dtype=int),
+    ]
+    size = (len(mask), len(tensors))
+
+    def clear() -> None:
+        wp.launch(clear_rows, size, [mask, *tables])
+
+    return clear

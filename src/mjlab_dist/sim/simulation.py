@@ -6,7 +6,7 @@ A program is a function that launches Warp kernels, such as one physics step; se
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import mujoco
 import mujoco_warp as mjw
@@ -15,17 +15,16 @@ import warp as wp
 
 from mjlab_dist.config import SimConfig
 from mjlab_dist.errors import UserError
-from mjlab_dist.messages import emit
-from mjlab_dist.patching import patched
-from mjlab_dist.sim import kernels, model_fields, recording, rows
+from mjlab_dist.sim import model_fields, rows
+from mjlab_dist.sim.choice import choose_engine
 from mjlab_dist.sim.data import find_key, per_env_names, put_data
+from mjlab_dist.sim.engine import Arrays, Engine
 from mjlab_dist.sim.memory import array_bytes
-from mjlab_dist.sim.ordering import find_physics
+from mjlab_dist.sim.mujoco_engine import MujocoEngine
 from mjlab_dist.sim.quiet import quiet
+from mjlab_dist.sim.recorder import Recorder
 from mjlab_dist.sim.saved import Limits, limits_of
-
-BUFFER_BITS = int(mjw.OverflowType.ALL & ~(mjw.OverflowType.ITERATIONS | mjw.OverflowType.LS_ITERATIONS))
-"""Bits of overflows that drop contacts or constraints. Other bits mean that the solver has used all its iterations."""
+from mjlab_dist.sim.warp_engine import CARRIED, WarpEngine
 
 _INTEGRATION = (
     "qpos",
@@ -45,17 +44,16 @@ _INTEGRATION = (
 )
 """Fields of ``mujoco_warp.Data`` that the next step depends on; MuJoCo calls them mjSTATE_INTEGRATION."""
 
-_CARRIED = ("cvel", "cdof_dot")
-"""Fields that the next step also depends on if the model has equality constraints, which read these velocities."""
-
 
 class Simulation:
     """A batch of envs on one device.
 
-    State tensors are views of the arrays of MuJoCo Warp: writing to them changes the simulation.
+    State tensors are views of the arrays of MuJoCo Warp, whatever engine simulates: writing to them changes the
+    simulation.
 
     Attributes:
         model: The MuJoCo model on the host, for names and addresses.
+        engine: The engine that computes the physics, ``warp`` or ``mujoco``.
         num_envs: Number of envs in the batch (MuJoCo Warp calls them worlds).
         device: PyTorch name of the device.
         dt_s: Simulated seconds per :meth:`step`.
@@ -67,17 +65,15 @@ class Simulation:
             clear them.
         demand: Largest counts since construction, (num_envs + 1,): constraint rows of each env, then contacts or near
             pairs of the whole batch. Dropped rows and contacts are included. The counts are updated after the last
-            substep of each step.
-        launch: Function that launches recorded programs. It is replaced while torch operations are recorded as a CUDA
-            graph, because the launch of a graph cannot be recorded in another graph.
+            substep of each step, and are always 0 with MuJoCo's C code, which has no buffers.
+        recorder: Records and runs programs.
+        num_substep_programs: Number of programs that run before every substep.
         physics: Fields that the next step depends on, by their names in ``mujoco_warp.Data``, (num_envs, ...) each;
             fields that are empty in this model are omitted.
         fields: Fields that differ between envs, by their names in ``mujoco_warp.Model`` and its options,
             (num_envs, ...) each: those named at construction, those derived from them and, if static geoms may move,
             ``geom_xpos`` and ``geom_xmat`` of the data. Later steps depend only on these fields, state and inputs.
     """
-
-    _substep_programs: tuple[Callable[[mjw.Model, mjw.Data], None], ...] = ()
 
     def __init__(
         self,
@@ -101,60 +97,44 @@ class Simulation:
         """
         self.model, self.num_envs, self.device = model, num_envs, device
         self.dt_s = float(model.opt.timestep) * config.decimation
-        self._config = config
-        self._key = find_key(model, config.keyframe)
+        self.engine = choose_engine(config, device, model)
+        key = find_key(model, config.keyframe)
         per_env_fields = model_fields.with_derived(model, fields)
-        self._groups = model_fields.groups(model, fields)
-
-        # Recorded programs, and the stream that they run on
-        self._graphs: dict[Callable[[], None], wp.Graph] = {}
-        self._num_changes = 0
-        self._readers: set[Callable[[], None]] = set()
-        self._stream = wp.stream_from_torch(device) if device != "cpu" else None
-        self.launch: Callable[[Callable[[], None]], None] = _launch_now
+        njmax, nconmax = (config.njmax, config.nconmax) if self.engine == "warp" else (0, 0)
 
         # Model and data on the device
+        self.recorder = Recorder(device, captures=config.capture != "off")
         with wp.ScopedDevice(device), quiet():
             self._warp_model = model_fields.put_model(model, config.model, num_envs, per_env_fields)
-            moves_static = not model_fields.MOVING_STATIC.isdisjoint(fields)
-            self._unanchored = model_fields.unanchored(self._warp_model) if moves_static else None
-            self._data = put_data(model, self._key, num_envs, config)
-            self._step_once, self._forward_once = find_physics(config, device, self._warp_model, self._data)
-            self.reset_mask, self._keys = wp.zeros(num_envs, dtype=wp.bool), wp.full(num_envs, -1, dtype=int)
-            self._overflow, self._demand = (wp.zeros(size, dtype=int) for size in (num_envs, num_envs + 1))
+            self._data = put_data(model, key, num_envs, njmax, nconmax)
+            self.reset_mask = wp.zeros(num_envs, dtype=wp.bool)
+            overflow, demand = (wp.zeros(size, dtype=int) for size in (num_envs, num_envs + 1))
 
         # Views of data and fields per env. Create all now: they cannot be created while torch operations are recorded.
         self._views = {name: wp.to_torch(getattr(self._data, name)) for name in per_env_names()}
         self._field_views: dict[str, torch.Tensor] = {}
-        self.qpos, self.qvel, self.ctrl = self.view("qpos"), self.view("qvel"), self.view("ctrl")
-        self.overflow, self.demand = wp.to_torch(self._overflow), wp.to_torch(self._demand)
+        self.qpos, self.qvel, self.ctrl = (self._views[name] for name in ("qpos", "qvel", "ctrl"))
+        self.overflow, self.demand = wp.to_torch(overflow), wp.to_torch(demand)
         self._torch_mask = wp.to_torch(self.reset_mask)
-        carried = _INTEGRATION + (_CARRIED if model.neq else ())
-        self.physics = {name: view for name in carried if (view := self.view(name)).numel()}
+        carried = CARRIED if model.neq and self.engine == "warp" else ()
+        self.physics = {name: view for name in _INTEGRATION + carried if (view := self._views[name]).numel()}
         self.fields = {name: self.field(name) for name in per_env_fields}
-        if self._unanchored:
+
+        # Engine
+        arrays = Arrays(
+            model=model, put=self._warp_model, data=self._data, views=self._views, physics=self.physics,
+            fields=self.fields, written=fields, reset_mask=self.reset_mask, overflow=overflow, demand=demand,
+        )  # fmt: skip
+        engine = MujocoEngine if self.engine == "mujoco" else WarpEngine
+        self._engine: Engine = engine(arrays, self.recorder, config, key)
+        self.num_substep_programs = 0
+        if not model_fields.MOVING_STATIC.isdisjoint(fields):
             self.fields |= {name: self.view(name) for name in ("geom_xpos", "geom_xmat")}
-
-        # Recorded programs of the physics. Unlike MuJoCo Warp's reset, our reset also clears the fields in _CARRIED.
-        self._clear_carried = self._clearing([self.physics[name] for name in _CARRIED if name in self.physics])
-        self._record()
-
-    @functools.cached_property
-    def _sliders(self) -> model_fields.Sliders | None:
-        has_any = self._groups & mjw.SetConstGroup.INERT0 and (self.model.body_simple == 2).any()
-        return model_fields.Sliders(self.model, self._warp_model, self.device) if has_any else None
-
-    @functools.cached_property
-    def _step_programs(self) -> list[Callable[[], None]]:
-        # On a GPU, one graph contains all substeps, because each launch of a graph takes time. On the CPU a launch
-        # takes 1 µs, and a graph of one substep is recorded faster than a graph of all substeps.
-        in_turn = [*[self._substep] * self._config.decimation, self._collect_overflow]
-        return in_turn if self.device == "cpu" else [self._all_substeps]
 
     @property
     def captured(self) -> bool:
         """Whether the physics runs as recorded graphs."""
-        return bool(self._graphs)
+        return self.recorder.captures
 
     @property
     def version(self) -> tuple[int, ...] | None:
@@ -164,11 +144,11 @@ class Simulation:
         """
         if self.qpos.is_inference() or self.qvel.is_inference():
             return None
-        return (self._num_changes, self.qpos._version, self.qvel._version)
+        return (self.recorder.num_changes, self.qpos._version, self.qvel._version)
 
     def mark_changed(self) -> None:
         """Change :attr:`version`. Call this after writes to the state that neither a program nor torch made."""
-        self._num_changes += 1
+        self.recorder.num_changes += 1
 
     def view(self, name: str) -> torch.Tensor:
         """Return a field of ``mujoco_warp.Data`` as a tensor, without a copy.
@@ -176,6 +156,7 @@ class Simulation:
         Args:
             name: The field, such as ``xpos`` (num_envs, nbody, 3) or ``sensordata`` (num_envs, nsensordata).
         """
+        self._engine.provide(name)
         if name not in self._views:
             self._views[name] = wp.to_torch(getattr(self._data, name))
         return self._views[name]
@@ -231,8 +212,9 @@ class Simulation:
     def update_constants(self, *, checked: bool = True) -> None:
         """Recompute the constants derived from fields with one value per env (bounds, inverse weights, ...).
 
-        The state does not change. Poses and all other quantities that depend only on positions are updated to the
-        current state in every env. The call launches several hundred kernels in one recorded program.
+        The state does not change. The poses of static geoms are updated. MuJoCo Warp also updates all other quantities
+        that depend only on positions to the current state, and launches several hundred kernels in one recorded
+        program.
 
         Args:
             checked: Whether to check inertias first. The check waits for the device, so use it only during setup.
@@ -242,9 +224,7 @@ class Simulation:
         """
         for name in {"body_ipos", "body_iquat"} & self.fields.keys() if checked else ():
             model_fields.refuse_moved_inertia(self.model, name, self.fields[name])
-        self._run(self._update_constants)
-        if self._sliders is not None:
-            self._sliders.correct()
+        self._engine.update_constants()
 
     def record(
         self, program: Callable[[mjw.Model, mjw.Data], None], *, changes_state: bool = True
@@ -261,12 +241,18 @@ class Simulation:
         """
 
         def run() -> None:
-            program(self._warp_model, self._data)
+            program(self._warp_model, self._engine.data)
 
-        if not changes_state:
-            self._readers.add(run)
-        self._record_program(run)
-        return functools.partial(self._run, run)
+        self.recorder.record(run, changes_state=changes_state)
+        return functools.partial(self.recorder.run, run)
+
+    def record_wrenches(self) -> Callable[[], None]:
+        """Record a program that computes ``cacc``, ``cfrc_int`` and ``cfrc_ext``, which steps compute only for sensors.
+
+        Returns:
+            A function that runs the program: MuJoCo's ``mj_rnePostConstraint`` in the last stage of the integrator.
+        """
+        return self._engine.record_wrenches()
 
     def before_substeps(self, programs: Sequence[Callable[[mjw.Model, mjw.Data], None]]) -> None:
         """Run programs of Warp kernels before every substep of :meth:`step`, as part of the same recording.
@@ -274,15 +260,8 @@ class Simulation:
         Args:
             programs: See :meth:`record`. They run in the given order, and replace the programs of an earlier call.
         """
-        self._substep_programs = tuple(programs)
-        self._record_program(self._step_programs[0])
-
-    def _record_program(self, run: Callable[[], None]) -> None:
-        with wp.ScopedDevice(self.device):
-            if not recording.why_not_capturable(self.device):
-                kernels.prepare(self.device, run)
-            if self.captured:
-                self._graphs[run] = recording.capture(self.device, run)
+        self.num_substep_programs = len(programs)
+        self._engine.before_substeps(programs)
 
     def derived(self, name: str) -> list[str]:
         """Return the fields that :meth:`update_constants` derives from a field.
@@ -294,15 +273,15 @@ class Simulation:
 
     def num_bytes(self) -> int:
         """Return the device memory of MuJoCo Warp's model and data in bytes, without a step's temporary arrays."""
-        return sum(array_bytes(self._warp_model, self._data).values())
+        return sum(array_bytes(self._warp_model, self._data).values()) + self._engine.num_bytes()
 
     def step(self) -> None:
         """Advance every env by one control step: ``decimation`` substeps with the current ``ctrl``."""
-        self._run(*self._step_programs)
+        self._engine.step()
 
     def forward(self) -> None:
         """Recompute everything that derives from positions and velocities, in every env (``mj_forward``)."""
-        self._run(self._forward)
+        self._engine.forward()
 
     def reset(self, mask: torch.Tensor) -> None:
         """Reset envs to the start state: the keyframe of the config, or the reference positions of the model.
@@ -311,7 +290,7 @@ class Simulation:
             mask: Envs to reset, (num_envs,) of bool, on the device.
         """
         self._torch_mask.copy_(mask)
-        self._run(self._reset)
+        self._engine.reset()
 
     def record_clearing(self, tensors: Sequence[torch.Tensor]) -> Callable[[], None]:
         """Record a program that sets rows of tensors to 0 in the envs of the latest :meth:`reset`.
@@ -322,26 +301,9 @@ class Simulation:
         Returns:
             A function that runs the program, as in :meth:`record`. One kernel clears all tensors.
         """
-        clear = self._clearing(tensors)
-        return self.record(lambda *_: clear(), changes_state=False)
-
-    def _clearing(self, tensors: Sequence[torch.Tensor]) -> Callable[[], None]:
-        tensors = [tensor for tensor in tensors if tensor.numel()]
-        if not tensors:
-            return lambda: None
-        assert all(len(tensor) == self.num_envs and tensor[0].is_contiguous() for tensor in tensors)
         with wp.ScopedDevice(self.device):
-            tables = [
-                wp.array([tensor.data_ptr() for tensor in tensors], dtype=wp.uint64),
-                wp.array([tensor.stride(0) * tensor.element_size() for tensor in tensors], dtype=wp.int64),
-                wp.array([tensor[0].nbytes for tensor in tensors], dtype=int),
-            ]
-        size = (self.num_envs, len(tensors))
-
-        def clear() -> None:
-            wp.launch(rows.clear_rows, size, [self.reset_mask, *tables])
-
-        return clear
+            clear = rows.clearing(self.reset_mask, tensors)
+        return self.record(lambda *_: clear(), changes_state=False)
 
     @property
     def buffer_sizes(self) -> tuple[int, int]:
@@ -368,81 +330,3 @@ class Simulation:
         # A step computes all integers before it uses them, except those that describe which bodies sleep.
         limits = self.limits()
         return {name: view for name, view in views.items() if view.dtype != torch.int32 or name in limits}
-
-    # The programs of the physics
-
-    def _substep(self) -> None:
-        for program in self._substep_programs:
-            program(self._warp_model, self._data)
-        self._step_once(self._warp_model, self._data)
-
-    def _all_substeps(self) -> None:
-        # Only the sensor readings of the last substep remain, so the others are computed only if something needs them.
-        options, num_others = self._warp_model.opt, self._config.decimation - 1
-        are_needed = self._substep_programs or self.model.nhistory
-        flags = options.disableflags | (0 if are_needed else mujoco.mjtDisableBit.mjDSBL_SENSOR)
-        with patched(options, "disableflags", flags):
-            _call_all([self._substep] * num_others)
-        self._substep()
-        self._collect_overflow()
-
-    def _collect_overflow(self) -> None:
-        counts = (self._data.nefc, self._data.nacon, self._data.ncollision)
-        buffers = (self._overflow, self._demand)
-        wp.launch(rows.collect_overflow, self.num_envs, [self._data.overflow, BUFFER_BITS, *counts, *buffers])
-
-    def _forward(self) -> None:
-        self._forward_once(self._warp_model, self._data)
-
-    def _reset(self) -> None:
-        if self._key is None:
-            mjw.reset_data(self._warp_model, self._data, reset=self.reset_mask)
-        else:
-            wp.launch(rows.choose_keys, self.num_envs, [self.reset_mask, self._key, self._keys])
-            mjw.reset_data_keyframe(self._warp_model, self._data, self._keys)
-        self._clear_carried()
-
-    def _update_constants(self) -> None:
-        mjw.set_const(self._warp_model, self._data, groups=self._groups)
-        if self._unanchored is not None:
-            mjw.kinematics(self._unanchored, self._data)
-
-    def _programs(self) -> list[Callable[[], None]]:
-        programs = [*dict.fromkeys(self._step_programs), self._forward, self._reset]
-        return [*programs, self._update_constants] if self._groups or self._unanchored else programs
-
-    def _run(self, *programs: Callable[[], None]) -> None:
-        if not self._readers.issuperset(programs):
-            self._num_changes += 1
-        if self._graphs.keys() >= set(programs):
-            graphs = [self._graphs[program] for program in programs]
-            # On the torch stream, so that these kernels and those of the terms stay in order without a synchronization.
-            self.launch(functools.partial(recording.replay, graphs, self._stream))
-        elif self._stream is None:
-            # Without a recording, Python launches the same kernels one by one.
-            with wp.ScopedDevice(self.device) as device, recording.launching(device):
-                _call_all(programs)
-        else:
-            with wp.ScopedStream(self._stream):
-                _call_all(programs)
-
-    def _record(self) -> None:
-        reason = recording.why_not_capturable(self.device)
-        with wp.ScopedDevice(self.device):
-            # Load every kernel first, because loading a module during a capture breaks the capture.
-            if not reason:
-                kernels.prepare(self.device, functools.partial(_call_all, self._programs()))
-            captures = self._config.capture != "off"
-            if captures and reason:
-                emit("warning", text=f"the physics is not captured, which is slower: {reason}")
-            elif captures:
-                self._graphs = {program: recording.capture(self.device, program) for program in self._programs()}
-
-
-def _call_all(programs: Iterable[Callable[[], None]]) -> None:
-    for program in programs:
-        program()
-
-
-def _launch_now(launch: Callable[[], None]) -> None:
-    launch()

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import copy
 import itertools
+from typing import TYPE_CHECKING
 
 import mujoco
 import numpy as np
-import torch
 
 from mjlab_dist.config import TerrainConfig, TerrainPartConfig
 from mjlab_dist.config.checks import validate_terrain
 from mjlab_dist.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
 
 FLOOR = "floor"
 """Name of the geom that the terrain replaces, and of its height field."""
@@ -251,6 +254,8 @@ def start_positions(terrain: Terrain | None, env_ids: torch.Tensor) -> torch.Ten
     Returns:
         Middle of each env's tile in the world frame, in m, (num_envs, 3); 0 without terrain.
     """
+    import torch  # noqa: PLC0415 (the launcher needs only the rest of this module)
+
     if terrain is None:
         return torch.zeros(len(env_ids), 3, device=env_ids.device)
     tiles = torch.as_tensor(terrain.origins, dtype=torch.float32, device=env_ids.device)

@@ -57,7 +57,9 @@ def make(
     gpus = find_gpus()
     hosts = plan_hosts(config, os.environ, gpus, lambda text: listen({"kind": "warning", "text": text}), listen)
     own = hosts[0].devices
-    config, num_ranks = settled(config, devices_of(hosts)), len(devices_of(hosts))
+    devices = devices_of(hosts)
+    config, num_ranks = settled(config, devices), len(devices)
+    variants = [settled(one, devices) for one in variants]
     total = _total(config, num_ranks)
     _check_numbers(total, num_ranks, len(variants))
     check_memory(config, -(-total // num_ranks), own, gpus)

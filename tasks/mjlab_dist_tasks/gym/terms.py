@@ -293,7 +293,7 @@ class Wrenches(Sensor):
     def __init__(self, env: Env) -> None:
         """Record MuJoCo's Newton-Euler pass."""
         self.cfrc_ext = env.sim.view("cfrc_ext")
-        self._compute = env.sim.record(mjw.rne_postconstraint)
+        self._compute = env.sim.record_wrenches()
 
     def update(self, env: Env) -> None:  # noqa: ARG002 (every sensor takes the env)
         self._compute()

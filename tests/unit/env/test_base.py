@@ -16,7 +16,7 @@ NUM_ENVS = 8
 
 
 @pytest.fixture(scope="module")
-def shared() -> Env:
+def shared(engine: str) -> Env:  # noqa: ARG001 (there are envs for each engine)
     return make(NUM_ENVS, config=EVERYTHING)
 
 

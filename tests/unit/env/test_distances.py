@@ -58,7 +58,7 @@ def config(**changes: Any) -> EnvConfig:
 
 
 @pytest.fixture(scope="module")
-def env() -> Env:
+def env(engine: str) -> Env:  # noqa: ARG001 (there are envs for each engine)
     start_warp("cpu")
     env = Env(config(), NUM_ENVS, "cpu")
     rng = np.random.default_rng(0)

@@ -397,6 +397,7 @@ def test_weights_scale_rewards_and_a_weight_of_0_disables_a_term() -> None:
         np.testing.assert_allclose(step.rewards, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.usefixtures("engine_of_gpus")
 def test_an_overflow_is_still_reported_after_the_episode_ends() -> None:
     """`env.sim.overflow` is read only once per iteration, so a reset must not clear an env's overflow."""
     config = dataclasses.replace(CONFIG, sim=dataclasses.replace(BOX, njmax=4), **box_terms())
@@ -575,7 +576,7 @@ def spoil_command(env: Env) -> None:
         ("dragged", spoil("qacc_warmstart", float("nan"))),
         ("dragged", spoil("qvel", float("nan"), column=4)),
         ("dragged", spoil("act", float("nan"))),
-        ("dragged", spoil("cvel", float("nan"), column=13)),
+        ("dragged by warp", spoil("cvel", float("nan"), column=13)),
         ("dragged", spoil("mocap_pos", float("nan"))),
         ("everything", spoil("qvel", float("nan"), column=4)),
         ("everything", spoil("qpos", float("nan"), column=8)),
@@ -597,8 +598,10 @@ def spoil_command(env: Env) -> None:
 def test_envs_with_nan_are_reset_and_counted_and_other_envs_are_unaffected(
     model: str, poison: Callable[[Env], None], forward: bool
 ) -> None:
-    config = {"cartpole": CONFIG, "dragged": dragged_config(), "everything": EVERYTHING}[model]
-    sim = dataclasses.replace(config.sim, forward_before_observation=forward)
+    config = {"cartpole": CONFIG, "everything": EVERYTHING}.get(model) or dragged_config()
+    # Only MuJoCo Warp carries velocities of bodies from step to step
+    engine = "warp" if model == "dragged by warp" else "auto"
+    sim = dataclasses.replace(config.sim, forward_before_observation=forward, engine=engine)
     config = dataclasses.replace(config, sim=sim, nan_policy="reset")
     # Without forward, an env that is reset observes poses from before the reset, which can be NaN. Observe no poses.
     if not forward and model != "everything":
@@ -906,6 +909,7 @@ def test_reads_are_counted(read: Callable[[torch.Tensor], object]) -> None:
 @pytest.mark.parametrize("nan_policy", ["stop", "reset"])
 @pytest.mark.parametrize("forward", [True, False])
 @pytest.mark.parametrize("capture", ["physics", "off"])
+@pytest.mark.usefixtures("engine_of_gpus")
 def test_a_step_never_waits_for_the_device(forward: bool, capture: CaptureMode, nan_policy: str) -> None:
     sim = dataclasses.replace(CARTPOLE, forward_before_observation=forward, capture=capture)
     env = make(sim=sim, nan_policy=nan_policy)
@@ -923,6 +927,7 @@ def test_a_step_never_waits_for_the_device(forward: bool, capture: CaptureMode, 
 
 @pytest.mark.parametrize("nan_policy", ["stop", "reset"])
 @pytest.mark.parametrize("forward", [True, False])
+@pytest.mark.usefixtures("engine_of_gpus")
 def test_a_step_with_every_feature_never_waits_for_the_device(forward: bool, nan_policy: Any) -> None:
     env = make(everything(forward, nan_policy=nan_policy))
     env.stagger()

@@ -72,7 +72,7 @@ def two_robots(**changes: Any) -> EnvConfig:
 
 
 @pytest.fixture(scope="module")
-def env() -> Env:
+def env(engine: str) -> Env:  # noqa: ARG001 (there are envs for each engine)
     start_warp("cpu")
     env = Env(two_robots(), NUM_ENVS, "cpu")
     scatter(env)

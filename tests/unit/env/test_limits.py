@@ -123,6 +123,7 @@ def test_a_term_without_limits_still_loads() -> None:
     assert (env.state()["curricula.ended.length"] == -5).all()
 
 
+@pytest.mark.usefixtures("engine_of_gpus")
 def test_observations_before_resets_do_not_wait_for_the_device() -> None:
     env = make(2, config=LEGS)
     _ = FinalObservations(env)

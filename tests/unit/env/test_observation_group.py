@@ -399,6 +399,7 @@ JITTER: dict[str, Any] = {
 }
 
 
+@pytest.mark.usefixtures("engine_of_gpus")
 def test_a_step_with_jitter_and_noise_per_column_is_a_replay() -> None:
     env = legged.make(4, **JITTER)
     legged.assert_replays(env)

@@ -202,6 +202,7 @@ def test_a_schedule_of_a_range_has_two_values_per_point() -> None:
     assert env.find_parameter("events.push.params.linear_m_s").tolist() == [-3.0, 2.0]
 
 
+@pytest.mark.usefixtures("engine_of_gpus")
 def test_parameters_never_make_the_host_wait() -> None:
     terms = {f"it{i}": schedule(name, numbers(a), numbers(b)) for i, (name, (a, b)) in enumerate(CASES.items())}
     task = TASK

@@ -448,6 +448,7 @@ CHANGING: dict[str, Any] = {
 }
 
 
+@pytest.mark.usefixtures("engine_of_gpus")
 def test_a_step_that_changes_the_model_is_a_replay() -> None:
     env = make(4, **CHANGING)
     assert_replays(env)

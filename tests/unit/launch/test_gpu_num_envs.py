@@ -57,7 +57,8 @@ def test_tasks_have_thousands_of_envs_on_a_gpu_except_those_with_published_setti
 def test_the_number_for_gpus_is_used_if_all_ranks_are_on_gpus(
     config: TrainConfig, devices: list[RankDevice], num_envs: int
 ) -> None:
-    assert settled(config, devices) == dataclasses.replace(config, num_envs=num_envs, gpu_num_envs=None)
+    found = settled(config, devices)
+    assert (found.num_envs, found.gpu_num_envs) == (num_envs, None)
 
 
 def test_a_total_takes_precedence_over_the_number_for_gpus(config: TrainConfig) -> None:

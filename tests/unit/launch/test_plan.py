@@ -14,10 +14,11 @@ import torch
 
 from mjlab_dist import registry
 from mjlab_dist.config import SyncConfig, TrainConfig
+from mjlab_dist.config.entries import replaced
 from mjlab_dist.errors import UserError
 from mjlab_dist.launch import plan
 from mjlab_dist.launch.plan import check_config, plan_run
-from mjlab_dist.run_dir import CONFIG_FILE, to_yaml
+from mjlab_dist.run_dir import CHECKPOINTS_DIR, CONFIG_FILE, to_yaml
 from mjlab_dist.sim import build_model
 
 
@@ -88,6 +89,19 @@ def test_devices_are_checked_before_files_are_copied_and_hosts_are_checked(
     copy, warning, hosts = calls
     assert (copy, hosts) == ("copy", "hosts")
     assert "share" in warning
+
+
+def test_a_run_is_resumed_with_its_engine(config: TrainConfig, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    (run_dir / CHECKPOINTS_DIR).mkdir(parents=True)
+    engine = ["env", "sim", "engine"]
+    resumed = dataclasses.replace(config, gpu_ids=None, resume=str(run_dir))
+    for trained, other in (("warp", "mujoco"), ("mujoco", "warp")):
+        (run_dir / CONFIG_FILE).write_text(to_yaml(replaced(config, engine, trained)))
+        _, settled = plan_run(replaced(resumed, engine, trained), {}, [], lambda _: tmp_path, lambda _: None)
+        assert settled.env.sim.engine == trained
+        with pytest.raises(UserError, match=rf"^--env\.sim\.engine {other}: .* {trained}; .*--init-from"):
+            plan_run(replaced(resumed, engine, other), {}, [], lambda _: tmp_path, lambda _: None)
 
 
 @pytest.mark.parametrize("deterministic", [True, False])

@@ -20,7 +20,7 @@ from mjlab_dist.learn import overflow
 from mjlab_dist.learn.overflow import OverflowCheck
 from mjlab_dist.sim import Simulation, load_model, start_warp
 
-BOX = SimConfig(model=str(Path(__file__).parents[2] / "data" / "models" / "box.xml"), njmax=3, nconmax=1)
+BOX = SimConfig(model=str(Path(__file__).parents[2] / "data" / "models" / "box.xml"), njmax=3, nconmax=1, engine="warp")
 NUM_ENVS = 3
 
 

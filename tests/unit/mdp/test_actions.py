@@ -106,6 +106,7 @@ def test_an_episode_depends_on_nothing_before_it_and_resets_leave_other_envs_alo
 
 
 @pytest.mark.parametrize("name", BLOCKS)
+@pytest.mark.usefixtures("engine_of_gpus")
 def test_a_step_waits_for_nothing_and_equals_one_without_a_recording(name: str) -> None:
     env = make(NUM_ENVS, actions={"block": BLOCKS[name]})
     eager = make(NUM_ENVS, actions={"block": BLOCKS[name]}, sim=dataclasses.replace(SIM, capture="off"))

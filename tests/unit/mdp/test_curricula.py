@@ -413,6 +413,7 @@ def test_a_run_resumes_with_its_current_weight_and_another_number_of_envs(tmp_pa
     assert [row["curriculum/weight/weight"] for row in read_metrics(tmp_path)] == [1.0, 3.0, 3.0]
 
 
+@pytest.mark.usefixtures("engine_of_gpus")
 def test_curricula_never_wait_for_the_device() -> None:
     steps = curricula(steps={**BOUNDS, "by": "step"})
     env = make(NUM_ENVS, **{**TASK, "curricula": {**TASK["curricula"], **GLOBAL["curricula"], **steps}})

@@ -160,6 +160,7 @@ def test_a_new_episode_scans_the_ground_at_its_start() -> None:
     assert np.allclose(observed["actor"].numpy(), rays_of_c(env), atol=2e-4)
 
 
+@pytest.mark.usefixtures("engine_of_gpus")
 def test_a_scan_never_waits_for_the_device() -> None:
     env = shared()
     env.stagger()

@@ -345,6 +345,7 @@ def test_a_resumed_env_continues_the_motion(file: str) -> None:
             torch.testing.assert_close(played(other).state()[name], tensor, msg=name)
 
 
+@pytest.mark.usefixtures("engine_of_gpus")
 def test_a_step_never_waits(file: str) -> None:
     config = dataclasses.replace(
         CONFIG,

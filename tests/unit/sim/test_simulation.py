@@ -18,8 +18,10 @@ import warp as wp
 from conftest import Command
 
 from mjlab_dist.config import CaptureMode, SimConfig
+from mjlab_dist.config.task import Engine
 from mjlab_dist.errors import UserError
 from mjlab_dist.sim import Simulation, copy_state, load_model, start_warp
+from mjlab_dist.sim.warp_engine import WarpEngine
 
 CARTPOLE = "mjlab_dist_tasks.cartpole:cartpole.xml"
 
@@ -52,6 +54,11 @@ LANDING_TOL = (1e-5, 1e-4)
 @pytest.fixture(autouse=True, scope="module")
 def _warp() -> None:
     start_warp("cpu")
+
+
+@pytest.fixture(params=["warp", "mujoco"])
+def engine(request: pytest.FixtureRequest) -> Engine:
+    return request.param
 
 
 @pytest.fixture(scope="module")
@@ -90,8 +97,9 @@ def sleepy() -> Any:
 
 
 def simulate(model: Any, num_envs: int = NUM_ENVS, **options: Any) -> Simulation:
+    """Return a simulation by MuJoCo Warp, unless the options name another engine."""
     sizes = {"njmax": 2, "nconmax": 0} if model.nq == 2 else {"njmax": 16 + 3 * model.neq, "nconmax": 8}
-    return Simulation(model, num_envs, "cpu", SimConfig(model="", **{**sizes, **options}))
+    return Simulation(model, num_envs, "cpu", SimConfig(model="", **{"engine": "warp", **sizes, **options}))
 
 
 def random_cartpole(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -111,7 +119,7 @@ def write(sim: Simulation, qpos: np.ndarray, qvel: np.ndarray) -> None:
     sim.qvel.copy_(torch.from_numpy(qvel))
 
 
-def warp_trajectory(sim: Simulation, ctrl: np.ndarray) -> Trajectory:
+def trajectory(sim: Simulation, ctrl: np.ndarray) -> Trajectory:
     qpos, qvel = [], []
     for row in ctrl:
         sim.ctrl.copy_(torch.from_numpy(row))
@@ -161,11 +169,11 @@ def assert_same(a: dict[str, np.ndarray], b: dict[str, np.ndarray], rows: np.nda
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_steps_match_c_also_at_the_ends_of_the_rail(cartpole: Any, seed: int) -> None:
+def test_steps_match_c_also_at_the_ends_of_the_rail(cartpole: Any, seed: int, engine: Engine) -> None:
     qpos, qvel, ctrl = random_cartpole(seed)
-    sim = simulate(cartpole)
+    sim = simulate(cartpole, engine=engine)
     write(sim, qpos, qvel)
-    ours, oracle = warp_trajectory(sim, ctrl), c_trajectory(cartpole, qpos, qvel, ctrl)
+    ours, oracle = trajectory(sim, ctrl), c_trajectory(cartpole, qpos, qvel, ctrl)
     hits = (np.abs(oracle[0][:, :, 0]) > 1.8).any(axis=0)
     assert 4 <= hits.sum() < NUM_ENVS  # some envs reach an end of the rail, and others do not
     for ours_x, oracle_x, free_tol, rail_tol in zip(ours, oracle, FREE_TOL, RAIL_TOL, strict=True):
@@ -174,48 +182,48 @@ def test_steps_match_c_also_at_the_ends_of_the_rail(cartpole: Any, seed: int) ->
     assert not sim.overflow.any()
 
 
-def test_a_free_body_flies_as_in_c(box: Any) -> None:
+def test_a_free_body_flies_as_in_c(box: Any, engine: Engine) -> None:
     rng = np.random.default_rng(0)
     qpos = np.tile(box.qpos0, (NUM_ENVS, 1)).astype(np.float32)
     qpos[:, 2] = 20.0  # 200 steps are 1 s, so the body stays in the air
     qvel = rng.normal(scale=2.0, size=(NUM_ENVS, 6)).astype(np.float32)
     nothing = np.zeros((200, NUM_ENVS, 3), dtype=np.float32)
-    sim = simulate(box)
+    sim = simulate(box, engine=engine)
     write(sim, qpos, qvel)
-    ours, oracle = warp_trajectory(sim, nothing), c_trajectory(box, qpos, qvel, nothing)
+    ours, oracle = trajectory(sim, nothing), c_trajectory(box, qpos, qvel, nothing)
     assert_close(ours, oracle, FLIGHT_TOL)
 
 
-def test_a_free_body_is_driven_as_in_c(box: Any) -> None:
+def test_a_free_body_is_driven_as_in_c(box: Any, engine: Engine) -> None:
     rng = np.random.default_rng(1)
     qpos = np.tile(box.qpos0, (NUM_ENVS, 1)).astype(np.float32)
     qpos[:, 2] = 20.0
     ctrl = rng.uniform(-5, 5, (200, NUM_ENVS, 3)).astype(np.float32)
-    sim = simulate(box)
+    sim = simulate(box, engine=engine)
     sim.qpos.copy_(torch.from_numpy(qpos))
-    ours, oracle = warp_trajectory(sim, ctrl), c_trajectory(box, qpos, np.zeros((NUM_ENVS, 6)), ctrl)
+    ours, oracle = trajectory(sim, ctrl), c_trajectory(box, qpos, np.zeros((NUM_ENVS, 6)), ctrl)
     assert (np.ptp(oracle[0][-1], axis=0)[[0, 2]] > 0.01).all()  # motors have an effect
     assert_close(ours, oracle, FLIGHT_TOL)
 
 
-def test_a_box_lands_as_in_c(box: Any) -> None:
-    sim = simulate(box, num_envs=2)
+def test_a_box_lands_as_in_c(box: Any, engine: Engine) -> None:
+    sim = simulate(box, num_envs=2, engine=engine)
     nothing = np.zeros((200, 2, 3), dtype=np.float32)
     qpos, qvel = np.tile(box.qpos0, (2, 1)), np.zeros((2, 6))
-    ours, oracle = warp_trajectory(sim, nothing), c_trajectory(box, qpos, qvel, nothing)
+    ours, oracle = trajectory(sim, nothing), c_trajectory(box, qpos, qvel, nothing)
     assert oracle[0][-1, 0, 2] == pytest.approx(0.1, abs=1e-3)  # the box rests on the plane
     assert_close(ours, oracle, LANDING_TOL)
 
 
 @pytest.mark.parametrize("integrator", ["Euler", "implicit", "implicitfast", "RK4"])
-def test_a_pendulum_without_constraints_swings_as_in_c(integrator: str) -> None:
+def test_a_pendulum_without_constraints_swings_as_in_c(integrator: str, engine: Engine) -> None:
     pendulum = f"""
         <mujoco>
           <option integrator="{integrator}"/>
           <worldbody><body><joint axis="0 1 0"/><geom size=".1" pos=".5 0 0"/></body></worldbody>
         </mujoco>"""
     model = load_model(pendulum)
-    sim = Simulation(model, 1, "cpu", SimConfig(model=pendulum, njmax=0, nconmax=0))
+    sim = Simulation(model, 1, "cpu", SimConfig(model=pendulum, njmax=0, nconmax=0, engine=engine))
     data = mujoco.MjData(model)
     for _ in range(100):
         sim.step()
@@ -224,9 +232,9 @@ def test_a_pendulum_without_constraints_swings_as_in_c(integrator: str) -> None:
     np.testing.assert_allclose(sim.qvel[0].numpy(), data.qvel, rtol=1e-4)
 
 
-def test_forward_computes_poses_and_accelerations_as_c_without_moving(cartpole: Any) -> None:
+def test_forward_computes_poses_and_accelerations_as_c_without_moving(cartpole: Any, engine: Engine) -> None:
     qpos, qvel, ctrl = random_cartpole(5)
-    sim = simulate(cartpole)
+    sim = simulate(cartpole, engine=engine)
     write(sim, qpos, qvel)
     sim.ctrl.copy_(torch.from_numpy(ctrl[0]))
     sim.forward()
@@ -246,22 +254,31 @@ def test_forward_computes_poses_and_accelerations_as_c_without_moving(cartpole: 
 
 
 @pytest.mark.parametrize("num_substeps", [2, 5])
-def test_a_step_of_n_substeps_is_n_steps(cartpole: Any, num_substeps: int) -> None:
+def test_a_step_of_n_substeps_is_n_steps(cartpole: Any, num_substeps: int, engine: Engine) -> None:
     qpos, qvel, ctrl = random_cartpole(1)
-    coarse, fine = simulate(cartpole, decimation=num_substeps), simulate(cartpole)
+    coarse, fine = simulate(cartpole, decimation=num_substeps, engine=engine), simulate(cartpole, engine=engine)
     assert coarse.dt_s == pytest.approx(num_substeps * 0.01)
     assert fine.dt_s == pytest.approx(0.01)
     for sim in (coarse, fine):
         write(sim, qpos, qvel)
-    warp_trajectory(coarse, ctrl[:20])
-    warp_trajectory(fine, np.repeat(ctrl[:20], num_substeps, axis=0))
-    assert_same(per_env_arrays(coarse), per_env_arrays(fine))
+    trajectory(coarse, ctrl[:20])
+    trajectory(fine, np.repeat(ctrl[:20], num_substeps, axis=0))
+    if engine == "warp":
+        assert_same(per_env_arrays(coarse), per_env_arrays(fine))
+    else:  # rounds after each step, not after each substep
+        assert_close((coarse.qpos.numpy(), coarse.qvel.numpy()), (fine.qpos.numpy(), fine.qvel.numpy()), FREE_TOL)
     assert torch.allclose(coarse.view("time"), torch.tensor(20 * num_substeps * 0.01))
+
+
+def warp_engine(sim: Simulation) -> WarpEngine:
+    assert isinstance(sim._engine, WarpEngine)
+    return sim._engine
 
 
 def as_on_a_gpu(sim: Simulation) -> Simulation:
     """Let a graph of a simulation contain all substeps."""
-    sim._step_programs = [sim._all_substeps]
+    engine = warp_engine(sim)
+    engine._step_programs = [engine._all_substeps]
     sim.before_substeps([])
     return sim
 
@@ -273,7 +290,7 @@ def test_a_graph_of_all_substeps_as_on_a_gpu_equals_graphs_of_one_substep(
     """Compare sensors, too: the legged robot's measure contacts."""
     model = request.getfixturevalue(name)
     separate, whole = (simulate(model, decimation=3, njmax=64, nconmax=16) for _ in range(2))
-    assert len(separate._step_programs) == 3 + 1
+    assert len(warp_engine(separate)._step_programs) == 3 + 1
     as_on_a_gpu(whole)
     generator = torch.Generator().manual_seed(0)
     for _ in range(20):
@@ -296,13 +313,13 @@ def test_a_gpu_reads_sensors_in_every_substep_only_if_something_may_read_them(le
     for programs, expected in (([], [False, False, True]), ([lambda _model, _data: None], [True] * 3)):
         sim.before_substeps(programs)
         reads.clear()
-        with mock.patch.object(sim, "_step_once", note):
-            sim._all_substeps()
+        with mock.patch.object(sim._engine, "_step_once", note):
+            warp_engine(sim)._all_substeps()
         assert reads == expected
 
 
-def test_a_simulation_starts_at_the_models_reference_state(box: Any) -> None:
-    sim = simulate(box, num_envs=3)
+def test_a_simulation_starts_at_the_models_reference_state(box: Any, engine: Engine) -> None:
+    sim = simulate(box, num_envs=3, engine=engine)
     assert np.array_equal(sim.qpos, np.tile(box.qpos0, (3, 1)).astype(np.float32))
     assert not sim.qvel.any()
     assert not sim.view("time").any()
@@ -356,8 +373,8 @@ def test_capture_restores_the_garbage_collector(cartpole: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["cartpole", "box"])
-def test_a_masked_reset_changes_only_the_masked_envs(name: str, request: pytest.FixtureRequest) -> None:
-    sim = simulate(request.getfixturevalue(name))
+def test_a_masked_reset_changes_only_the_masked_envs(name: str, request: pytest.FixtureRequest, engine: Engine) -> None:
+    sim = simulate(request.getfixturevalue(name), engine=engine)
     drive(sim, 4)
     mask = np.arange(NUM_ENVS) % 3 == 0
     before = per_env_arrays(sim)
@@ -371,21 +388,21 @@ def test_a_masked_reset_changes_only_the_masked_envs(name: str, request: pytest.
 
 
 @pytest.mark.parametrize("name", ["cartpole", "box", "dragged"])
-def test_a_reset_env_behaves_like_a_new_one(name: str, request: pytest.FixtureRequest) -> None:
-    used, new = (simulate(request.getfixturevalue(name)) for _ in range(2))
+def test_a_reset_env_behaves_like_a_new_one(name: str, request: pytest.FixtureRequest, engine: Engine) -> None:
+    used, new = (simulate(request.getfixturevalue(name), engine=engine) for _ in range(2))
     drive(used, 4)
     mask = torch.arange(NUM_ENVS) % 3 == 0
     others = used.qpos[~mask].clone()
     used.reset(mask)
     ctrl = np.random.default_rng(8).uniform(-1, 1, (100, *used.ctrl.shape)).astype(np.float32)
-    ours, oracle = warp_trajectory(used, ctrl), warp_trajectory(new, ctrl)
+    ours, oracle = trajectory(used, ctrl), trajectory(new, ctrl)
     assert np.array_equal(ours[0][:, mask], oracle[0][:, mask])
     assert np.array_equal(ours[1][:, mask], oracle[1][:, mask])
     assert not torch.equal(used.qpos[~mask], others)  # the other envs have continued
 
 
-def test_an_empty_mask_resets_nothing(cartpole: Any) -> None:
-    sim = simulate(cartpole)
+def test_an_empty_mask_resets_nothing(cartpole: Any, engine: Engine) -> None:
+    sim = simulate(cartpole, engine=engine)
     drive(sim, 4)
     before = per_env_arrays(sim)
     sim.reset(torch.zeros(NUM_ENVS, dtype=torch.bool))
@@ -393,21 +410,23 @@ def test_an_empty_mask_resets_nothing(cartpole: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["cartpole", "box", "dragged"])
-def test_a_reset_restores_a_diverged_env_and_affects_no_other_env(name: str, request: pytest.FixtureRequest) -> None:
+def test_a_reset_restores_a_diverged_env_and_affects_no_other_env(
+    name: str, request: pytest.FixtureRequest, engine: Engine
+) -> None:
     model = request.getfixturevalue(name)
-    broken, healthy = simulate(model), simulate(model)
+    broken, healthy = simulate(model, engine=engine), simulate(model, engine=engine)
     ctrl = np.random.default_rng(2).uniform(-1, 1, (100, *broken.ctrl.shape)).astype(np.float32)
     for sim in (broken, healthy):
-        warp_trajectory(sim, ctrl[:40])  # after these steps, the box has landed
+        trajectory(sim, ctrl[:40])  # after these steps, the box has landed
     broken.qpos[3] = float("nan")
-    warp_trajectory(broken, ctrl[40:45])
-    warp_trajectory(healthy, ctrl[40:45])
+    trajectory(broken, ctrl[40:45])
+    trajectory(healthy, ctrl[40:45])
     assert broken.qpos[3].isnan().any()
     mask = torch.arange(NUM_ENVS) == 3
     assert_same(per_env_arrays(broken), per_env_arrays(healthy), rows=~mask.numpy())
     broken.reset(mask)
     healthy.reset(mask)
-    ours, oracle = warp_trajectory(broken, ctrl[45:]), warp_trajectory(healthy, ctrl[45:])
+    ours, oracle = trajectory(broken, ctrl[45:]), trajectory(healthy, ctrl[45:])
     assert np.isfinite(ours[0]).all()
     assert np.array_equal(ours[0], oracle[0])
     assert np.array_equal(ours[1], oracle[1])
@@ -430,10 +449,10 @@ def disturb(sim: Simulation, generator: torch.Generator) -> None:
 
 @pytest.mark.parametrize("name", ["cartpole", "box", "dragged"])
 def test_a_simulation_continues_bit_for_bit_from_the_state_of_another(
-    name: str, request: pytest.FixtureRequest
+    name: str, request: pytest.FixtureRequest, engine: Engine
 ) -> None:
     model = request.getfixturevalue(name)
-    whole, part = simulate(model), simulate(model)
+    whole, part = simulate(model, engine=engine), simulate(model, engine=engine)
     for i in range(60):
         if i == 30:
             assert set(part.state()) == set(whole.state())
@@ -512,8 +531,8 @@ def test_indices_of_sleeping_bodies_are_checked_and_other_integers_are_no_state(
 
 
 @pytest.mark.parametrize("capture", ["physics", "off"])
-def test_views_share_the_memory_of_the_simulation(cartpole: Any, capture: CaptureMode) -> None:
-    sim = simulate(cartpole, capture=capture)
+def test_views_share_the_memory_of_the_simulation(cartpole: Any, capture: CaptureMode, engine: Engine) -> None:
+    sim = simulate(cartpole, capture=capture, engine=engine)
     names = ["qpos", "qvel", "ctrl", "xpos", "qacc"]
     views = {name: sim.view(name) for name in names}
     pointers = {name: view.data_ptr() for name, view in views.items()}
@@ -527,13 +546,13 @@ def test_views_share_the_memory_of_the_simulation(cartpole: Any, capture: Captur
 
 
 @pytest.mark.parametrize("capture", ["physics", "off"])
-def test_the_next_step_starts_from_the_written_state(cartpole: Any, capture: CaptureMode) -> None:
-    sim = simulate(cartpole, capture=capture)
+def test_the_next_step_starts_from_the_written_state(cartpole: Any, capture: CaptureMode, engine: Engine) -> None:
+    sim = simulate(cartpole, capture=capture, engine=engine)
     qpos, qvel, ctrl = random_cartpole(7)
     qpos[:, 0] *= 0.5  # far from the rail's ends, so that only the written state matters
     for _ in range(3):
         write(sim, qpos, qvel)
-        ours = warp_trajectory(sim, ctrl[:1])
+        ours = trajectory(sim, ctrl[:1])
         oracle = c_trajectory(sim.model, qpos, qvel, ctrl[:1])
         assert_close(ours, oracle, (1e-6, 1e-5))
         qpos, qvel, ctrl = qpos * 0.5, qvel + 1, ctrl[1:]

@@ -222,7 +222,7 @@ SHAPES = """
   </worldbody>
 </mujoco>
 """
-SIM = SimConfig(model=SHAPES, terrain=CONFIG, njmax=32, nconmax=32)
+SIM = SimConfig(model=SHAPES, terrain=CONFIG, njmax=32, nconmax=32, engine="warp")
 NUM_ENVS = 192
 NAMES = ("sphere", "capsule", "box")
 

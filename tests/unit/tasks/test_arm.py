@@ -249,6 +249,7 @@ def test_the_config_is_valid(task: Callable[[], TrainConfig]) -> None:
 
 
 @TASKS
+@pytest.mark.usefixtures("engine_of_gpus")
 def test_a_step_never_waits_for_the_device_and_all_is_finite(task: Callable[[], TrainConfig]) -> None:
     env = make(task)
     env.stagger()

@@ -60,7 +60,7 @@ def parametrize(*chosen: Task, slow: tuple[Task, ...] = ()) -> Any:
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _quiet() -> Iterator[None]:
+def _quiet(engine: str) -> Iterator[None]:  # noqa: ARG001 (clears the caches before the other engine is tested)
     start_warp("cpu")
     # MuJoCo warns about an attribute in Gymnasium's cheetah, and would write a log file to the working directory.
     mujoco.set_mju_user_warning(lambda _: None)
@@ -194,13 +194,14 @@ def test_every_step_of_the_ant_equals_that_of_gymnasium_with_elliptic_friction_c
 
 
 @pytest.mark.slow
-def test_half_of_the_steps_of_the_ant_equal_those_of_gymnasium_with_pyramidal_cones() -> None:
-    """For a steep capsule, MuJoCo Warp and MJX orient the friction pyramid differently than MuJoCo's C code.
+def test_steps_of_the_ant_equal_those_of_gymnasium_with_pyramidal_cones(engine: str) -> None:
+    """With MuJoCo Warp, only half of them do.
 
+    For a steep capsule, MuJoCo Warp and MJX orient the friction pyramid differently than MuJoCo's C code.
     See google-deepmind/mujoco#2774.
     """
     found = follow(make(ANT.env), oracles(ANT.gym_id), NUM_STEPS)
-    assert np.mean(found.errors < 10 * TOLERANCE) > 0.5
+    assert np.mean(found.errors < 10 * TOLERANCE) > (0.5 if engine == "warp" else 0.999)
     assert found.with_contact > 100
 
 
@@ -327,6 +328,7 @@ def test_nothing_overflows(task: Task) -> None:
     assert not env.sim.overflow.any()
 
 
+@pytest.mark.usefixtures("engine_of_gpus")
 @parametrize(ANT, HUMANOID, REACHER)
 def test_a_step_never_waits(task: Task) -> None:
     env = in_any_state(task)

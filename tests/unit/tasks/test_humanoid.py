@@ -55,7 +55,7 @@ def model() -> Any:
 
 
 @pytest.fixture(scope="module")
-def env() -> Env:
+def env(engine: str) -> Env:  # noqa: ARG001 (there are envs for each engine)
     """Envs without terminations and events, so that tests can set states."""
     torch.manual_seed(0)
     return Env(dataclasses.replace(velocity_flat().env, terminations={}, events={}), NUM_ENVS, "cpu")
@@ -168,6 +168,7 @@ def test_the_config_is_valid() -> None:
     validate(velocity_flat())
 
 
+@pytest.mark.usefixtures("engine_of_gpus")
 def test_a_step_never_waits_for_the_device_and_all_is_finite(env: Env) -> None:
     env.reset()
     actions = torch.randn(25, NUM_ENVS, env.num_actions)

@@ -54,7 +54,7 @@ def model() -> Any:
 
 
 @pytest.fixture(scope="module")
-def env() -> Env:
+def env(engine: str) -> Env:  # noqa: ARG001 (there are envs for each engine)
     """Sixteen envs with different robots, without pushes."""
     start_warp("cpu")
     config = flat().env
@@ -240,6 +240,7 @@ def test_the_critic_observes_the_randomized_values(env: Env) -> None:
     assert "friction" not in env.observation_columns()["actor"]
 
 
+@pytest.mark.usefixtures("engine_of_gpus")
 def test_a_step_never_waits(env: Env) -> None:
     actions = torch.randn(16, 12)
     with HostSyncs() as syncs:

@@ -95,6 +95,7 @@ def test_the_motions_have_the_described_distances_and_angles(file: MotionFile) -
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("engine_of_gpus")
 def test_robots_start_in_every_motion_and_earn_its_reward() -> None:
     start_warp("cpu")
     torch.manual_seed(0)

@@ -1,0 +1,50 @@
+"""Choose the engine that computes the physics. Imports no torch, so that the launcher can choose."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+import mujoco
+
+from mjlab_dist.config import SimConfig, TerrainConfig
+from mjlab_dist.errors import UserError
+
+ON_C = 4
+"""Degrees of freedom from which MuJoCo's C code is faster on a CPU (docs/decisions/0023)."""
+
+
+def choose_engine(config: SimConfig, device: str, model: mujoco.MjModel | None = None) -> Literal["warp", "mujoco"]:
+    """Return the engine for a config: its own, or for ``auto`` the faster one.
+
+    Args:
+        config: The config of the simulation.
+        device: ``cpu`` or ``cuda:<index>``.
+        model: The config's model, if it has been compiled.
+
+    Raises:
+        UserError: If the engine cannot simulate the model on this device.
+    """
+    if device != "cpu":
+        if config.engine == "mujoco":
+            raise UserError(
+                "--env.sim.engine mujoco: computes on CPUs only; use --gpu-ids None, or --env.sim.engine warp"
+            )
+        return "warp"
+    if config.engine == "warp":
+        return "warp"
+    found = model or _without_terrain(config)
+    sleeps = bool(found.opt.enableflags & mujoco.mjtEnableBit.mjENBL_SLEEP)
+    if config.engine == "mujoco" and sleeps:
+        raise UserError(
+            "--env.sim.engine mujoco: bodies of this model may sleep, and MuJoCo's batches cannot restore which do; "
+            "use --env.sim.engine warp"
+        )
+    return "warp" if sleeps or (config.engine == "auto" and found.nv < ON_C) else "mujoco"
+
+
+def _without_terrain(config: SimConfig) -> mujoco.MjModel:
+    from mjlab_dist.sim.scene import build_model  # noqa: PLC0415 (not needed on GPUs)
+
+    # The terrain has no degrees of freedom, and takes longer than everything else
+    return build_model(dataclasses.replace(config, terrain=TerrainConfig()))

@@ -1,0 +1,88 @@
+"""Record programs of Warp kernels on one device, once, and replay them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import warp as wp
+
+from mjlab_dist.messages import emit
+from mjlab_dist.sim import kernels, recording
+
+Run = Callable[[], None]
+"""A program that takes no arguments."""
+
+
+class Recorder:
+    """Records programs and runs them in the order of the torch operations around them.
+
+    Attributes:
+        graphs: The recording of each program; empty if programs are not recorded.
+        launch: Function that launches recorded programs. It is replaced while torch operations are recorded as a CUDA
+            graph, because the launch of a graph cannot be recorded in another graph.
+        num_changes: Number of runs that may have changed the state.
+    """
+
+    def __init__(self, device: str, *, captures: bool) -> None:
+        """Check whether the device can record programs.
+
+        Args:
+            device: ``cpu`` or ``cuda:<index>``.
+            captures: Whether to record programs; otherwise, Python launches their kernels one by one.
+        """
+        reason = recording.why_not_capturable(device)
+        if captures and reason:
+            emit("warning", text=f"the physics is not captured, which is slower: {reason}")
+        self.captures, self._prepares = captures and not reason, not reason
+        self.graphs: dict[Run, wp.Graph] = {}
+        self.launch: Callable[[Run], None] = _launch_now
+        self.num_changes = 0
+        self._device = device
+        self._stream = wp.stream_from_torch(device) if device != "cpu" else None
+        self._readers: set[Run] = set()
+
+    def record(self, *programs: Run, changes_state: bool = True) -> None:
+        """Compile missing kernels of programs, and record each program.
+
+        Args:
+            programs: Programs that allocate no memory. The caller must keep the arrays that their kernels use.
+            changes_state: Whether they may write to ``qpos`` or ``qvel``.
+        """
+        if not changes_state:
+            self._readers.update(programs)
+        with wp.ScopedDevice(self._device):
+            # Load every kernel first, because loading a module during a capture breaks the capture.
+            if self._prepares:
+                kernels.prepare(self._device, functools.partial(_call_all, programs))
+            if self.captures:
+                self.graphs |= {program: recording.capture(self._device, program) for program in programs}
+
+    def run(self, *programs: Run) -> None:
+        """Run programs, in order.
+
+        Args:
+            programs: Programs that were recorded.
+        """
+        if not self._readers.issuperset(programs):
+            self.num_changes += 1
+        if self.graphs.keys() >= set(programs):
+            graphs = [self.graphs[program] for program in programs]
+            # On the torch stream, so that these kernels and those of the terms stay in order without a synchronization.
+            self.launch(functools.partial(recording.replay, graphs, self._stream))
+        elif self._stream is None:
+            # Without a recording, Python launches the same kernels one by one.
+            with wp.ScopedDevice(self._device) as device, recording.launching(device):
+                _call_all(programs)
+        else:
+            with wp.ScopedStream(self._stream):
+                _call_all(programs)
+
+
+def _call_all(programs: tuple[Run, ...]) -> None:
+    for program in programs:
+        program()
+
+
+def _launch_now(launch: Run) -> None:
+    launch()
