@@ -49,11 +49,11 @@ def test_a_step_from_the_same_state_is_the_same(task: str) -> None:
             torch.manual_seed(step)
             results.append(env.step(actions))
         (_, reward, done, _), (_, other_reward, other_done, _) = results
-        assert torch.equal(done, other_done)
         change = (in_c.sim.qvel - before).abs().amax(dim=1) + 0.1
         differences = (in_c.sim.qvel - in_warp.sim.qvel).abs().amax(dim=1) / change
         difference = torch.maximum(differences, (reward - other_reward).abs())
-        close.append((difference < (ROUGH_TOL if task == ROUGH else TOL))[~done])
+        is_close = (done == other_done) & (difference < (ROUGH_TOL if task == ROUGH else TOL))
+        close.append(is_close[~(done & other_done)])
     # MuJoCo Warp orients the friction pyramids of the ant's steep capsules differently (google-deepmind/mujoco#2774)
     assert torch.cat(close).float().mean() > (0.5 if task == ANT else 0.9)
     assert in_c.sim.qvel.abs().max() > 0.1

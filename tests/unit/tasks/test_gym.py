@@ -201,7 +201,7 @@ def test_steps_of_the_ant_equal_those_of_gymnasium_with_pyramidal_cones(engine: 
     See google-deepmind/mujoco#2774.
     """
     found = follow(make(ANT.env), oracles(ANT.gym_id), NUM_STEPS)
-    assert np.mean(found.errors < 10 * TOLERANCE) > (0.5 if engine == "warp" else 0.999)
+    assert np.mean(found.errors < 10 * TOLERANCE) > (0.5 if engine == "warp" else 0.99)
     assert found.with_contact > 100
 
 
