@@ -64,6 +64,14 @@ def test_the_launcher_chooses_an_engine_without_torch_and_warp():
     assert imported & HEAVY == {"mujoco"}
 
 
+def test_the_launcher_chooses_an_engine_for_gpus_without_large_libraries():
+    imported = imported_by(
+        "from mjlab_dist.registry import task_config; from mjlab_dist.sim.choice import choose_engine; "
+        "choose_engine(task_config('quadruped-velocity-rough').env.sim, 'cuda:0')"
+    )
+    assert not imported & HEAVY
+
+
 def test_task_configs_import_nothing_heavy():
     imported = imported_by(
         "from mjlab_dist import registry; [registry.task_config(name) for name in registry.task_names()]"

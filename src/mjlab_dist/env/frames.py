@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import mujoco_warp as mjw
@@ -12,12 +12,10 @@ import warp as wp
 from mjlab_dist.env import frame_kernels
 from mjlab_dist.errors import UserError
 from mjlab_dist.sim import Simulation
+from mjlab_dist.sim.engine import Program
 
 FrameKind = Literal["body", "site", "geom"]
 """Kind of element that has a frame."""
-
-Program = Callable[[mjw.Model, mjw.Data], None]
-"""A function that launches Warp kernels, to be recorded with :meth:`Simulation.record`."""
 
 
 class Frames:

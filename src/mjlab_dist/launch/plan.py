@@ -37,6 +37,7 @@ from mjlab_dist.run_dir import (
     read_metrics,
 )
 from mjlab_dist.run_files import has_file, refuse_links, run_of
+from mjlab_dist.sim.choice import choose_engine
 from mjlab_dist.wording import listed
 
 MAX_TIMESTEP_S = 0.05
@@ -139,8 +140,6 @@ def plan_run(
         check_memory(config, budget.num_envs, own, gpus)
     # Run directory
     resumed = find_resumed(config, warnings.append)
-    if resumed is not None:
-        check_same_engine(resumed, config)
     warnings += check_machine(config, own, environ, gpus, resumed)
     plan = RunPlan(
         hosts=hosts,
@@ -208,13 +207,9 @@ def settled(config: TrainConfig, devices: Sequence[RankDevice]) -> TrainConfig:
     num_envs = config.num_envs
     if config.gpu_num_envs is not None and _on_gpus(devices):
         num_envs = config.gpu_num_envs
-    engine = config.env.sim.engine
-    if engine != "warp":
-        from mjlab_dist.sim.choice import choose_engine  # noqa: PLC0415 (imports mujoco)
-
-        # If any rank has a GPU, all ranks use the engine for GPUs
-        device = next((each.device for each in devices if each.device != "cpu"), "cpu")
-        engine = choose_engine(config.env.sim, device)
+    # If any rank has a GPU, all ranks use the engine for GPUs
+    device = next((each.device for each in devices if each.device != "cpu"), "cpu")
+    engine = choose_engine(config.env.sim, device)
     config = dataclasses.replace(config, num_envs=num_envs, gpu_num_envs=None)
     return replaced(config, ["env", "sim", "engine"], engine)
 
@@ -275,11 +270,12 @@ def find_resumed(config: TrainConfig, warn: Callable[[str], None]) -> Path | Non
     """Return the directory of the run to resume; None for a new run.
 
     Args:
-        config: The run's config.
+        config: The run's config, :func:`settled`.
         warn: Called with one line per warning.
 
     Raises:
-        UserError: If there is no such run, its checkpoints are missing, or it has already reached its last iteration.
+        UserError: If there is no such run, its checkpoints are missing, it has already reached its last iteration, or
+            it was trained with another engine.
     """
     if config.resume in {None, AUTO}:
         return None
@@ -298,25 +294,13 @@ def find_resumed(config: TrainConfig, warn: Callable[[str], None]) -> Path | Non
             f"--max-iterations {config.max_iterations}: this is the run's total, and {run_dir} has already done "
             f"{newest} iterations; use a number above {newest}"
         )
-    return run_dir
-
-
-def check_same_engine(run_dir: Path, config: TrainConfig) -> None:
-    """Raise if a run would be resumed with another engine than it was trained with.
-
-    Args:
-        run_dir: The directory of the run.
-        config: The config to train with, :func:`settled`.
-
-    Raises:
-        UserError: If the engines differ.
-    """
     trained, engine = read_config_file(run_dir, trust=True, uses_ssh=False).env.sim.engine, config.env.sim.engine
     if engine != trained:
         raise UserError(
             f"--env.sim.engine {engine}: {run_dir} was trained with {trained}; resume it with that engine, or start a "
             "new run with --init-from and one of its checkpoints"
         )
+    return run_dir
 
 
 def _check_init_from(config: TrainConfig, file: str) -> None:

@@ -20,7 +20,7 @@ from mjlab_dist.distributed.plan import RankDevice, number_by_bus
 from mjlab_dist.distributed.rank_info import exchange
 from mjlab_dist.errors import UserError
 from mjlab_dist.imports import import_learner, start_up
-from mjlab_dist.launch.plan import check_config, check_same_engine, find_resumed, notes, plan_run, settled
+from mjlab_dist.launch.plan import check_config, find_resumed, notes, plan_run, settled
 from mjlab_dist.launch.restarts import run_with_restarts
 from mjlab_dist.learner import free_earlier_run
 from mjlab_dist.lease import Lease, leased
@@ -156,8 +156,6 @@ def _train_as_one_of_many(config: TrainConfig, listen: Listener, control: Contro
         if rank.is_main:
             stack.enter_context(_reserved_name(config, listen))
             resumed = find_resumed(config, lambda text: listen({"kind": "warning", "text": text}))
-            if resumed is not None:
-                check_same_engine(resumed, config)
             run_dir = resumed or create_run_dir(config)
             lease = stack.enter_context(_reserved(run_dir, config, names, listen, is_new=resumed is None))
             stack.enter_context(listening(listen))

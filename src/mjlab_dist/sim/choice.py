@@ -1,14 +1,15 @@
-"""Choose the engine that computes the physics. Imports no torch, so that the launcher can choose."""
+"""Choose the engine that computes the physics. The launcher uses it: it imports no torch, and on GPUs no MuJoCo."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
-
-import mujoco
+from typing import TYPE_CHECKING, Literal
 
 from mjlab_dist.config import SimConfig, TerrainConfig
 from mjlab_dist.errors import UserError
+
+if TYPE_CHECKING:
+    import mujoco
 
 ON_C = 4
 """Degrees of freedom from which MuJoCo's C code is faster on a CPU (docs/decisions/0023)."""
@@ -33,6 +34,8 @@ def choose_engine(config: SimConfig, device: str, model: mujoco.MjModel | None =
         return "warp"
     if config.engine == "warp":
         return "warp"
+    import mujoco  # noqa: PLC0415 (not needed on GPUs)
+
     found = model or _without_terrain(config)
     sleeps = bool(found.opt.enableflags & mujoco.mjtEnableBit.mjENBL_SLEEP)
     if config.engine == "mujoco" and sleeps:

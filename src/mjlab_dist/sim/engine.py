@@ -69,23 +69,18 @@ class Engine(Protocol):
 
     def step(self) -> None:
         """Advance every env by one control step."""
-        ...
 
     def forward(self) -> None:
         """Recompute everything that derives from positions and velocities, in every env."""
-        ...
 
     def reset(self) -> None:
         """Reset the envs of the mask to the start state."""
-        ...
 
     def update_constants(self) -> None:
         """Recompute the constants that derive from fields with one value per env, and the poses of static geoms."""
-        ...
 
     def before_substeps(self, programs: Sequence[Program]) -> None:
         """Run programs before every substep, in place of those of an earlier call."""
-        ...
 
     def record_wrenches(self) -> Callable[[], None]:
         """Return a function that computes accelerations and wrenches of bodies (``mj_rnePostConstraint``)."""
@@ -100,7 +95,6 @@ class Engine(Protocol):
         Raises:
             UserError: If the engine does not compute this field.
         """
-        ...
 
     def num_bytes(self) -> int:
         """Return the memory in bytes that the engine uses in addition to the arrays."""

@@ -23,7 +23,7 @@ from mjlab_dist.errors import UserError
 from mjlab_dist.messages import emit
 from mjlab_dist.sim import model_fields
 from mjlab_dist.sim.engine import Arrays, Engine, Program
-from mjlab_dist.sim.quiet import c_warnings_ignored
+from mjlab_dist.sim.quiet import warnings_to
 from mjlab_dist.sim.recorder import Recorder
 
 _CHANGED_BY_STEPS = {"qpos", "qvel", "act", "qacc_warmstart", "history", "plastic", "time"}
@@ -208,7 +208,7 @@ class MujocoEngine(Engine):
     def _run(self, call: Callable[..., None], arguments: Mapping[str, Any]) -> SimulationError | None:
         """Call MuJoCo, and return its error if it could not simulate some envs."""
         try:
-            with c_warnings_ignored():
+            with warnings_to(_ignore):
                 call(**arguments)
         except SimulationError as error:
             return error
@@ -222,6 +222,8 @@ class MujocoEngine(Engine):
         _copy(self._fields)
         # MuJoCo also has constants that are not in the tensors of record, such as bounding volumes. A restored
         # checkpoint, for example, changes the fields that they are derived from.
+        if not self._derived_from:
+            return
         changed = torch.zeros_like(self._mask)
         for tensor, before in self._derived_from:
             changed |= (tensor != before).reshape(len(tensor), -1).any(dim=1)
@@ -266,6 +268,10 @@ def _copy(pairs: Iterable[_Pair], *, back: bool = False) -> None:
             tensor.copy_(array)
         else:
             array.copy_(tensor)
+
+
+def _ignore(text: str) -> None:
+    """Ignore a warning: what it is about is found in the results."""
 
 
 def _missing(name: str) -> UserError:

@@ -13,7 +13,7 @@ a fixed order of both are empty. This module replaces them.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import mujoco
 import mujoco_warp as mjw
@@ -23,6 +23,7 @@ from mujoco_warp._src import collision_driver, constraint
 from mjlab_dist.config import SimConfig
 from mjlab_dist.errors import UserError
 from mjlab_dist.patching import patched
+from mjlab_dist.sim.engine import Program
 
 _FRICTION = wp.constant(int(mujoco.mjtConstraint.mjCNSTR_FRICTION_DOF))
 
@@ -33,8 +34,6 @@ _UNUSED = wp.constant(wp.int64(2**62))
 """Key of contacts that do not exist; larger than all other keys."""
 
 wp.set_module_options({"enable_backward": False, "max_unroll": 4})
-
-Program = Callable[[mjw.Model, mjw.Data], None]
 
 
 def find_physics(config: SimConfig, device: str, model: mjw.Model, data: mjw.Data) -> tuple[Program, Program]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 import mujoco
@@ -17,18 +17,18 @@ _PACKAGE = Path(mjlab_dist.__file__).parent
 
 
 @contextlib.contextmanager
-def c_warnings_ignored() -> Iterator[None]:
-    """Ignore warnings of MuJoCo's C code until the context ends."""
-    handler = mujoco.get_mju_user_warning()
-    mujoco.set_mju_user_warning(_ignore)
+def warnings_to(handle: Callable[[str], object]) -> Iterator[None]:
+    """Pass warnings of MuJoCo's C code to a function until the context ends, instead of writing them to a file.
+
+    Args:
+        handle: The function.
+    """
+    before = mujoco.get_mju_user_warning()
+    mujoco.set_mju_user_warning(handle)
     try:
         yield
     finally:
-        mujoco.set_mju_user_warning(handler)
-
-
-def _ignore(text: str) -> None:
-    pass
+        mujoco.set_mju_user_warning(before)
 
 
 @contextlib.contextmanager
@@ -41,18 +41,12 @@ def quiet() -> Iterator[None]:
     """
     texts: dict[str, None] = {}
 
-    def store(text: str) -> None:
-        texts[text] = None
-
-    handler = mujoco.get_mju_user_warning()
-    mujoco.set_mju_user_warning(store)
     caught: list[warnings.WarningMessage] = []
     try:
-        with warnings.catch_warnings(record=True) as caught:
+        with warnings_to(lambda text: texts.update({text: None})), warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             yield
     finally:
-        mujoco.set_mju_user_warning(handler)
         for warning in caught:
             if _is_of_mujoco(warning, texts):
                 texts[str(warning.message)] = None

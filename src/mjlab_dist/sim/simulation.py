@@ -1,4 +1,4 @@
-"""Physics of the envs of one rank: MuJoCo Warp, recorded once and replayed, with torch views of its arrays.
+"""Physics of the envs of one rank, with torch views of its state and results.
 
 A program is a function that launches Warp kernels, such as one physics step; see ``recording.py``.
 """
@@ -9,7 +9,6 @@ import functools
 from collections.abc import Callable, Sequence
 
 import mujoco
-import mujoco_warp as mjw
 import torch
 import warp as wp
 
@@ -18,7 +17,7 @@ from mjlab_dist.errors import UserError
 from mjlab_dist.sim import model_fields, rows
 from mjlab_dist.sim.choice import choose_engine
 from mjlab_dist.sim.data import find_key, per_env_names, put_data
-from mjlab_dist.sim.engine import Arrays, Engine
+from mjlab_dist.sim.engine import Arrays, Engine, Program
 from mjlab_dist.sim.memory import array_bytes
 from mjlab_dist.sim.mujoco_engine import MujocoEngine
 from mjlab_dist.sim.quiet import quiet
@@ -155,6 +154,9 @@ class Simulation:
 
         Args:
             name: The field, such as ``xpos`` (num_envs, nbody, 3) or ``sensordata`` (num_envs, nsensordata).
+
+        Raises:
+            UserError: If the engine does not compute this field.
         """
         self._engine.provide(name)
         if name not in self._views:
@@ -226,9 +228,7 @@ class Simulation:
             model_fields.refuse_moved_inertia(self.model, name, self.fields[name])
         self._engine.update_constants()
 
-    def record(
-        self, program: Callable[[mjw.Model, mjw.Data], None], *, changes_state: bool = True
-    ) -> Callable[[], None]:
+    def record(self, program: Program, *, changes_state: bool = True) -> Callable[[], None]:
         """Record a program of Warp kernels over these envs, in the same way as the physics.
 
         Args:
@@ -254,7 +254,7 @@ class Simulation:
         """
         return self._engine.record_wrenches()
 
-    def before_substeps(self, programs: Sequence[Callable[[mjw.Model, mjw.Data], None]]) -> None:
+    def before_substeps(self, programs: Sequence[Program]) -> None:
         """Run programs of Warp kernels before every substep of :meth:`step`, as part of the same recording.
 
         Args:
@@ -272,7 +272,7 @@ class Simulation:
         return model_fields.derived(self.model, name)
 
     def num_bytes(self) -> int:
-        """Return the device memory of MuJoCo Warp's model and data in bytes, without a step's temporary arrays."""
+        """Return the device memory of model, data and engine in bytes, without a step's temporary arrays."""
         return sum(array_bytes(self._warp_model, self._data).values()) + self._engine.num_bytes()
 
     def step(self) -> None:
