@@ -1,4 +1,4 @@
-"""Measure the time of each part of an env step on the CPU, or compare training speed with mjlab.
+"""Measure the time of each part of an env step on the CPU.
 
 One process with one thread applies random actions around 0, with each engine in turn. Every figure is the CPU time of
 this process per control step of all envs. CPU time is measured instead of elapsed time, because other programs on the
@@ -6,40 +6,25 @@ machine hardly change it. The steps are measured in several rounds; figures are 
 and maximum. With the engine mujoco, the same physics is also measured with mujoco.batch alone.
 
     uv run python scripts/bench_env.py quadruped-velocity-flat --num-envs 256
-
-With --peer, the script instead trains the task with 64 envs on two ranks, and compares the training speed with mjlab
-1.6.0. The script does not run mjlab. It uses a speed that we measured earlier, on two cores of the same kind as for the
-figures of mjlab_dist in docs/performance.md: training Mjlab-Velocity-Flat-Unitree-Go1 with 64 envs reached 146 to 160
-env-steps/s.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
-import json
 import statistics
-import subprocess
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from mujoco.batch import Batch
-from timed import BIN, SKIPPED, clean_environment, spread
+from timed import spread
 
 from mjlab_dist import registry
 from mjlab_dist.config.entries import replaced
 from mjlab_dist.env import Env
 from mjlab_dist.sim import start_warp
-
-PEER_STEPS_PER_S = (146, 160)
-"""Env-steps/s of mjlab 1.6.0's Mjlab-Velocity-Flat-Unitree-Go1 with 64 envs, minimum and maximum."""
-
-TARGET = 40
-"""The training speed of mjlab_dist should be at least this many times the maximum speed of mjlab."""
 
 PARTS = (
     "physics",
@@ -168,25 +153,6 @@ def report(title: str, num_envs: int, results: dict[str, list[float]]) -> None:
     print(f"  env-steps/s       {spread([num_envs / s for s in results['whole']]):>28}")
 
 
-def measure_peer(task: str, iterations: int) -> None:
-    """Print the training speed with 64 envs over two ranks, and its ratio to the speed of mjlab."""
-    with tempfile.TemporaryDirectory() as root:
-        subprocess.run(
-            [
-                str(BIN / "train"), task, "--gpu-ids", "None", "--cpu-ranks", "2", "--num-envs", "32",
-                "--max-iterations", str(iterations), "--log-root", root,
-            ],
-            env=clean_environment(), cwd=root, check=True, stdout=subprocess.DEVNULL,
-        )  # fmt: skip
-        (metrics,) = Path(root).rglob("metrics.jsonl")
-        rows = [json.loads(line) for line in metrics.read_text().splitlines()]
-    assert not any(row["overflowed_envs"] for row in rows), "contacts or constraints were dropped"
-    speeds = [row["steps_per_s"] for row in rows[SKIPPED:]]
-    print(f"{task}, 2 ranks of 32 envs: {spread(speeds)} env-steps/s, no overflow")
-    ratio = statistics.median(speeds) / PEER_STEPS_PER_S[1]
-    print(f"  = {ratio:.1f} times the {PEER_STEPS_PER_S[1]} env-steps/s of mjlab (goal: at least {TARGET} times)")
-
-
 def main() -> None:
     """Read the command line, and run the measurement."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -195,13 +161,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20, help="control steps per round")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--action-std", type=float, default=0.5, help="standard deviation of the random actions")
-    parser.add_argument("--peer", action="store_true", help="compare training speed with mjlab instead")
-    parser.add_argument("--iterations", type=int, default=25, help="iterations of the training with --peer")
     args = parser.parse_args()
-    if args.peer:
-        measure_peer(args.task, args.iterations)
-    else:
-        measure(args.task, args.num_envs, args.steps, args.rounds, args.action_std)
+    measure(args.task, args.num_envs, args.steps, args.rounds, args.action_std)
 
 
 if __name__ == "__main__":

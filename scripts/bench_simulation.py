@@ -2,9 +2,10 @@
 
 All programs simulate the same number of envs of the same robot with the same actions. Their measurements alternate.
 The script prints env-steps per second, and the ratio of each speed to the speed of mjlab_dist.make with one process:
-medians over rounds, with minimum and maximum. envpool is measured if it is installed.
+medians over rounds, with minimum and maximum. envpool is measured if it is installed. mjbatch pins another version of
+MuJoCo, so it needs its own virtual environment: `uv venv peer && uv pip install --python peer mjbatch`.
 
-    uv run python scripts/bench_simulation.py gym-half-cheetah --num-envs 64 256 1024
+    uv run --with envpool python scripts/bench_simulation.py gym-half-cheetah --mjbatch-python peer/bin/python
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ import argparse
 import contextlib
 import importlib.util
 import statistics
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -23,6 +26,7 @@ import mujoco
 import mujoco.rollout
 import numpy as np
 import torch
+from mujoco.batch import Batch
 from timed import spread
 
 import mjlab_dist
@@ -141,7 +145,54 @@ def by_mujoco(task: str, num_envs: int) -> Iterator[Advance]:
         yield advance
 
 
-def ways() -> dict[str, Way]:
+@contextlib.contextmanager
+def by_batch(task: str, num_envs: int) -> Iterator[Advance]:
+    """Use mujoco.batch in two threads: physics only."""
+    env: Any = gymnasium.make(GYM_IDS[task]).unwrapped
+    batch = Batch(env.model, num_envs, 2)
+    batch.bind("ctrl")[:] = ACTION
+
+    def advance() -> int:
+        batch.step(nstep=env.frame_skip)
+        return 1
+
+    yield advance
+
+
+MJBATCH = f"""
+import sys, mjbatch, mujoco
+batch = mjbatch.Batch(mujoco.MjModel.from_xml_path(sys.argv[1]), int(sys.argv[2]), 2)
+batch.bind("ctrl")[:] = {ACTION}
+for _ in sys.stdin:
+    batch.step(nstep=int(sys.argv[3]))
+    print(flush=True)
+"""
+"""A program that steps once per line of input, and then prints a line."""
+
+
+def by_mjbatch(python: Path) -> Way:
+    """Use mjbatch in two threads: physics only."""
+
+    @contextlib.contextmanager
+    def use(task: str, num_envs: int) -> Iterator[Advance]:
+        env: Any = gymnasium.make(GYM_IDS[task]).unwrapped
+        command = [str(python), "-c", MJBATCH, env.fullpath, str(num_envs), str(env.frame_skip)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            requests, replies = process.stdin, process.stdout
+
+            def advance() -> int:
+                requests.write("\n")
+                assert replies.readline(), "mjbatch ended"
+                return 1
+
+            yield advance
+
+    return use
+
+
+def ways(mjbatch_python: Path | None) -> dict[str, Way]:
     """Return the programs by name. The speed of each is compared with the speed of the first."""
     found: dict[str, Way] = {
         "make, one process": by_make(1),
@@ -149,7 +200,10 @@ def ways() -> dict[str, Way]:
         "make, 2 ranks, rollout": by_rollout,
         "AsyncVectorEnv": by_gymnasium,
         "mujoco.rollout, 2 threads": by_mujoco,
+        "mujoco.batch, 2 threads": by_batch,
     }
+    if mjbatch_python:
+        found["mjbatch, 2 threads"] = by_mjbatch(mjbatch_python.absolute())
     if importlib.util.find_spec("envpool"):
         found["envpool"] = by_envpool
     return found
@@ -171,11 +225,12 @@ def main() -> None:
     parser.add_argument("--num-envs", type=int, nargs="+", default=[64, 256, 1024])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--max-processes", type=int, default=256, help="skip AsyncVectorEnv if there are more envs")
+    parser.add_argument("--mjbatch-python", type=Path, help="interpreter of the environment with mjbatch")
     args = parser.parse_args()
     for num_envs in args.num_envs:
-        chosen = {
-            name: way for name, way in ways().items() if name != "AsyncVectorEnv" or num_envs <= args.max_processes
-        }
+        chosen = ways(args.mjbatch_python)
+        if num_envs > args.max_processes:
+            del chosen["AsyncVectorEnv"]
         measured: dict[str, list[float]] = {name: [] for name in chosen}
         for _ in range(args.rounds):
             for name, way in chosen.items():

@@ -17,12 +17,6 @@ from pathlib import Path
 
 BIN = Path(sys.executable).parent
 
-PEER_TASK = "Mjlab-Cartpole-Balance"
-
-LIKE_PEER = ("--env.sim.decimation", "5", "--env.episode-length-s", "50", "--agent.num-steps-per-env", "32")
-"""Flags that give cartpole-balance the substeps, episode length and rollout length of mjlab's task. The network and the
-PPO settings of both tasks are the same by default."""
-
 SKIPPED = 3
 """Number of iterations at the start that are not timed, because they warm up caches."""
 
@@ -53,31 +47,13 @@ def run_ours(*flags: str, env: Mapping[str, str] | None = None, task: str = "car
     """
     with tempfile.TemporaryDirectory() as root:
         command = [str(BIN / "train"), task, *flags, "--log-root", root]
-        first_s, _ = _run(command, r"iteration 1/", env=clean_environment(env), cwd=root)
+        first_s, _ = run(command, r"iteration 1/", env=clean_environment(env), cwd=root)
         (metrics,) = Path(root).rglob("metrics.jsonl")
         speeds = [json.loads(line)["steps_per_s"] for line in metrics.read_text().splitlines()]
     return Timed(statistics.median(speeds[SKIPPED:] or speeds), first_s)
 
 
-def run_peer(python: Path, num_envs: int, iterations: int) -> Timed:
-    """Train mjlab's cartpole on the CPU.
-
-    Args:
-        python: Python interpreter of the virtual environment with mjlab.
-        num_envs: Number of envs.
-        iterations: Number of iterations.
-    """
-    with tempfile.TemporaryDirectory() as cwd:
-        command = [
-            str(python.parent / "train"), PEER_TASK, "--gpu-ids", "None", "--env.scene.num-envs", str(num_envs),
-            "--agent.max-iterations", str(iterations), "--agent.logger", "tensorboard",
-        ]  # fmt: skip
-        first_s, lines = _run(command, r"Iteration time:", env=clean_environment(), cwd=cwd)
-    speeds = [float(m[1]) for line in lines if (m := re.search(r"Steps per second: +([\d.]+)", line))]
-    return Timed(statistics.median(speeds[SKIPPED:] or speeds), first_s)
-
-
-def _run(command: Sequence[str], first: str, *, env: Mapping[str, str], cwd: str) -> tuple[float, list[str]]:
+def run(command: Sequence[str], first: str, *, env: Mapping[str, str], cwd: str) -> tuple[float, list[str]]:
     """Run a command. Return the seconds until it printed a line that matches ``first``, and all lines of its output."""
     start = time.monotonic()
     first_s = None

@@ -38,6 +38,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 TESTS = Path(__file__).parent
 
+ABOUT_CONFIGS = {"test_parameters.py", "test_wrong_names.py"}
+"""Files with tests of envs whose results do not depend on the engine."""
+
 GPU_TESTS = TESTS / "gpu"
 """Tests that use GPUs. They run in a session of their own."""
 
@@ -470,9 +473,9 @@ def engine_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Repeat tests of envs and tasks with both engines, except those about GPUs."""
-    folder = metafunc.definition.path.parent
-    if folder in {TESTS / "unit" / "env", TESTS / "unit" / "tasks"}:
+    """Repeat tests of envs and tasks with both engines, except those about GPUs, and about configs alone."""
+    path = metafunc.definition.path
+    if path.parent in {TESTS / "unit" / "env", TESTS / "unit" / "tasks"} and path.name not in ABOUT_CONFIGS:
         metafunc.fixturenames.insert(0, "engine")
         engines = ["warp"] if "engine_of_gpus" in metafunc.fixturenames else ["warp", "mujoco"]
         metafunc.parametrize("engine", engines, indirect=True, scope="module")

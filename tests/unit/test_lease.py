@@ -208,16 +208,13 @@ def test_one_of_many_launches_at_once_takes_over_a_dead_launch(tmp_path: Path) -
             assert [path.name for path in run_dir.iterdir()] == [LEASE_FILE]
 
 
-def test_a_launch_that_is_killed_while_it_takes_over_can_be_replaced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_launch_that_is_killed_while_it_takes_over_can_be_replaced(tmp_path: Path) -> None:
     acquire(tmp_path, ignore)
     change(tmp_path, token="dead", started=1)
-    with monkeypatch.context() as patch:
-        patch.setattr(lease, "write_atomically", lambda *_: os._exit(9))  # after the claim, before the new lease
-        if not (pid := os.fork()):
-            acquire(tmp_path, ignore)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
+    program = "import os, sys; from pathlib import Path; from mjlab_dist import lease; "
+    program += "lease.write_atomically = lambda *_: os._exit(9); "  # after the claim, before the new lease
+    program += "lease.acquire(Path(sys.argv[1]), print)"
+    assert subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False).returncode == 9
     assert len(list(tmp_path.iterdir())) == 2
     acquire(tmp_path, ignore, sleep=refuse).renew()
     assert [path.name for path in tmp_path.iterdir()] == [LEASE_FILE]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import mujoco
 import mujoco_warp as mjw
 import pytest
 import torch
+from mujoco.batch import Batch
 
 from mjlab_dist import registry
 from mjlab_dist.config import SimConfig
@@ -19,7 +21,7 @@ from mjlab_dist.env import Env
 from mjlab_dist.errors import UserError
 from mjlab_dist.launch.plan import settled
 from mjlab_dist.messages import Event, listening
-from mjlab_dist.sim import Simulation, load_model, start_warp
+from mjlab_dist.sim import Simulation, build_model, load_model, start_warp
 from mjlab_dist.sim.choice import choose_engine
 from mjlab_dist.sim.mujoco_engine import MujocoEngine
 
@@ -90,6 +92,25 @@ def test_results_do_not_depend_on_the_number_of_threads(monkeypatch: pytest.Monk
 
 
 # Results
+
+
+def test_steps_are_those_of_mujoco_bit_for_bit() -> None:
+    """Options that the engine sets for speed change no result."""
+    config = registry.task_config("quadruped-velocity-flat").env.sim
+    sim = Simulation(build_model(config), NUM_ENVS, "cpu", dataclasses.replace(config, engine="mujoco"))
+    batch = Batch(sim.model, NUM_ENVS, 1)
+    state = {name: (tensor, torch.from_numpy(batch.bind(name))) for name, tensor in sim.physics.items()}
+    touched = sim.view("sensordata")
+    for _ in range(50):
+        sim.ctrl.copy_(torch.randn(sim.ctrl.shape))
+        for tensor, expected in state.values():
+            expected.copy_(tensor.view(expected.shape))
+        batch.bind("ctrl")[:] = sim.ctrl
+        batch.step(nstep=config.decimation)
+        sim.step()
+        for name, (tensor, expected) in state.items():
+            assert torch.equal(tensor.view(expected.shape), expected.to(tensor.dtype)), name
+    assert touched.any(), "the robots touch the ground"
 
 
 def test_only_results_that_somebody_reads_are_copied() -> None:
