@@ -15,7 +15,7 @@ import functools
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from mujoco.batch import Batch
@@ -107,7 +107,7 @@ def measure(task: str, num_envs: int, steps: int, rounds: int, action_std: float
     torch.set_num_threads(1)
     start_warp("cpu")
     config = registry.task_config(task).env
-    engines: tuple[Literal["warp", "mujoco"], ...] = ("warp", "mujoco")
+    engines = ("warp", "mujoco")
     envs = {engine: Env(replaced(config, ["sim", "engine"], engine), num_envs, "cpu") for engine in engines}
     clocks = {engine: watched(env) for engine, env in envs.items()}
     alone = Alone(envs["mujoco"])

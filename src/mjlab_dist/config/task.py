@@ -335,7 +335,7 @@ class ActuatorConfig:
     """Dry friction in N m (slide joints: N). Default: the MJCF's."""
 
 
-Engine = Literal["auto", "warp", "mujoco"]
+EngineName = Literal["auto", "warp", "mujoco"]
 """Program that computes the physics."""
 
 CaptureMode = Literal["off", "physics", "step"]
@@ -379,7 +379,7 @@ class SimConfig:
     forward_before_observation: bool = True
     """Recompute poses and sensors before observing. Observations of joint positions and velocities alone do not need
     this."""
-    engine: Engine = "auto"
+    engine: EngineName = "auto"
     """Program that computes the physics. warp: MuJoCo Warp, on a GPU or on the CPU. mujoco: MuJoCo's C code, on the
     CPU, with a thread per core of the rank. auto: the faster one for this model on this device."""
     capture: CaptureMode = "physics"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from mjlab_dist import videos
 from mjlab_dist.budget import Budget, budget_of
 from mjlab_dist.config import TrainConfig
-from mjlab_dist.config.task import Engine
+from mjlab_dist.config.task import EngineName
 from mjlab_dist.distributed import Rank, RankDevice, outside_launcher
 from mjlab_dist.distributed.plan import number_by_bus
 from mjlab_dist.errors import UserError
@@ -36,7 +36,7 @@ class DryRun:
 
     plan: RunPlan
     """Devices, hosts, budget and directory; the directory exists only if the run is resumed."""
-    engine: Engine
+    engine: EngineName
     """The engine that computes the physics."""
     budget: Budget
     """Envs per rank, and iterations; ``--num-envs auto`` assumes that every rank has as much memory as the first."""

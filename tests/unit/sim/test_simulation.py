@@ -18,7 +18,7 @@ import warp as wp
 from conftest import Command
 
 from mjlab_dist.config import CaptureMode, SimConfig
-from mjlab_dist.config.task import Engine
+from mjlab_dist.config.task import EngineName
 from mjlab_dist.errors import UserError
 from mjlab_dist.sim import Simulation, copy_state, load_model, start_warp
 from mjlab_dist.sim.warp_engine import WarpEngine
@@ -57,7 +57,7 @@ def _warp() -> None:
 
 
 @pytest.fixture(params=["warp", "mujoco"])
-def engine(request: pytest.FixtureRequest) -> Engine:
+def engine(request: pytest.FixtureRequest) -> EngineName:
     return request.param
 
 
@@ -169,7 +169,7 @@ def assert_same(a: dict[str, np.ndarray], b: dict[str, np.ndarray], rows: np.nda
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_steps_match_c_also_at_the_ends_of_the_rail(cartpole: Any, seed: int, engine: Engine) -> None:
+def test_steps_match_c_also_at_the_ends_of_the_rail(cartpole: Any, seed: int, engine: EngineName) -> None:
     qpos, qvel, ctrl = random_cartpole(seed)
     sim = simulate(cartpole, engine=engine)
     write(sim, qpos, qvel)
@@ -182,7 +182,7 @@ def test_steps_match_c_also_at_the_ends_of_the_rail(cartpole: Any, seed: int, en
     assert not sim.overflow.any()
 
 
-def test_a_free_body_flies_as_in_c(box: Any, engine: Engine) -> None:
+def test_a_free_body_flies_as_in_c(box: Any, engine: EngineName) -> None:
     rng = np.random.default_rng(0)
     qpos = np.tile(box.qpos0, (NUM_ENVS, 1)).astype(np.float32)
     qpos[:, 2] = 20.0  # 200 steps are 1 s, so the body stays in the air
@@ -194,7 +194,7 @@ def test_a_free_body_flies_as_in_c(box: Any, engine: Engine) -> None:
     assert_close(ours, oracle, FLIGHT_TOL)
 
 
-def test_a_free_body_is_driven_as_in_c(box: Any, engine: Engine) -> None:
+def test_a_free_body_is_driven_as_in_c(box: Any, engine: EngineName) -> None:
     rng = np.random.default_rng(1)
     qpos = np.tile(box.qpos0, (NUM_ENVS, 1)).astype(np.float32)
     qpos[:, 2] = 20.0
@@ -206,7 +206,7 @@ def test_a_free_body_is_driven_as_in_c(box: Any, engine: Engine) -> None:
     assert_close(ours, oracle, FLIGHT_TOL)
 
 
-def test_a_box_lands_as_in_c(box: Any, engine: Engine) -> None:
+def test_a_box_lands_as_in_c(box: Any, engine: EngineName) -> None:
     sim = simulate(box, num_envs=2, engine=engine)
     nothing = np.zeros((200, 2, 3), dtype=np.float32)
     qpos, qvel = np.tile(box.qpos0, (2, 1)), np.zeros((2, 6))
@@ -216,7 +216,7 @@ def test_a_box_lands_as_in_c(box: Any, engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("integrator", ["Euler", "implicit", "implicitfast", "RK4"])
-def test_a_pendulum_without_constraints_swings_as_in_c(integrator: str, engine: Engine) -> None:
+def test_a_pendulum_without_constraints_swings_as_in_c(integrator: str, engine: EngineName) -> None:
     pendulum = f"""
         <mujoco>
           <option integrator="{integrator}"/>
@@ -232,7 +232,7 @@ def test_a_pendulum_without_constraints_swings_as_in_c(integrator: str, engine: 
     np.testing.assert_allclose(sim.qvel[0].numpy(), data.qvel, rtol=1e-4)
 
 
-def test_forward_computes_poses_and_accelerations_as_c_without_moving(cartpole: Any, engine: Engine) -> None:
+def test_forward_computes_poses_and_accelerations_as_c_without_moving(cartpole: Any, engine: EngineName) -> None:
     qpos, qvel, ctrl = random_cartpole(5)
     sim = simulate(cartpole, engine=engine)
     write(sim, qpos, qvel)
@@ -254,7 +254,7 @@ def test_forward_computes_poses_and_accelerations_as_c_without_moving(cartpole: 
 
 
 @pytest.mark.parametrize("num_substeps", [2, 5])
-def test_a_step_of_n_substeps_is_n_steps(cartpole: Any, num_substeps: int, engine: Engine) -> None:
+def test_a_step_of_n_substeps_is_n_steps(cartpole: Any, num_substeps: int, engine: EngineName) -> None:
     qpos, qvel, ctrl = random_cartpole(1)
     coarse, fine = simulate(cartpole, decimation=num_substeps, engine=engine), simulate(cartpole, engine=engine)
     assert coarse.dt_s == pytest.approx(num_substeps * 0.01)
@@ -318,7 +318,7 @@ def test_a_gpu_reads_sensors_in_every_substep_only_if_something_may_read_them(le
         assert reads == expected
 
 
-def test_a_simulation_starts_at_the_models_reference_state(box: Any, engine: Engine) -> None:
+def test_a_simulation_starts_at_the_models_reference_state(box: Any, engine: EngineName) -> None:
     sim = simulate(box, num_envs=3, engine=engine)
     assert np.array_equal(sim.qpos, np.tile(box.qpos0, (3, 1)).astype(np.float32))
     assert not sim.qvel.any()
@@ -373,7 +373,9 @@ def test_capture_restores_the_garbage_collector(cartpole: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["cartpole", "box"])
-def test_a_masked_reset_changes_only_the_masked_envs(name: str, request: pytest.FixtureRequest, engine: Engine) -> None:
+def test_a_masked_reset_changes_only_the_masked_envs(
+    name: str, request: pytest.FixtureRequest, engine: EngineName
+) -> None:
     sim = simulate(request.getfixturevalue(name), engine=engine)
     drive(sim, 4)
     mask = np.arange(NUM_ENVS) % 3 == 0
@@ -388,7 +390,7 @@ def test_a_masked_reset_changes_only_the_masked_envs(name: str, request: pytest.
 
 
 @pytest.mark.parametrize("name", ["cartpole", "box", "dragged"])
-def test_a_reset_env_behaves_like_a_new_one(name: str, request: pytest.FixtureRequest, engine: Engine) -> None:
+def test_a_reset_env_behaves_like_a_new_one(name: str, request: pytest.FixtureRequest, engine: EngineName) -> None:
     used, new = (simulate(request.getfixturevalue(name), engine=engine) for _ in range(2))
     drive(used, 4)
     mask = torch.arange(NUM_ENVS) % 3 == 0
@@ -401,7 +403,7 @@ def test_a_reset_env_behaves_like_a_new_one(name: str, request: pytest.FixtureRe
     assert not torch.equal(used.qpos[~mask], others)  # the other envs have continued
 
 
-def test_an_empty_mask_resets_nothing(cartpole: Any, engine: Engine) -> None:
+def test_an_empty_mask_resets_nothing(cartpole: Any, engine: EngineName) -> None:
     sim = simulate(cartpole, engine=engine)
     drive(sim, 4)
     before = per_env_arrays(sim)
@@ -411,7 +413,7 @@ def test_an_empty_mask_resets_nothing(cartpole: Any, engine: Engine) -> None:
 
 @pytest.mark.parametrize("name", ["cartpole", "box", "dragged"])
 def test_a_reset_restores_a_diverged_env_and_affects_no_other_env(
-    name: str, request: pytest.FixtureRequest, engine: Engine
+    name: str, request: pytest.FixtureRequest, engine: EngineName
 ) -> None:
     model = request.getfixturevalue(name)
     broken, healthy = simulate(model, engine=engine), simulate(model, engine=engine)
@@ -449,7 +451,7 @@ def disturb(sim: Simulation, generator: torch.Generator) -> None:
 
 @pytest.mark.parametrize("name", ["cartpole", "box", "dragged"])
 def test_a_simulation_continues_bit_for_bit_from_the_state_of_another(
-    name: str, request: pytest.FixtureRequest, engine: Engine
+    name: str, request: pytest.FixtureRequest, engine: EngineName
 ) -> None:
     model = request.getfixturevalue(name)
     whole, part = simulate(model, engine=engine), simulate(model, engine=engine)
@@ -531,7 +533,7 @@ def test_indices_of_sleeping_bodies_are_checked_and_other_integers_are_no_state(
 
 
 @pytest.mark.parametrize("capture", ["physics", "off"])
-def test_views_share_the_memory_of_the_simulation(cartpole: Any, capture: CaptureMode, engine: Engine) -> None:
+def test_views_share_the_memory_of_the_simulation(cartpole: Any, capture: CaptureMode, engine: EngineName) -> None:
     sim = simulate(cartpole, capture=capture, engine=engine)
     names = ["qpos", "qvel", "ctrl", "xpos", "qacc"]
     views = {name: sim.view(name) for name in names}
@@ -546,7 +548,7 @@ def test_views_share_the_memory_of_the_simulation(cartpole: Any, capture: Captur
 
 
 @pytest.mark.parametrize("capture", ["physics", "off"])
-def test_the_next_step_starts_from_the_written_state(cartpole: Any, capture: CaptureMode, engine: Engine) -> None:
+def test_the_next_step_starts_from_the_written_state(cartpole: Any, capture: CaptureMode, engine: EngineName) -> None:
     sim = simulate(cartpole, capture=capture, engine=engine)
     qpos, qvel, ctrl = random_cartpole(7)
     qpos[:, 0] *= 0.5  # far from the rail's ends, so that only the written state matters
