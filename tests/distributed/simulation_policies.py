@@ -10,9 +10,6 @@ import torch
 FEW = 17
 """Number of envs of rank 0, if two ranks share 35 envs. Rank 1 has one env more."""
 
-PRESSED: list[int] = []
-"""IDs of processes to which this rank has sent SIGINT."""
-
 Observations = dict[str, torch.Tensor]
 
 
@@ -25,14 +22,6 @@ def fails_on_few_envs(observations: Observations) -> torch.Tensor:
     """Fail on the rank with fewer envs."""
     if len(observations["actor"]) <= FEW:
         raise RuntimeError("few envs")
-    return policy(observations)
-
-
-def interrupts(pid: int, observations: Observations) -> torch.Tensor:
-    """Send SIGINT once, as Ctrl-C does, to the process that waits for the rollout."""
-    if len(observations["actor"]) <= FEW and not PRESSED:
-        PRESSED.append(pid)
-        os.kill(pid, signal.SIGINT)
     return policy(observations)
 
 
