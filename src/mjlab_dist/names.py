@@ -1,11 +1,32 @@
-"""Selection of named elements of a scene by regular expressions, and by the entity that they belong to."""
+"""Names of elements of a scene: selection by regular expressions and by entity, and new names."""
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Collection, Iterable, Sequence
 
 from mjlab_dist.errors import UserError
+
+
+def exactly(name: str) -> str:
+    """Return the regular expression that fully matches one name. A name without special characters stays as it is.
+
+    Args:
+        name: The name.
+    """
+    return re.sub(r"[][\\.^$*+?{}|()]", r"\\\g<0>", name)
+
+
+def new_name(wish: str, taken: Collection[str]) -> str:
+    """Return a name that no other element has: the given one, with a number if it is taken.
+
+    Args:
+        wish: The name.
+        taken: Names of the other elements of this kind.
+    """
+    numbered = (f"{wish}_{number}" for number in itertools.count(2))
+    return next(name for name in itertools.chain([wish], numbered) if name not in taken)
 
 
 def find_names(what: str, patterns: Iterable[str], names: Sequence[str | None]) -> list[int]:

@@ -268,7 +268,10 @@ def test_an_arm_of_gymnasium_becomes_a_task_of_a_checkout_that_trains(command: C
 @pytest.mark.slow
 def test_a_robot_without_motors_names_or_ground_becomes_a_task_that_trains(command: Command) -> None:
     mjcf = write_dog(command.cwd / "elsewhere")
-    made(command(*NEW_TASK, "dog", "--mjcf", str(mjcf), "--dir", "elsewhere"))
+    mjcf.write_text(mjcf.read_text().replace('"front"', '"früh"'))
+    # Files are written in UTF-8, whatever the locale
+    ascii_only = {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"}
+    made(command(*NEW_TASK, "dog", "--mjcf", str(mjcf), "--dir", "elsewhere", env=ascii_only))
     shutil.move(mjcf.parent / "meshes", command.cwd / "moved")
     env = install(command.cwd / "elsewhere" / "dog", command.cwd / "site")
     assert trained(command, "dog", env)["overflowed_envs"] == 0

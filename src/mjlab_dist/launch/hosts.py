@@ -48,7 +48,7 @@ for _ in range(20):
         except OSError:
             pass
     if not found:
-        for directory in glob.glob(os.path.join(tempfile.gettempdir(), sys.argv[2] + launch + "-*")):
+        for directory in glob.glob(os.path.join(glob.escape(tempfile.gettempdir()), sys.argv[2] + launch + "-*")):
             if os.path.isdir(directory):
                 shutil.rmtree(directory, ignore_errors=True)
         sys.exit()

@@ -167,13 +167,13 @@ def _write_and_try(
 
 def _write_files(names: Names, robot: Robot, package: Path, project: Path | None) -> None:
     """Write the Python files of a task and, if it is a separate package, the files of its project."""
-    (package / "__init__.py").write_text(package_source(names))
-    (package / "config.py").write_text(config_source(names, robot))
-    (package / "terms.py").write_text(terms_source(names, robot))
+    (package / "__init__.py").write_text(package_source(names), "utf-8")
+    (package / "config.py").write_text(config_source(names, robot), "utf-8")
+    (package / "terms.py").write_text(terms_source(names, robot), "utf-8")
     if robot.lacks:
-        (package / "model.py").write_text(model_source(names, robot))
+        (package / "model.py").write_text(model_source(names, robot), "utf-8")
     if project is not None:
-        (project / "pyproject.toml").write_text(project_source(names))
+        (project / "pyproject.toml").write_text(project_source(names), "utf-8")
         if robot.lacks:
             _write_stub(project)
 
@@ -202,7 +202,7 @@ def _module_name(task: str) -> str:
 
 
 def _refuse_taken(task: str, module: str, folder: Path, checkout: Path | None) -> None:
-    registered = (checkout / "pyproject.toml").read_text() if checkout else ""
+    registered = (checkout / "pyproject.toml").read_text("utf-8") if checkout else ""
     if task in registry.task_names() or re.search(rf"^{re.escape(task)}\s*=.*\.config:", registered, re.MULTILINE):
         raise UserError(f"{task}: a task with this name exists; choose another name")
     if folder.exists():
@@ -215,7 +215,7 @@ def _write_stub(project: Path) -> None:
     """Write a type stub for MuJoCo, which has no types, so that type checkers accept the task's ``model.py``."""
     stub = project / "typings" / "mujoco" / "__init__.pyi"
     stub.parent.mkdir(parents=True, exist_ok=True)
-    stub.write_text(STUB_SOURCE)
+    stub.write_text(STUB_SOURCE, "utf-8")
 
 
 @contextlib.contextmanager
@@ -249,13 +249,13 @@ def _made_at_once(folder: Path) -> Iterator[Path]:
 
 def _register(project: Path, names: Names, folder: Path) -> None:
     """Add a task to the pyproject.toml of a checkout, after the other tasks."""
-    head, header, tail = project.read_text().partition(HEADER)
+    head, header, tail = project.read_text("utf-8").partition(HEADER)
     section, blank, rest = tail.partition("\n\n")
     try:
         if not header:
             raise UserError(f"{project}: has no section {HEADER}; add this section")
         copy = project.with_suffix(".toml.new")
-        copy.write_text(f"{head}{header}{section.rstrip()}\n{entry_point(names)}{blank or chr(10)}{rest}")
+        copy.write_text(f"{head}{header}{section.rstrip()}\n{entry_point(names)}{blank or chr(10)}{rest}", "utf-8")
         copy.replace(project)
     except OSError as error:
         shutil.rmtree(folder)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
+from mjlab_dist.names import exactly
 from mjlab_dist.new_task.joints import actuated_joint, is_finger, is_hinge
 from mjlab_dist.new_task.motors import MARGIN, dof_inertias
 from mjlab_dist.new_task.rounding import rounded
@@ -36,7 +37,7 @@ class Block:
     """Actuators of one kind that one action block drives."""
 
     actuators: tuple[str, ...]
-    """Names of the actuators, or regular expressions that match them."""
+    """Regular expressions that match the names of the actuators."""
     kind: Kind
     """The quantity that the actuator input sets."""
     scale: float
@@ -98,7 +99,8 @@ def driving(model: mujoco.MjModel, blocks: Mapping[str, Block], joint: int) -> l
 
 def _block_of(blocks: Mapping[str, Block], actuator: str) -> Block | None:
     """Return the block that drives an actuator; None if no block does."""
-    return next((one for one in blocks.values() if actuator in one.actuators or one.actuators == (".*",)), None)
+    name = exactly(actuator)
+    return next((one for one in blocks.values() if name in one.actuators or one.actuators == (".*",)), None)
 
 
 class Inputs(NamedTuple):
@@ -144,7 +146,7 @@ def _named(blocks: dict[str, Block], num_actuators: int) -> dict[str, Block]:
     """
     alike: dict[Block, list[str]] = {}
     for name, block in blocks.items():
-        alike.setdefault(block, []).append(name)
+        alike.setdefault(block, []).append(exactly(name))
     kinds = Counter(block.kind for block in alike)
     seen: Counter[str] = Counter()
     named: dict[str, Block] = {}

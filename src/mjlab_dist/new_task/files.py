@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 import shutil
 import xml.etree.ElementTree as ET
@@ -108,11 +109,15 @@ def parse(file: Path) -> ET.Element:
     """
     flag = f"--mjcf {file}"
     try:
-        root = ET.parse(file).getroot()  # noqa: S314 (a file of the user's own)
+        content = file.read_bytes()
     except OSError as error:
         raise UserError(f"{flag}: cannot be read: {error.strerror}") from error
-    except (ET.ParseError, ValueError) as error:
-        what = "is empty" if not file.stat().st_size else f"is not XML: {error}"
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise UserError(f"{flag}: is in UTF-16, which MuJoCo does not read; save it as UTF-8")
+    try:
+        root = _root(content)
+    except ET.ParseError as error:
+        what = f"is not XML: {error}" if content else "is empty"
         raise UserError(f"{flag}: {what}; give an MJCF or a URDF") from error
     if root.tag not in ROOTS:
         raise UserError(
@@ -121,6 +126,14 @@ def parse(file: Path) -> ET.Element:
     if any("xacro" in element.tag for element in root.iter()):
         raise UserError(f"{flag}: contains xacro macros; expand them first: xacro {file.name} > robot.urdf")
     return root
+
+
+def _root(content: bytes) -> ET.Element:
+    """Return the root element of a file. Like MuJoCo, accept bytes that are not valid in the file's encoding."""
+    try:
+        return ET.fromstring(content)  # noqa: S314 (a file of the user's own)
+    except (ET.ParseError, ValueError, LookupError):
+        return ET.fromstring(content.decode(errors="replace"))  # noqa: S314 (as above)
 
 
 def _references(tree: ET.Element) -> Iterator[tuple[str, str]]:

@@ -74,7 +74,7 @@ class EndEffector:
     body: int
     """The body that the point is fixed to: the body of the site or, without a site, the last link of the arm."""
     site: str | None
-    """Name of the site of the MJCF at this point, if there is one."""
+    """Name of the site at this point; None if the MJCF has none, and none was added."""
     pos: tuple[float, float, float]
     """Position of the point in the frame of the body, in m."""
     box: tuple[tuple[float, float], tuple[float, float], tuple[float, float]]

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import numpy as np
-
+from mjlab_dist.names import new_name
 from mjlab_dist.new_task.joints import mocap_welds
 
 if TYPE_CHECKING:
@@ -19,15 +18,6 @@ FREE = 0
 
 HOME = "home"
 """Name of the keyframe for a start pose that was found by simulation."""
-
-END_SITE = "end_effector"
-"""Name of the site that is added to an end effector."""
-
-TOUCHING_M = 1e-3
-"""Maximum distance between geoms that count as touching, in m."""
-
-TARGET = "reach_target"
-"""Name of the body that shows the target of an end effector."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,20 +42,23 @@ class Lacks:
     """Indices of constraints that attach a robot without actuators to a mocap body. ``model.py`` disables these
     constraints, because the added motors move the robot."""
     touching: tuple[tuple[str, str], ...] = ()
-    """Names of a fixed body and of a link on it, for each pair that touches. ``model.py`` must exclude the contacts
-    between the two, because MuJoCo itself excludes contacts of a link with its parent only if both can move."""
-    end_site: tuple[str, tuple[float, float, float]] | None = None
-    """Body of the end effector, and the position of its site in the frame of the body, if the MJCF has no such site."""
-    target: bool = False
-    """Whether the MJCF lacks a body that shows the target of the end effector."""
-    ground: bool = False
-    """Whether a robot that can fall has no ground. A floor is added, because the robot would fall forever."""
-    backdrop: bool = False
-    """Whether a robot that is fixed to the world has no floor. A floor is added, so that videos show one."""
+    """Names of two bodies that touch and whose contact no joint can open, for each such pair. ``model.py`` must exclude
+    the contact, because it would hold the joints."""
+    end_site: tuple[str, str, tuple[float, float, float]] | None = None
+    """Body of the end effector, and the name and position of its site in the frame of the body, if the MJCF has no such
+    site."""
+    target: str = ""
+    """Name for a body that shows the target of the end effector, if there is an end effector."""
+    ground: str = ""
+    """Name for a floor, if a robot that can fall has no ground. The robot would fall forever."""
+    backdrop: str = ""
+    """Name for a floor, if a robot that is fixed to the world has none. Videos then show a floor."""
+    tiles: str = ""
+    """Name for the texture and material of the floor."""
     camera: str = ""
     """Name for a new camera, if the first camera of the MJCF does not show the robot, or there is none."""
-    light: bool = False
-    """Whether a light is missing."""
+    light: str = ""
+    """Name for a light, if there is none."""
 
     def __bool__(self) -> bool:
         """Return whether anything is missing."""
@@ -106,47 +99,26 @@ def find_scenery(model: mujoco.MjModel, *, is_moving: bool, can_fall: bool, is_s
     collides = (model.geom_contype | model.geom_conaffinity) != 0
     in_world = model.body_weldid[model.geom_bodyid] == 0
     has_plane = (in_world & (model.geom_type == 0)).any()
+    geoms, materials = names_of(model, "geom"), [*names_of(model, "tex"), *names_of(model, "mat")]
+    needs_ground, needs_backdrop = can_fall and not (in_world & collides).any(), not is_moving and not has_plane
     return Lacks(
         mocap_welds=() if model.nu else tuple(mocap_welds(model)),
-        ground=can_fall and not (in_world & collides).any(),
-        backdrop=not is_moving and not has_plane,
-        camera="" if is_shown else _new_camera(model, "track" if is_moving else "overview"),
-        light=not model.nlight,
+        ground=new_name("floor", geoms) if needs_ground else "",
+        backdrop=new_name("backdrop", geoms) if needs_backdrop else "",
+        tiles=new_name("tiles", materials) if needs_ground or needs_backdrop else "",
+        camera="" if is_shown else new_name("track" if is_moving else "overview", names_of(model, "cam")),
+        light="" if model.nlight else "sun",
     )
 
 
-def find_touching(model: mujoco.MjModel, start: mujoco.MjData) -> list[tuple[int, int]]:
-    """Find the links that touch the fixed body that they are attached to.
-
-    MuJoCo ignores contacts between a link and its parent only if both can move. If the joint cannot separate two bodies
-    in contact, the contact has no solution, and MuJoCo Warp computes infinite numbers.
+def names_of(model: mujoco.MjModel, kind: str) -> list[str]:
+    """Return the names of all elements of one kind; empty names stand for elements without one.
 
     Args:
         model: The model.
-        start: The start state.
-
-    Returns:
-        Pairs of a fixed body and a link.
+        kind: Kind of the elements, as in the names of the fields of ``mujoco.MjModel``: ``body``, ``tex``, ``cam``.
     """
-    import mujoco
-
-    found: list[tuple[int, int]] = []
-    collides = (model.geom_contype | model.geom_conaffinity) != 0
-    excluded = {(int(pair) >> 16, int(pair) & 0xFFFF) for pair in model.exclude_signature}
-    for link in range(1, model.nbody):
-        fixed = int(model.body_parentid[link])
-        is_first = model.body_weldid[link] != 0 and model.body_weldid[fixed] == 0
-        while is_first and fixed != 0:
-            pairs = [
-                (a, b)
-                for a in np.flatnonzero(collides & (model.geom_bodyid == fixed))
-                for b in np.flatnonzero(collides & (model.geom_bodyid == link))
-            ]
-            touch = any(mujoco.mj_geomDistance(model, start, a, b, TOUCHING_M, None) < TOUCHING_M for a, b in pairs)
-            if touch and (fixed, link) not in excluded and (link, fixed) not in excluded:
-                found.append((fixed, link))
-            fixed = int(model.body_parentid[fixed])
-    return found
+    return [getattr(model, kind)(i).name for i in range(getattr(model, f"n{kind}"))]
 
 
 def supply(spec: mujoco.MjSpec, lacks: Lacks) -> None:
@@ -161,8 +133,8 @@ def supply(spec: mujoco.MjSpec, lacks: Lacks) -> None:
     _supply_names(spec, lacks)
     for i in lacks.mocap_welds:
         spec.equalities[i].active = False
-    for fixed, link in lacks.touching:
-        spec.add_exclude(bodyname1=fixed, bodyname2=link)
+    for one, other in lacks.touching:
+        spec.add_exclude(bodyname1=one, bodyname2=other)
     if lacks.keyframe_name is not None:
         spec.keys[0].name = lacks.keyframe_name
     if lacks.home:
@@ -171,12 +143,13 @@ def supply(spec: mujoco.MjSpec, lacks: Lacks) -> None:
         for body in (spec.body(name), *spec.body(name).find_all("body")):
             body.gravcomp = 1.0
     if lacks.end_site is not None:
-        spec.body(lacks.end_site[0]).add_site(name=END_SITE, pos=lacks.end_site[1])
+        body, name, pos = lacks.end_site
+        spec.body(body).add_site(name=name, pos=pos)
     if lacks.target:
-        spec.worldbody.add_body(name=TARGET, mocap=True)
+        spec.worldbody.add_body(name=lacks.target, mocap=True)
     if lacks.ground:
         spec.worldbody.add_geom(
-            name="floor", type=mujoco.mjtGeom.mjGEOM_PLANE, size=[0, 0, 0.1], contype=1, conaffinity=1
+            name=lacks.ground, type=mujoco.mjtGeom.mjGEOM_PLANE, size=[0, 0, 0.1], contype=1, conaffinity=1
         )
 
 
@@ -190,21 +163,12 @@ def _supply_names(spec: mujoco.MjSpec, lacks: Lacks) -> None:
             elements[i].name = name
 
 
-def _new_camera(model: mujoco.MjModel, wish: str) -> str:
-    names = [model.camera(i).name or "camera" for i in range(model.ncam)]
-    return _new_names([*names, ""], [*names, wish])[len(names)]
-
-
 def _new_names(names: Sequence[str], wishes: Sequence[str]) -> dict[int, str]:
-    """Return a dict from the index of each unnamed element to its new name.
-
-    The new name is the preferred name, or, if this name is taken, the preferred name with a number.
-    """
+    """Return a dict from the index of each unnamed element to its new name."""
     taken = set(names)
     found: dict[int, str] = {}
     for i, (name, wish) in enumerate(zip(names, wishes, strict=True)):
         if not name:
-            endings = ("", *(f"_{n}" for n in range(2, len(names) + 2)))
-            found[i] = next(f"{wish}{ending}" for ending in endings if f"{wish}{ending}" not in taken)
+            found[i] = new_name(wish, taken)
             taken.add(found[i])
     return found

@@ -6,7 +6,10 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from mjlab_dist.errors import UserError
+from mjlab_dist.sim.bad_numbers import find_bad_number
 
 if TYPE_CHECKING:
     import mujoco
@@ -34,9 +37,15 @@ def load(flag: str, mjcf: Path) -> tuple[mujoco.MjSpec, mujoco.MjModel]:
     try:
         spec = mujoco.MjSpec.from_file(str(mjcf))
         spec.nkey = len(spec.keys)  # a larger nkey in the MJCF would add empty keyframes
+        _drop_infinite_limits(spec)
         model = compile_spec(spec)
+        bytes(model.names).decode()
+    except UnicodeDecodeError as error:
+        raise UserError(f"{flag}: has names that are not in UTF-8; save it as UTF-8") from error
     except ValueError as error:
         raise UserError(f"{flag}: {' '.join(str(error).split())}") from error
+    if bad := find_bad_number(model):
+        raise UserError(f"{flag}: {bad}; use a finite number")
     if not MIN_TIMESTEP_S <= model.opt.timestep <= MAX_TIMESTEP_S:
         what = "unstable" if model.opt.timestep > MAX_TIMESTEP_S else "too slow"
         raise UserError(
@@ -44,6 +53,18 @@ def load(flag: str, mjcf: Path) -> tuple[mujoco.MjSpec, mujoco.MjModel]:
             f'<option timestep="0.005"/> or another value from {MIN_TIMESTEP_S:g} to {MAX_TIMESTEP_S:g}'
         )
     return spec, model
+
+
+def _drop_infinite_limits(spec: mujoco.MjSpec) -> None:
+    """Remove limits with an infinite end, so that everything is chosen as without limits."""
+    import mujoco
+
+    parts = (spec.joints, ("", "actfrc")), (spec.tendons, ("", "actfrc")), (spec.actuators, ("ctrl", "force"))
+    for elements, kinds in parts:
+        for element, kind in ((element, kind) for element in elements for kind in kinds):
+            if np.isinf(getattr(element, f"{kind}range")).any():
+                setattr(element, f"{kind}range", [0.0, 0.0])
+                setattr(element, f"{kind}limited", mujoco.mjtLimited.mjLIMITED_FALSE)
 
 
 def compile_spec(spec: mujoco.MjSpec) -> mujoco.MjModel:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mjlab_dist.config import ActuatorConfig
+from mjlab_dist.names import exactly
 from mjlab_dist.new_task.joints import is_below, is_hinge, simple_joints
 from mjlab_dist.new_task.legs import Leg
 from mjlab_dist.new_task.rounding import rounded
@@ -103,7 +104,7 @@ def make_motors(
         critical = 2.0 * math.sqrt(stiffness * (inertias[dof] + armature))
         damping = max(DAMPING_RATIO[is_moving] * critical, MIN_DAMPING_S * stiffness)
         made[joint] = ActuatorConfig(
-            joints=(model.joint(joint).name,),
+            joints=(exactly(model.joint(joint).name),),
             stiffness=stiffness,
             damping=max(damping - float(model.dof_damping[dof]), 0.0),
             effort_limit=effort,

@@ -11,12 +11,14 @@ from mjlab_dist.buffer_sizes import can_constrain, can_touch
 from mjlab_dist.buffers import MARGIN, size_for
 from mjlab_dist.config import ActuatorConfig
 from mjlab_dist.errors import UserError
+from mjlab_dist.names import new_name
 from mjlab_dist.new_task.actuation import Block
 from mjlab_dist.new_task.base import UPRIGHT, Base, find_base
 from mjlab_dist.new_task.camera import View, find_view, shows_robot
 from mjlab_dist.new_task.goals import EndEffector, Goal, Pendulum, choose_goal, find_end, find_pendulum, possible_goals
+from mjlab_dist.new_task.jams import find_jams, find_touching
 from mjlab_dist.new_task.joints import Trees, driven_joints, find_root, find_trees, is_endless, simple_joints
-from mjlab_dist.new_task.lacks import END_SITE, TARGET, Lacks, find_names, find_scenery, find_touching, supply
+from mjlab_dist.new_task.lacks import Lacks, find_names, find_scenery, names_of, supply
 from mjlab_dist.new_task.loading import compile_spec, load, put_on_device
 from mjlab_dist.new_task.presets import Preset, find_preset
 from mjlab_dist.new_task.sampling import calmed, sample_sizes
@@ -70,6 +72,8 @@ class Robot:
     """The joints that the policy observes."""
     blocks: dict[str, Block]
     """Action blocks by name."""
+    jams: dict[str, str]
+    """Joints that actions do not move, with the reasons."""
     motors: dict[str, ActuatorConfig]
     """Motors to add, by name of the group of joints; empty if those of the MJCF are used."""
     preset: Preset | None
@@ -130,21 +134,21 @@ def examine(mjcf: Path, flag: str | None = None, goal: Goal | None = None, *, na
     start = start_state(model, find_key(model))
 
     # Actions that keep the physics stable, and sizes of the buffers
-    touches = can_touch(model, put_on_device(flag, model))
     decimation = max(1, round(1.0 / (CONTROL_HZ * model.opt.timestep)))
     blocks = calmed(model, start, decimation, actuation.blocks)
-    rows, contacts = sample_sizes(model, start, decimation, blocks)
+    njmax, nconmax = _sizes(flag, model, start, decimation, blocks)
     return Robot(
         goal=plan.goal,
         goals=plan.goals,
         base=find_base(model, start, root) if root else None,
         pendulum=plan.pendulum,
         pendulum_body=model.body(plan.pendulum.body).name if plan.pendulum is not None else "",
-        end=None if plan.end is None else replace(plan.end, site=plan.end.site or END_SITE),
+        end=plan.end,
         joints=tuple(model.joint(i).name for i in joints),
         trees=find_trees(model, joints),
         observed=_observed(model, start, root),
         blocks=blocks,
+        jams=find_jams(model, start, blocks, root),
         motors=actuation.motors,
         preset=preset,
         lacks=_with_names(loaded.names, lacks),
@@ -155,9 +159,18 @@ def examine(mjcf: Path, flag: str | None = None, goal: Goal | None = None, *, na
         control_hz=1.0 / (decimation * model.opt.timestep),
         has_pgs=loaded.has_pgs,
         integrator=_integrator(loaded.integrator, actuation.motors),
-        njmax=size_for(MARGIN * rows, touches or can_constrain(model)),
-        nconmax=size_for(MARGIN * contacts, touches),
+        njmax=njmax,
+        nconmax=nconmax,
     )
+
+
+def _sizes(
+    flag: str, model: mujoco.MjModel, start: mujoco.MjData, decimation: int, blocks: dict[str, Block]
+) -> tuple[int, int]:
+    """Return the constraint rows and the contacts to allocate per env."""
+    touches = can_touch(model, put_on_device(flag, model))
+    rows, contacts = sample_sizes(model, start, decimation, blocks)
+    return size_for(MARGIN * rows, touches or can_constrain(model)), size_for(MARGIN * contacts, touches)
 
 
 def _keyframe(model: mujoco.MjModel) -> str | None:
@@ -221,20 +234,24 @@ def _plan(model: mujoco.MjModel, root: Sequence[int], joints: Sequence[int], wis
     end = end if goal == "reach" else None
     can_fall = bool(root) and find_base(model, start, root).can_fall
     lacks = find_scenery(model, is_moving=bool(root), can_fall=can_fall, is_shown=shows_robot(model, start))
-    # Links that touch the fixed body they are attached to
-    pairs = find_touching(model, start)
-    unnamed = {b: f"body_{b}" for b in {b for pair in pairs for b in pair} if not model.body(b).name}
+    # Bodies whose contacts no joint can open
+    pairs = find_touching(model, start, joints, root)
+    bodies = names_of(model, "body")
+    unnamed = {b: new_name(f"body_{b}", bodies) for b in {b for pair in pairs for b in pair} if not bodies[b]}
     names = {b: unnamed.get(b, model.body(b).name) for pair in pairs for b in pair}
     lacks = replace(lacks, body_names=unnamed, touching=tuple((names[a], names[b]) for a, b in pairs))
     # Missing parts for the goal: a name for the body of the pendulum or end effector, a site at the end effector, and
     # a body that shows the target
     body = pendulum.body if pendulum is not None else end.body if end is not None else None
     if body is not None and not model.body(body).name and body not in unnamed:
-        lacks = replace(lacks, body_names=unnamed | {body: "hand" if pendulum is None else "pole"})
+        name = new_name("hand" if pendulum is None else "pole", bodies)
+        lacks = replace(lacks, body_names=unnamed | {body: name})
     if end is not None:
-        name = lacks.body_names.get(end.body, model.body(end.body).name)
-        has_target = TARGET in [model.body(i).name for i in range(model.nbody)]
-        lacks = replace(lacks, end_site=None if end.site else (name, end.pos), target=not has_target)
+        lacks = replace(lacks, target=new_name("reach_target", bodies))
+        if end.site is None:
+            site = new_name("end_effector", names_of(model, "site"))
+            name = lacks.body_names.get(end.body, bodies[end.body])
+            end, lacks = replace(end, site=site), replace(lacks, end_site=(name, site, end.pos))
     return _Plan(goal, goals, pendulum, end, lacks)
 
 
@@ -246,7 +263,7 @@ def _supply_rest(
     if actuation.sags and plan.goal in {"reach", "hold"}:
         roots = sorted({int(model.body_rootid[model.jnt_bodyid[j]]) for j in joints})
         bodies = {body: plan.lacks.body_names.get(body) or model.body(body).name for body in roots}
-    unnamed = {body: f"robot_{body}" for body, name in bodies.items() if not name}
+    unnamed = {b: new_name(f"robot_{b}", names_of(model, "body")) for b, name in bodies.items() if not name}
     late = Lacks(home=actuation.home, body_names=unnamed, weightless=tuple((bodies | unnamed).values()))
     supply(spec, late)
     return replace(plan.lacks, home=late.home, body_names=plan.lacks.body_names | unnamed, weightless=late.weightless)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mjlab_dist.config import ActuatorConfig
+from mjlab_dist.names import exactly
 from mjlab_dist.new_task.actuation import Block, action_inputs, find_blocks
 from mjlab_dist.new_task.base import UPRIGHT, find_base, has_weight
 from mjlab_dist.new_task.joints import is_hinge, simple_joints
@@ -111,8 +112,10 @@ def _published(
     """Return the motors of a preset, with the names of their joints in the model, and the ids of these joints."""
     names = {model.joint(joint).name: joint for joint in joints}
     groups = {} if preset is None else {name: (one, matched_joints(one, names)) for name, one in preset.motors.items()}
-    motors = {name: dataclasses.replace(one, joints=found) for name, (one, found) in groups.items()}
-    return motors, [names[name] for motor in motors.values() for name in motor.joints]
+    motors = {
+        name: dataclasses.replace(one, joints=tuple(map(exactly, found))) for name, (one, found) in groups.items()
+    }
+    return motors, [names[joint] for _, found in groups.values() for joint in found]
 
 
 def add_motors(spec: mujoco.MjSpec, motors: dict[str, ActuatorConfig]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.new_task.lacks import Lacks
+from mjlab_dist.new_task.presets import matched_joints
 from mjlab_dist.new_task.robot import Robot
 from mjlab_dist.wording import listed
 
@@ -42,14 +43,14 @@ def guessed(robot: Robot) -> list[str]:
     if robot.motors and (robot.preset is None or robot.preset.motors.keys() != robot.motors.keys()):
         lines.append("its motors have gains and torques that suit the inertia and weight on each joint (sim.actuators)")
     if "wheels" in robot.motors:
-        lines.append(
-            f"its wheels are {listed(robot.motors['wheels'].joints)}, and actions set their velocities (actions)"
-        )
+        wheels = matched_joints(robot.motors["wheels"], robot.joints)
+        lines.append(f"its wheels are {listed(wheels)}, and actions set their velocities (actions)")
     if robot.stands is not None:
         falls = "" if robot.stands else "; it falls in this pose"
         lines.append(f"it starts on bent legs, in a pose that was found by simulation{falls}")
     elif robot.keyframe is None:
         lines.append("it starts in the reference positions of its joints (sim.keyframe)")
+    lines += [f"actions do not move the joint {joint}, because {reason}" for joint, reason in robot.jams.items()]
     return [*lines, *_changes(robot.lacks)]
 
 
@@ -96,7 +97,7 @@ def _changes(lacks: Lacks) -> list[str]:
     """Return what model.py changes and adds, one change per line."""
     lines: list[str] = []
     lines += [
-        f"{fixed} and {link} touch, so contacts between them are ignored (model.py)" for fixed, link in lacks.touching
+        f"{one} and {other} touch, so contacts between them are ignored (model.py)" for one, other in lacks.touching
     ]
     if lacks.mocap_welds:
         lines.append("its motors, instead of its mocap body, move it (model.py)")
@@ -105,12 +106,12 @@ def _changes(lacks: Lacks) -> list[str]:
     added = [
         text
         for text, is_added in (
-            ("a ground", lacks.ground),
-            ("a floor for videos", lacks.backdrop),
+            ("a ground", bool(lacks.ground)),
+            ("a floor for videos", bool(lacks.backdrop)),
             ("a camera", bool(lacks.camera)),
-            ("a light", lacks.light),
+            ("a light", bool(lacks.light)),
             ("a site at its end effector", lacks.end_site is not None),
-            ("a body that shows the target", lacks.target),
+            ("a body that shows the target", bool(lacks.target)),
             (f"names for {_counted(len(lacks.joint_names), 'joint')}", bool(lacks.joint_names)),
             (f"names for {_counted(len(lacks.actuator_names), 'actuator')}", bool(lacks.actuator_names)),
         )

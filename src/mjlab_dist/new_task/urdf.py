@@ -54,7 +54,7 @@ def convert(flag: str, urdf: Path, tree: ET.Element, folder: Path, *, floating: 
     ET.ElementTree(tree).write(copy)
     spec, _ = load(flag, copy)
     spec.meshdir = MESHES  # otherwise, to_xml() would write a path that contains the temporary folder
-    mjcf.write_text(spec.to_xml())
+    mjcf.write_text(spec.to_xml(), "utf-8")
     copy.unlink()
     return mjcf
 

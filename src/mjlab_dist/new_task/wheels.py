@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mjlab_dist.config import ActuatorConfig
+from mjlab_dist.names import exactly
 from mjlab_dist.new_task.joints import is_below, is_endless, simple_joints
 from mjlab_dist.new_task.rounding import rounded
 
@@ -94,7 +95,7 @@ def wheel_motors(
     effort = weight_n / len(wheels) * radius_m
     speed_rad_s = FULL_SPEED * speed_m_s / radius_m
     motor = ActuatorConfig(
-        joints=tuple(model.joint(joint).name for joint in wheels),
+        joints=tuple(exactly(model.joint(joint).name) for joint in wheels),
         kind="velocity",
         damping=rounded(effort / (LAG * speed_rad_s)),
         effort_limit=rounded(effort),

@@ -15,6 +15,7 @@ from mjlab_dist.config.references import resolve
 from mjlab_dist.config.signatures import check_model_params, find_module, is_function
 from mjlab_dist.errors import UserError
 from mjlab_dist.places import describe, place_of
+from mjlab_dist.sim.bad_numbers import find_bad_number
 from mjlab_dist.sim.quiet import quiet
 from mjlab_dist.sim.sensors import add_contacts, add_distances
 from mjlab_dist.sim.terrain import add_terrain
@@ -59,7 +60,19 @@ def build_model(config: SimConfig) -> mujoco.MjModel:
         UserError: If something in the config does not exist or does not compile. The message is one line with the
             flag, its value and the fix.
     """
-    spec = _load_spec("--env.sim", config.model, config.model_params)
+    spec, flag = _load_spec("--env.sim", config.model, config.model_params), f"--env.sim.model {_shown(config.model)}"
+    motors = _compile(flag, lambda: _add_parts(spec, config))
+    _set_options(spec.option, config.options)
+    model = _compile(flag, spec.compile)
+    # The joint positions of a keyframe are also the targets of position motors: the motors then hold the start state.
+    for name, motor in motors.items():
+        if motor.kind == "position":
+            model.key_ctrl[:, model.actuator(name).id] = model.key_qpos[:, model.jnt_qposadr[model.joint(name).id]]
+    return model
+
+
+def _add_parts(spec: mujoco.MjSpec, config: SimConfig) -> dict[str, ActuatorConfig]:
+    """Add the parts of a config to a scene, and return the motor of each joint. MuJoCo refuses repeated names."""
     if config.terrain.parts:
         add_terrain(spec, config.terrain)
     for name, entity in config.entities.items():
@@ -67,13 +80,7 @@ def build_model(config: SimConfig) -> mujoco.MjModel:
     motors = add_motors(spec, config.actuators)
     add_contacts(spec, config.contacts, config.entities)
     add_distances(spec, config.distances, config.entities)
-    _set_options(spec.option, config.options)
-    model = _compile(f"--env.sim.model {_shown(config.model)}", spec.compile)
-    # The joint positions of a keyframe are also the targets of position motors: the motors then hold the start state.
-    for name, motor in motors.items():
-        if motor.kind == "position":
-            model.key_ctrl[:, model.actuator(name).id] = model.key_qpos[:, model.jnt_qposadr[model.joint(name).id]]
-    return model
+    return motors
 
 
 @quiet()
@@ -125,13 +132,16 @@ def _compiled(flag: str, spec: mujoco.MjSpec) -> mujoco.MjSpec:
     Errors in the MJCF itself are reported here. In addition, MuJoCo adjusts the keyframes to later changes only if the
     spec has been compiled.
     """
-    _compile(flag, spec.compile)
+    if bad := find_bad_number(_compile(flag, spec.compile)):
+        raise UserError(f"{flag}: {bad}; use a finite number")
     return spec
 
 
 def _compile(flag: str, work: Callable[[], T]) -> T:
     try:
         return work()
+    except UserError:
+        raise
     except ValueError as error:
         raise UserError(f"{flag}: {' '.join(str(error).split())}") from error
 

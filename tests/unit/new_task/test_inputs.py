@@ -202,6 +202,27 @@ def created(folder: Path, files: dict[str, str | bytes], *, floating: bool = Fal
         pytest.param(
             {"a.xml": f'<?xml version="1.0" encoding="latin-1"?>{mjcf()}<!-- \xe9 -->'.encode("latin-1")}, id="latin"
         ),
+        pytest.param(
+            {
+                "a.xml": mjcf(
+                    '<body><joint name="hinge"/><geom type="mesh" mesh="cube"/></body>',
+                    '<asset><mesh name="cube" file="w\xfcrfel.obj"/></asset>',
+                ).encode()
+                + b"<!-- \xe9 -->",
+                "w\xfcrfel.obj": CUBE,
+            },
+            id="latin without a declaration, and a file with a name in UTF-8",
+        ),
+        pytest.param({"a.xml": mjcf().encode("utf-8-sig")}, id="byte order mark"),
+        pytest.param(
+            {
+                "a.xml": mjcf(
+                    ARM.replace("/>", ' range="-inf inf" actuatorfrcrange="-inf inf"/>', 1),
+                    '<actuator><motor joint="hinge" ctrlrange="-1 inf"/></actuator>',
+                )
+            },
+            id="infinite limits",
+        ),
     ],
 )
 def test_a_file_becomes_a_task_whose_model_compiles(
@@ -227,6 +248,11 @@ def test_a_file_becomes_a_task_whose_model_compiles(
         ("a.xml", mjcf('<body><composite type="cable"/></body>'), "unrecognized element Element 'composite'"),
         ("a.xml", mjcf(ARM + ARM), "repeated name 'arm' in body"),
         ("a.xml", mjcf('<body><joint name="j"/></body>'), "mass and inertia of moving bodies must be larger"),
+        ("a.xml", mjcf().encode("utf-16"), "is in UTF-16"),
+        ("a.xml", mjcf(ARM.replace("hinge", "H\xfcfte")).encode("latin-1"), "names that are not in UTF-8"),
+        ("a.xml", mjcf(ARM.replace("<body ", '<body pos="0 0 nan" ')), "body arm: pos is 0 0 nan"),
+        ("a.xml", mjcf(ARM.replace("<joint ", '<joint damping="1e39" ')), "joint hinge: damping is 1e+39"),
+        ("a.xml", mjcf(option='<option gravity="0 0 -inf"/>'), "option: gravity is "),
         ("a.xml", mjcf('<geom size="1"/>'), "has no hinge or slide joint"),
         ("a.xml", mjcf(rest='<include file="gone.xml"/>'), "Error opening file 'gone.xml'"),
         ("a.xml", '<mujoco><include file="a.xml"/></mujoco>', "File 'a.xml' already included"),

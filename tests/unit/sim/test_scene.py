@@ -107,6 +107,10 @@ def test_an_mjcf_is_a_file_a_string_or_the_result_of_a_function(tmp_path: Path) 
         ("no.such.package:make", "'no'"),
         ("<mujoco>\n<wheel/></mujoco>", "wheel"),
         ("<mujoco><worldbody><body><freejoint/></body></worldbody></mujoco>", "mass"),
+        (
+            '<mujoco><worldbody><body pos="0 nan 0"><geom size="1"/></body></worldbody></mujoco>',
+            "body 1: pos is 0 nan 0",
+        ),
     ],
 )
 def test_an_invalid_mjcf_is_refused_by_its_flag(model: str, says: str) -> None:
@@ -285,6 +289,17 @@ def test_invalid_motor_values_are_refused_by_their_flag(motor: dict[str, Any], f
 def test_two_motors_on_a_joint_are_refused() -> None:
     message = refused(scene(actuators={"arm": MOTORS, "more": dataclasses.replace(MOTORS, joints=("elbow",))}))
     assert message.startswith("--env.sim.actuators.more.joints elbow: elbow ")
+
+
+def test_a_motor_with_the_name_of_another_actuator_is_refused() -> None:
+    message = refused(
+        scene(
+            model=ARM.replace("old_shoulder", "elbow"),
+            actuators={"arm": dataclasses.replace(MOTORS, joints=("elbow",))},
+        )
+    )
+    assert message.startswith("--env.sim.model ")
+    assert "repeated name 'elbow' in actuator" in message
 
 
 def test_motors_are_put_on_joints_of_entities() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import textwrap
 
+from mjlab_dist.names import exactly
 from mjlab_dist.new_task.actuation import Block
 from mjlab_dist.new_task.robot import Robot
 from mjlab_dist.new_task.source.fixed import fixed_source
@@ -133,19 +134,24 @@ def _constants(robot: Robot) -> dict[str, list[str]]:
         what = "The free joint of the robot's base." if robot.base.is_free else "The joint along which the robot moves."
         found["_ROOT"] = [f"# {what}", f"_ROOT = {text(robot.base.joint)}"]
     if robot.end is not None and robot.end.site is not None:
-        found["_SITE"] = ["# The site of the end effector.", f"_SITE = {text(robot.end.site)}"]
-    found["_JOINTS"] = ["# The driven joints.", *tuple_lines("_JOINTS = ", robot.joints, "", 0)]
+        found["_SITE"] = ["# The site of the end effector.", f"_SITE = {text(exactly(robot.end.site))}"]
+    found["_JOINTS"] = ["# The driven joints.", *_names("_JOINTS", robot.joints)]
     if robot.pendulum is not None:
         found["_BODY"] = ["# The last link.", f"_BODY = {text(robot.pendulum_body)}"]
-        found["_HINGES"] = tuple_lines("_HINGES = ", robot.pendulum.hinges, "", 0)
-        found["_SLIDES"] = tuple_lines("_SLIDES = ", robot.pendulum.slides, "", 0)
+        found["_HINGES"] = _names("_HINGES", robot.pendulum.hinges)
+        found["_SLIDES"] = _names("_SLIDES", robot.pendulum.slides)
     observed = robot.observed
     found["_POSITIONS"] = [
         "# Joints whose positions are observed.",
-        *tuple_lines("_POSITIONS = ", observed.positions, "", 0),
+        *_names("_POSITIONS", observed.positions),
     ]
-    found["_ANGLES"] = ["# Hinges without limits.", *tuple_lines("_ANGLES = ", observed.angles, "", 0)]
+    found["_ANGLES"] = ["# Hinges without limits.", *_names("_ANGLES", observed.angles)]
     return found
+
+
+def _names(constant: str, names: tuple[str, ...]) -> list[str]:
+    """Return the lines of a constant: regular expressions that match the names of joints."""
+    return tuple_lines(f"{constant} = ", tuple(map(exactly, names)), "", 0)
 
 
 def _own_import_gap(names: Names) -> str:

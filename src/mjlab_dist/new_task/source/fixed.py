@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 from mjlab_dist.new_task.goals import EndEffector, Pendulum
-from mjlab_dist.new_task.lacks import TARGET
 from mjlab_dist.new_task.robot import Robot
 from mjlab_dist.new_task.rounding import rounded
 from mjlab_dist.new_task.source.parts import action_cost, call, env_parts, joint_observations
@@ -26,7 +25,7 @@ def fixed_source(robot: Robot) -> list[str]:
     commands: list[str] = []
     start = '"joints": event(events.DrawJoints, joints=_JOINTS, position=(-0.1, 0.1)),'
     if robot.end is not None:
-        commands = _reach_command(robot.end)
+        commands = _reach_command(robot.end, robot.lacks.target)
         observed = [
             "# Vector from the end effector to the target.",
             '"to_target": observation(terms.ToTarget, command="target", site=_SITE),',
@@ -94,7 +93,7 @@ def _joint_rewards(robot: Robot) -> list[str]:
     ]
 
 
-def _reach_command(end: EndEffector) -> list[str]:
+def _reach_command(end: EndEffector, marker: str) -> list[str]:
     x, y, z = end.box
     items = [
         "commands.Pose,",
@@ -103,7 +102,7 @@ def _reach_command(end: EndEffector) -> list[str]:
         f"z_m={z!r},",
         "resample_s=(3.0, 5.0),",
         "# The body that shows the target in videos.",
-        f"marker={text(TARGET)},",
+        f"marker={text(marker)},",
     ]
     return [
         "# Commands: positions of the target, resampled every few seconds. The ranges x_m, y_m and z_m contain most",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mjlab_dist.new_task.lacks import END_SITE, HOME, TARGET
+from mjlab_dist.new_task.lacks import HOME
 from mjlab_dist.new_task.robot import Robot
 from mjlab_dist.new_task.rounding import rounded
 from mjlab_dist.new_task.source.names import Names
@@ -52,10 +52,10 @@ def _statements(robot: Robot) -> list[str]:
         body += ["# Name the keyframe, which has no name.", f"spec.keys[0].name = {text(lacks.keyframe_name)}"]
     if lacks.home:
         body += _home_source(robot)
-    for fixed, link in lacks.touching:
+    for one, other in lacks.touching:
         body += [
-            "# Exclude contacts between a link and the fixed body that it is attached to. MuJoCo does not ignore them.",
-            f"spec.add_exclude(bodyname1={text(fixed)}, bodyname2={text(link)})",
+            "# Exclude a contact that no joint can open, such as that of a link and its base. It holds the joint.",
+            f"spec.add_exclude(bodyname1={text(one)}, bodyname2={text(other)})",
         ]
     if lacks.mocap_welds:
         body += [
@@ -72,15 +72,15 @@ def _statements(robot: Robot) -> list[str]:
             "        body.gravcomp = 1.0",
         ]
     if lacks.end_site is not None:
-        name, pos = lacks.end_site
+        body_name, name, pos = lacks.end_site
         body += [
             "# The point that reaches for targets: the tip of the last link, or the middle of the fingers.",
-            f"spec.body({text(name)}).add_site(name={text(END_SITE)}, pos={_rounded(pos)!r})",
+            f"spec.body({text(body_name)}).add_site(name={text(name)}, pos={_rounded(pos)!r})",
         ]
     if lacks.target:
         body += [
             "# A sphere that shows the target.",
-            f"target = spec.worldbody.add_body(name={text(TARGET)}, mocap=True)",
+            f"target = spec.worldbody.add_body(name={text(lacks.target)}, mocap=True)",
             f"target.add_site(size=[{rounded(robot.view.extent_m / 60)!r}, 0.0, 0.0], rgba=[0.9, 0.2, 0.1, 1.0])",
         ]
     if lacks.ground or lacks.backdrop:
@@ -90,7 +90,7 @@ def _statements(robot: Robot) -> list[str]:
         body += [
             "# A light from above.",
             "spec.worldbody.add_light(",
-            '    name="sun",',
+            f"    name={text(lacks.light)},",
             "    type=mujoco.mjtLightType.mjLIGHT_DIRECTIONAL,",
             "    pos=[0.0, 0.0, 4.0],",
             "    dir=[0.2, 0.3, -1.0],",
@@ -120,11 +120,16 @@ def _home_source(robot: Robot) -> list[str]:
 
 def _ground_source(robot: Robot) -> list[str]:
     what = "A floor, without which the robot would fall forever."
-    name, mask, low_m = "floor", 1, 0.0
-    if not robot.lacks.ground:
-        what, name, mask = "A floor for videos. Nothing collides with it.", "backdrop", 0
+    lacks, mask, low_m = robot.lacks, 1, 0.0
+    if not lacks.ground:
+        what, mask = "A floor for videos. Nothing collides with it.", 0
         low_m = min(0.0, rounded(robot.view.center_m[2] - robot.view.extent_m))
-    return [f"# {what}", *_GROUND.format(name=name, mask=mask, z=low_m).splitlines()]
+    return [
+        f"# {what}",
+        *_GROUND.format(
+            name=text(lacks.ground or lacks.backdrop), tiles=text(lacks.tiles), mask=mask, z=low_m
+        ).splitlines(),
+    ]
 
 
 def _camera_source(robot: Robot) -> list[str]:
@@ -152,7 +157,7 @@ def _camera_source(robot: Robot) -> list[str]:
 
 
 _GROUND = """spec.add_texture(
-    name="tiles",
+    name={tiles},
     type=mujoco.mjtTexture.mjTEXTURE_2D,
     builtin=mujoco.mjtBuiltin.mjBUILTIN_CHECKER,
     rgb1=[0.93, 0.94, 0.95],
@@ -160,16 +165,16 @@ _GROUND = """spec.add_texture(
     width=256,
     height=256,
 )
-tiles = spec.add_material(name="tiles", texrepeat=[1.0, 1.0], texuniform=True)
-tiles.textures[mujoco.mjtTextureRole.mjTEXROLE_RGB] = "tiles"
+tiles = spec.add_material(name={tiles}, texrepeat=[1.0, 1.0], texuniform=True)
+tiles.textures[mujoco.mjtTextureRole.mjTEXROLE_RGB] = {tiles}
 spec.worldbody.add_geom(
-    name="{name}",
+    name={name},
     type=mujoco.mjtGeom.mjGEOM_PLANE,
     pos=[0.0, 0.0, {z!r}],
     size=[0.0, 0.0, 0.1],
     contype={mask},
     conaffinity={mask},
-    material="tiles",
+    material={tiles},
 )"""
 
 

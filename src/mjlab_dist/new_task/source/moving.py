@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mjlab_dist.names import exactly
 from mjlab_dist.new_task.base import Base
 from mjlab_dist.new_task.robot import Robot
 from mjlab_dist.new_task.rounding import rounded, rounded_up
@@ -102,7 +103,7 @@ def _events(base: Base, robot: Robot) -> list[str]:
             '"start": event(events.DrawRoot, yaw_rad=(-3.14, 3.14), joint=_ROOT),',
         ]
     elif base.rise_m and base.height_joint is not None:
-        joints = f"({text(base.height_joint)},)"
+        joints = f"({text(exactly(base.height_joint))},)"
         lines += [lifts, f'"start": event(events.DrawJoints, joints={joints}, position={rise}),']
     # The joints at the start of an episode
     lines += ["# The joints begin at random positions near the start state, within their limits."]

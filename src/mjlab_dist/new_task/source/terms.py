@@ -224,12 +224,13 @@ class ToTarget(Term):
             env: The envs.
             command: Name of the command.
             joints: Regular expressions that match the names of the joints.
-            endless: Names of the hinges without limits.
+            endless: Regular expressions that match the names of the hinges without limits.
         """
         found = env.find_joints(joints)
         self._command = command
         self._columns = found.qpos
-        self._wraps = torch.tensor([name in endless for name in found.names], device=env.device)
+        turning = env.find_joints(endless).names if endless else ()
+        self._wraps = torch.tensor([name in turning for name in found.names], device=env.device)
 
     def __call__(self, env: Env) -> torch.Tensor:
         """Return the distances, (num_envs, joints)."""
@@ -247,7 +248,7 @@ class Distance(Term):
             env: The envs.
             command: Name of the command.
             joints: Regular expressions that match the names of the joints.
-            endless: Names of the hinges without limits.
+            endless: Regular expressions that match the names of the hinges without limits.
         """
         self._to_target = ToTarget(env, command, joints, endless)
         low, high = env.find_command(command).ranges.unbind(dim=1)
@@ -271,7 +272,7 @@ class Reached(Term):
             command: Name of the command.
             joints: Regular expressions that match the names of the joints.
             std: Distance at which the reward for a joint is 0.37, as a share of half the range of its target.
-            endless: Names of the hinges without limits.
+            endless: Regular expressions that match the names of the hinges without limits.
         """
         self._to_target = ToTarget(env, command, joints, endless)
         low, high = env.find_command(command).ranges.unbind(dim=1)

@@ -1,0 +1,176 @@
+"""Contacts that keep joints from moving, and joints that their motors do not move."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mjlab_dist.new_task.actuation import Block, action_inputs
+from mjlab_dist.new_task.joints import actuated_joint, is_below, is_hinge
+
+if TYPE_CHECKING:
+    import mujoco
+
+TOUCHING_M = 1e-3
+"""Maximum distance between geoms that count as touching, in m."""
+
+NUM_POSES = 64
+"""Number of random poses in which contacts are looked for."""
+
+REACH_RAD = 0.1
+"""Change of a hinge that counts as motion, in rad."""
+
+REACH_M = 0.01
+"""Change of a slide joint that counts as motion, in m."""
+
+MOVED_S = 5.0
+"""Time in which an action of 1 or -1 must move a joint, in simulated seconds."""
+
+
+def find_touching(
+    model: mujoco.MjModel, start: mujoco.MjData, joints: Sequence[int], root: Sequence[int]
+) -> list[tuple[int, int]]:
+    """Find pairs of bodies whose contact no joint can open, and links that touch the fixed body they are attached to.
+
+    MuJoCo ignores contacts between a link and its parent only if both can move. A contact that the joints cannot open
+    has no solution: it holds the joints, and MuJoCo Warp can compute infinite numbers.
+
+    Args:
+        model: The model.
+        start: The start state.
+        joints: The driven joints.
+        root: The joints that connect a moving robot to the world; its contacts with the world are left as they are.
+
+    Returns:
+        Pairs of bodies.
+    """
+    import mujoco
+
+    found: list[tuple[int, int]] = []
+    collides = (model.geom_contype | model.geom_conaffinity) != 0
+    excluded = {(int(pair) >> 16, int(pair) & 0xFFFF) for pair in model.exclude_signature}
+    for link in range(1, model.nbody):
+        fixed = int(model.body_parentid[link])
+        is_first = model.body_weldid[link] != 0 and model.body_weldid[fixed] == 0
+        while is_first and fixed != 0:
+            pairs = [
+                (a, b)
+                for a in np.flatnonzero(collides & (model.geom_bodyid == fixed))
+                for b in np.flatnonzero(collides & (model.geom_bodyid == link))
+            ]
+            touch = any(mujoco.mj_geomDistance(model, start, a, b, TOUCHING_M, None) < TOUCHING_M for a, b in pairs)
+            if touch and (fixed, link) not in excluded and (link, fixed) not in excluded:
+                found.append((fixed, link))
+            fixed = int(model.body_parentid[fixed])
+    return [*found, *(pair for pair in _never_open(model, start, joints, root) if pair not in found)]
+
+
+def _never_open(
+    model: mujoco.MjModel, start: mujoco.MjData, joints: Sequence[int], root: Sequence[int]
+) -> list[tuple[int, int]]:
+    """Return pairs of bodies that touch in the start state and in all of many random poses.
+
+    Planes and height fields are ignored, because robots may slide on the ground.
+    """
+    import mujoco
+
+    model, joints = copy.copy(model), list(joints)
+    model.geom_margin[:] = TOUCHING_M
+    is_ground = np.isin(model.geom_type, (int(mujoco.mjtGeom.mjGEOM_PLANE), int(mujoco.mjtGeom.mjGEOM_HFIELD)))
+    model.geom_contype[is_ground] = model.geom_conaffinity[is_ground] = 0
+    # Ranges of the joints
+    limited = model.jnt_limited[joints].astype(bool)
+    width = np.array([np.pi if is_hinge(model, j) else 0.1 for j in joints])
+    columns = model.jnt_qposadr[joints]
+    low = np.where(limited, model.jnt_range[joints, 0], start.qpos[columns] - width)
+    high = np.where(limited, model.jnt_range[joints, 1], start.qpos[columns] + width)
+    # Pairs that touch in every pose
+    data, rng = mujoco.MjData(model), np.random.default_rng(0)
+    data.qpos[:], data.mocap_pos[:], data.mocap_quat[:] = start.qpos, start.mocap_pos, start.mocap_quat
+    pairs = _touching(model, data)
+    for _ in range(NUM_POSES):
+        if not pairs:
+            break
+        data.qpos[columns] = rng.uniform(low, high)
+        pairs &= _touching(model, data)
+    # A driven joint must be between the two bodies: a cube on a table also touches it in every pose of an arm
+    moved = [{j for j in joints if is_below(model, body, int(model.jnt_bodyid[j]))} for body in range(model.nbody)]
+    is_fixed = model.body_weldid == 0
+    return sorted((a, b) for a, b in pairs if moved[a] != moved[b] and not (root and (is_fixed[a] or is_fixed[b])))
+
+
+def _touching(model: mujoco.MjModel, data: mujoco.MjData) -> set[tuple[int, int]]:
+    import mujoco
+
+    mujoco.mj_fwdPosition(model, data)
+    bodies = np.sort(model.geom_bodyid[data.contact.geom[(data.contact.geom >= 0).all(axis=1)]], axis=1)
+    return {(int(a), int(b)) for a, b in bodies}
+
+
+def find_jams(
+    model: mujoco.MjModel, start: mujoco.MjData, blocks: Mapping[str, Block], root: Sequence[int]
+) -> dict[str, str]:
+    """Find joints that their motors do not move, one by one, in either direction, without gravity and ground.
+
+    Args:
+        model: The model, with all motors.
+        start: The start state.
+        blocks: The action blocks.
+        root: The joints that connect a moving robot to the world.
+
+    Returns:
+        The reasons by name of the joint.
+    """
+    model = copy.copy(model)
+    model.opt.gravity[:] = 0.0
+    if root:
+        fixed = model.body_weldid[model.geom_bodyid] == 0
+        model.geom_contype[fixed] = model.geom_conaffinity[fixed] = 0
+    scales = action_inputs(model, start.qpos, blocks).scales
+    driven = {j: i for i in range(model.nu) if scales[i] and (j := actuated_joint(model, i)) is not None}
+    found: dict[str, str] = {}
+    for joint, actuator in driven.items():
+        reasons = [_holds(model, start, blocks, (joint, actuator), sign) for sign in (1.0, -1.0)]
+        if all(reasons):
+            found[model.joint(joint).name] = reasons[0]
+    return found
+
+
+def _holds(
+    model: mujoco.MjModel, start: mujoco.MjData, blocks: Mapping[str, Block], driven: tuple[int, int], action: float
+) -> str:
+    """Return why an action does not move a joint; empty if it does.
+
+    Args:
+        model: The model.
+        start: The start state.
+        blocks: The action blocks.
+        driven: The joint and its actuator.
+        action: The action of this actuator; those of all others are 0.
+    """
+    import mujoco
+
+    joint, actuator = driven
+    data, column = mujoco.MjData(model), model.jnt_qposadr[joint]
+    data.qpos[:], data.mocap_pos[:], data.mocap_quat[:] = start.qpos, start.mocap_pos, start.mocap_quat
+    inputs = action_inputs(model, start.qpos, blocks)
+    data.ctrl[:] = inputs.of(action * (np.arange(model.nu) == actuator))
+    reach = REACH_RAD if is_hinge(model, joint) else REACH_M
+    if model.jnt_limited[joint]:
+        reach = min(reach, 0.25 * float(np.ptp(model.jnt_range[joint])))
+    for _ in range(round(MOVED_S / model.opt.timestep)):
+        mujoco.mj_step(model, data)
+        if abs(data.qpos[column] - start.qpos[column]) >= reach:
+            return ""
+    body = int(model.jnt_bodyid[joint])
+    for a, b in _touching(model, data):
+        if is_below(model, a, body) != is_below(model, b, body):
+            return f"{_name(model, a)} and {_name(model, b)} touch"
+    return "its motor is too weak"
+
+
+def _name(model: mujoco.MjModel, body: int) -> str:
+    return model.body(body).name or f"body {body}"
