@@ -9,6 +9,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from mjlab_dist.errors import UserError
+from mjlab_dist.names import new_name
 from mjlab_dist.new_task.loading import load
 
 MESHES = "meshes"
@@ -67,7 +68,8 @@ def _float(flag: str, tree: ET.Element) -> None:
         raise UserError(f"{flag}: has a floating joint already; omit --floating")
     if len(roots) != 1:
         raise UserError(f"{flag}: has {len(roots)} root links; connect the links by joints to a single root link")
-    joint = ET.SubElement(tree, "joint", name=ROOT, type="floating")
+    name = new_name(ROOT, [joint.get("name", "") for joint in tree.iterfind("joint")])
+    joint = ET.SubElement(tree, "joint", name=name, type="floating")
     # If the robot is fixed to a massless link "world", its fixed joint becomes the floating joint.
     if roots == ["world"]:
         fixed = next((j for j in tree.iterfind("joint") if j.find("parent[@link='world']") is not None), None)
@@ -75,7 +77,7 @@ def _float(flag: str, tree: ET.Element) -> None:
             raise UserError(f"{flag}: its link world has no fixed joint to replace; omit --floating")
         tree.remove(joint)
         fixed.set("type", "floating")
-        fixed.set("name", ROOT)
+        fixed.set("name", name)
         return
     ET.SubElement(tree, "link", name="world")
     ET.SubElement(joint, "parent", link="world")
@@ -105,7 +107,7 @@ def _gather_meshes(flag: str, urdf: Path, tree: ET.Element, folder: Path) -> boo
             raise UserError(f"{flag}: MuJoCo does not read its mesh {name}; convert it to STL or OBJ")
         if file not in names:
             folder.mkdir(exist_ok=True)
-            names[file] = _free_name(file, set(names.values()))
+            names[file] = new_name(file.stem, [Path(name).stem for name in names.values()]) + file.suffix
             shutil.copy(file, folder / names[file])
         mesh.set("filename", names[file])
     return has_visuals
@@ -133,10 +135,3 @@ def _locate(urdf: Path, name: str) -> Path | None:
         inside = Path(url.path if url.scheme == "file" else name)
         folders = [urdf.parent, *urdf.resolve().parents]
     return next((folder / inside for folder in folders if (folder / inside).is_file()), None)
-
-
-def _free_name(file: Path, taken: set[str]) -> str:
-    """Return the name of a file, with a number added if another file already has this name."""
-    endings = ["", *(f"_{n}" for n in range(2, len(taken) + 3))]
-    names = (f"{file.stem}{ending}{file.suffix}" for ending in endings)
-    return next(name for name in names if name not in taken)

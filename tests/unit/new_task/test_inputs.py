@@ -288,13 +288,14 @@ def test_a_file_that_cannot_be_read_is_not_called_wrong(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mesh", [IN_PACKAGE, "../meshes/cube.obj"])
 @pytest.mark.parametrize("floating", [False, True])
 def test_a_urdf_is_converted_with_its_meshes(tmp_path: Path, mesh: str, floating: bool) -> None:
-    files = {"two_description/urdf/two.urdf": URDF.format(visual=mesh, collision=mesh)}
+    urdf = URDF.replace("hinge", "root")  # the name that the free joint would have
+    files = {"two_description/urdf/two.urdf": urdf.format(visual=mesh, collision=mesh)}
     made = created(tmp_path, {**files, "two_description/meshes/cube.obj": CUBE}, floating=floating)
     assert {str(f.relative_to(made.package)) for f in made.package.rglob("*.obj")} == {"meshes/cube.obj"}
     model = mujoco.MjModel.from_xml_path(str(made.package / "two.xml"))
     assert model.njnt == 1 + floating
     assert model.nmesh == 1
-    hinge = model.joint("hinge").id
+    hinge = model.joint("root").id
     np.testing.assert_allclose(model.jnt_range[hinge], [-1, 1])
     np.testing.assert_allclose(model.jnt_actfrcrange[hinge], [-20, 20])
     assert (made.robot.base is not None) == floating
