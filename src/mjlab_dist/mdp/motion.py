@@ -8,7 +8,6 @@ of starting episodes in the middle of a motion is from Peng et al. 2018, "DeepMi
 from __future__ import annotations
 
 import math
-import re
 from typing import TYPE_CHECKING
 
 import mujoco
@@ -19,7 +18,7 @@ from mjlab_dist.env.term import Command
 from mjlab_dist.errors import UserError
 from mjlab_dist.mdp.motion_file import Robot, make_reference, read_motions
 from mjlab_dist.mdp.rotation import angle_between, conjugate, from_euler, half_angle, multiply, rotate, rotate_inverse
-from mjlab_dist.names import find_names, local_name
+from mjlab_dist.names import exactly, find_names, local_name
 from mjlab_dist.sim.entities import element_names
 
 if TYPE_CHECKING:
@@ -74,7 +73,7 @@ class Motion(Command):
         # Motions, with the joints in the order of the model
         found = read_motions(file)
         self.root = env.joints[joint]
-        self.joints = env.find_joints(tuple(map(re.escape, found.joints)), entity)
+        self.joints = env.find_joints(tuple(map(exactly, found.joints)), entity)
         local = [local_name(name, entity, env.cfg.sim.entities) for name in self.joints.names]
         order = [*range(7), *(7 + found.joints.index(name) for name in local if name is not None)]
         names = list(found.motions)

@@ -13,6 +13,7 @@ from mjlab_dist.new_task.joints import actuated_joint, is_below, is_hinge
 
 if TYPE_CHECKING:
     import mujoco
+    from numpy.typing import NDArray
 
 TOUCHING_M = 1e-3
 """Maximum distance between geoms that count as touching, in m."""
@@ -49,34 +50,7 @@ def find_touching(
     """
     import mujoco
 
-    found: list[tuple[int, int]] = []
-    collides = (model.geom_contype | model.geom_conaffinity) != 0
-    excluded = {(int(pair) >> 16, int(pair) & 0xFFFF) for pair in model.exclude_signature}
-    for link in range(1, model.nbody):
-        fixed = int(model.body_parentid[link])
-        is_first = model.body_weldid[link] != 0 and model.body_weldid[fixed] == 0
-        while is_first and fixed != 0:
-            pairs = [
-                (a, b)
-                for a in np.flatnonzero(collides & (model.geom_bodyid == fixed))
-                for b in np.flatnonzero(collides & (model.geom_bodyid == link))
-            ]
-            touch = any(mujoco.mj_geomDistance(model, start, a, b, TOUCHING_M, None) < TOUCHING_M for a, b in pairs)
-            if touch and (fixed, link) not in excluded and (link, fixed) not in excluded:
-                found.append((fixed, link))
-            fixed = int(model.body_parentid[fixed])
-    return [*found, *(pair for pair in _never_open(model, start, joints, root) if pair not in found)]
-
-
-def _never_open(
-    model: mujoco.MjModel, start: mujoco.MjData, joints: Sequence[int], root: Sequence[int]
-) -> list[tuple[int, int]]:
-    """Return pairs of bodies that touch in the start state and in all of many random poses.
-
-    Planes and height fields are ignored, because robots may slide on the ground.
-    """
-    import mujoco
-
+    # Ignore the ground, on which robots may slide
     model, joints = copy.copy(model), list(joints)
     model.geom_margin[:] = TOUCHING_M
     is_ground = np.isin(model.geom_type, (int(mujoco.mjtGeom.mjGEOM_PLANE), int(mujoco.mjtGeom.mjGEOM_HFIELD)))
@@ -87,26 +61,31 @@ def _never_open(
     columns = model.jnt_qposadr[joints]
     low = np.where(limited, model.jnt_range[joints, 0], start.qpos[columns] - width)
     high = np.where(limited, model.jnt_range[joints, 1], start.qpos[columns] + width)
-    # Pairs that touch in every pose
-    data, rng = mujoco.MjData(model), np.random.default_rng(0)
-    data.qpos[:], data.mocap_pos[:], data.mocap_quat[:] = start.qpos, start.mocap_pos, start.mocap_quat
-    pairs = _touching(model, data)
+    # Pairs that touch in the start state, and in all poses
+    data, rng = copy.copy(start), np.random.default_rng(0)
+    at_start = always = _touching(model, data)
     for _ in range(NUM_POSES):
-        if not pairs:
+        if not always:
             break
         data.qpos[columns] = rng.uniform(low, high)
-        pairs &= _touching(model, data)
-    # A driven joint must be between the two bodies: a cube on a table also touches it in every pose of an arm
+        always = always & _touching(model, data)
+    # Links on a fixed body. For other pairs, a driven joint must be between the two: a cube on a table also touches it
+    # in every pose of an arm.
+    fixed, parents = model.body_weldid == 0, model.body_parentid
+    on_base = {(a, b) for a, b in at_start if a and fixed[a] and fixed[parents[b]] and is_below(model, b, a)}
     moved = [{j for j in joints if is_below(model, body, int(model.jnt_bodyid[j]))} for body in range(model.nbody)]
-    is_fixed = model.body_weldid == 0
-    return sorted((a, b) for a, b in pairs if moved[a] != moved[b] and not (root and (is_fixed[a] or is_fixed[b])))
+    stuck = {(a, b) for a, b in always if moved[a] != moved[b] and not (root and (fixed[a] or fixed[b]))}
+    return sorted(on_base | stuck)
 
 
 def _touching(model: mujoco.MjModel, data: mujoco.MjData) -> set[tuple[int, int]]:
+    """Return the pairs of bodies that touch, with the smaller id first."""
     import mujoco
 
     mujoco.mj_fwdPosition(model, data)
-    bodies = np.sort(model.geom_bodyid[data.contact.geom[(data.contact.geom >= 0).all(axis=1)]], axis=1)
+    contact = data.contact
+    touch = (contact.geom >= 0).all(axis=1) & (contact.dist < TOUCHING_M)  # -1 stands for a flex
+    bodies = np.sort(model.geom_bodyid[contact.geom[touch]], axis=1)
     return {(int(a), int(b)) for a, b in bodies}
 
 
@@ -129,35 +108,25 @@ def find_jams(
     if root:
         fixed = model.body_weldid[model.geom_bodyid] == 0
         model.geom_contype[fixed] = model.geom_conaffinity[fixed] = 0
-    scales = action_inputs(model, start.qpos, blocks).scales
-    driven = {j: i for i in range(model.nu) if scales[i] and (j := actuated_joint(model, i)) is not None}
+    inputs = action_inputs(model, start.qpos, blocks)
+    driven = {j: i for i in range(model.nu) if inputs.scales[i] and (j := actuated_joint(model, i)) is not None}
     found: dict[str, str] = {}
     for joint, actuator in driven.items():
-        reasons = [_holds(model, start, blocks, (joint, actuator), sign) for sign in (1.0, -1.0)]
+        reasons = [
+            _reason(model, start, joint, inputs.of(action * (np.arange(model.nu) == actuator)))
+            for action in (1.0, -1.0)
+        ]
         if all(reasons):
             found[model.joint(joint).name] = reasons[0]
     return found
 
 
-def _holds(
-    model: mujoco.MjModel, start: mujoco.MjData, blocks: Mapping[str, Block], driven: tuple[int, int], action: float
-) -> str:
-    """Return why an action does not move a joint; empty if it does.
-
-    Args:
-        model: The model.
-        start: The start state.
-        blocks: The action blocks.
-        driven: The joint and its actuator.
-        action: The action of this actuator; those of all others are 0.
-    """
+def _reason(model: mujoco.MjModel, start: mujoco.MjData, joint: int, inputs: NDArray[np.float64]) -> str:
+    """Return why a joint does not move with the given inputs of all actuators, (nu,); empty if it does."""
     import mujoco
 
-    joint, actuator = driven
-    data, column = mujoco.MjData(model), model.jnt_qposadr[joint]
-    data.qpos[:], data.mocap_pos[:], data.mocap_quat[:] = start.qpos, start.mocap_pos, start.mocap_quat
-    inputs = action_inputs(model, start.qpos, blocks)
-    data.ctrl[:] = inputs.of(action * (np.arange(model.nu) == actuator))
+    data, column = copy.copy(start), model.jnt_qposadr[joint]
+    data.ctrl[:] = inputs
     reach = REACH_RAD if is_hinge(model, joint) else REACH_M
     if model.jnt_limited[joint]:
         reach = min(reach, 0.25 * float(np.ptp(model.jnt_range[joint])))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mjlab_dist.errors import UserError
-from mjlab_dist.sim.bad_numbers import find_bad_number
+from mjlab_dist.sim.bad_numbers import refuse_bad_numbers
 
 if TYPE_CHECKING:
     import mujoco
@@ -44,8 +44,7 @@ def load(flag: str, mjcf: Path) -> tuple[mujoco.MjSpec, mujoco.MjModel]:
         raise UserError(f"{flag}: has names that are not in UTF-8; save it as UTF-8") from error
     except ValueError as error:
         raise UserError(f"{flag}: {' '.join(str(error).split())}") from error
-    if bad := find_bad_number(model):
-        raise UserError(f"{flag}: {bad}; use a finite number")
+    refuse_bad_numbers(flag, model)
     if not MIN_TIMESTEP_S <= model.opt.timestep <= MAX_TIMESTEP_S:
         what = "unstable" if model.opt.timestep > MAX_TIMESTEP_S else "too slow"
         raise UserError(

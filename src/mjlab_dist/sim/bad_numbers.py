@@ -1,4 +1,4 @@
-"""Find numbers in a model that no simulation can use, before they turn up as NaN in all envs."""
+"""Refuse numbers in a model that no simulation can use, before they turn up as NaN in all envs."""
 
 from __future__ import annotations
 
@@ -6,22 +6,28 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mjlab_dist.errors import UserError
+
 if TYPE_CHECKING:
     import mujoco
 
-_NAMED = ("body", "geom", "site", "light", "mesh", "actuator", "sensor", "tendon", "key", "pair")
+_SAME = ("body", "geom", "site", "light", "mesh", "actuator", "sensor", "tendon", "key", "pair")
 
-_KINDS = dict(zip(_NAMED, _NAMED, strict=True)) | {"jnt": "joint", "dof": "joint", "cam": "camera", "eq": "equality"}
+_KINDS = {name: name for name in _SAME} | {"jnt": "joint", "dof": "joint", "cam": "camera", "eq": "equality"}
 """Kinds of elements by prefix of their fields of ``mujoco.MjModel``."""
 
 
-def find_bad_number(model: mujoco.MjModel) -> str:
-    """Return the first value of an MJCF that is NaN, infinite, or too large for float32; empty if there is none.
+def refuse_bad_numbers(flag: str, model: mujoco.MjModel) -> None:
+    """Raise if a value of an MJCF is NaN, infinite, or too large for float32.
 
     Ranges may be infinite. Numbers for users, and those that MuJoCo computes for the reference pose, are not checked.
 
     Args:
+        flag: The flag that names the MJCF, for messages.
         model: The model.
+
+    Raises:
+        UserError: With the first such value.
     """
     for name, values in _fields(model):
         with np.errstate(over="ignore"):
@@ -30,8 +36,8 @@ def find_bad_number(model: mujoco.MjModel) -> str:
             bad &= ~np.isinf(values)
         if bad.any():
             row = int(np.argwhere(bad)[0, 0])
-            return f"{_element(model, name, row)} is {' '.join(f'{value:g}' for value in np.ravel(values[row]))}"
-    return ""
+            value = " ".join(f"{number:g}" for number in np.ravel(values[row]))
+            raise UserError(f"{flag}: {_element(model, name, row)} is {value}; use a finite number")
 
 
 def _fields(model: mujoco.MjModel) -> list[tuple[str, np.ndarray]]:

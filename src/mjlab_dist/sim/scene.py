@@ -15,7 +15,7 @@ from mjlab_dist.config.references import resolve
 from mjlab_dist.config.signatures import check_model_params, find_module, is_function
 from mjlab_dist.errors import UserError
 from mjlab_dist.places import describe, place_of
-from mjlab_dist.sim.bad_numbers import find_bad_number
+from mjlab_dist.sim.bad_numbers import refuse_bad_numbers
 from mjlab_dist.sim.quiet import quiet
 from mjlab_dist.sim.sensors import add_contacts, add_distances
 from mjlab_dist.sim.terrain import add_terrain
@@ -132,8 +132,7 @@ def _compiled(flag: str, spec: mujoco.MjSpec) -> mujoco.MjSpec:
     Errors in the MJCF itself are reported here. In addition, MuJoCo adjusts the keyframes to later changes only if the
     spec has been compiled.
     """
-    if bad := find_bad_number(_compile(flag, spec.compile)):
-        raise UserError(f"{flag}: {bad}; use a finite number")
+    refuse_bad_numbers(flag, _compile(flag, spec.compile))
     return spec
 
 
