@@ -16,8 +16,8 @@ class Base:
     """Gravity, velocities and heading of a free-floating body.
 
     The first read after a state change computes all of them with one kernel. A state change is a step or a reset of the
-    simulation, or a write to ``sim.qpos`` or ``sim.qvel`` by torch. After a write by other code, such as a Warp kernel,
-    call ``sim.mark_changed()``.
+    simulation, or a write to ``sim.qpos``, ``sim.qvel`` or the field ``gravity`` by torch. After a write by other code,
+    such as a Warp kernel, call ``sim.mark_changed()``.
     The tensors are overwritten after the next change: clone them to keep them.
     """
 
@@ -32,8 +32,11 @@ class Base:
         self._sim = sim
         self._gravity, self._linear_velocity, self._level_velocity = torch.zeros(3, sim.num_envs, 3, device=sim.device)
         self._heading = torch.zeros(sim.num_envs, device=sim.device)
+        self._acceleration = sim.field("gravity")
         results = (self._gravity, self._linear_velocity, self._level_velocity, self._heading)
-        arrays: list[Any] = [wp.from_torch(t) for t in (sim.qpos[:, qpos], sim.qvel[:, qvel], *results)]
+        arrays: list[Any] = [
+            wp.from_torch(t) for t in (sim.qpos[:, qpos], sim.qvel[:, qvel], self._acceleration, *results)
+        ]
 
         def measure(model: mjw.Model, data: mjw.Data) -> None:  # noqa: ARG001 (every program takes them)
             wp.launch(kernels.measure_base, sim.num_envs, arrays)
@@ -43,7 +46,10 @@ class Base:
 
     @property
     def gravity(self) -> torch.Tensor:
-        """Unit vector of gravity in the body's frame, (0, 0, -1) if upright; (num_envs, 3)."""
+        """Unit vector of gravity in the body's frame, (0, 0, -1) if upright; (num_envs, 3).
+
+        Without gravity, it is that of gravity along -z.
+        """
         return self._current(self._gravity)
 
     @property
@@ -63,6 +69,8 @@ class Base:
 
     def _current(self, result: torch.Tensor) -> torch.Tensor:
         version = self._sim.version
+        if version is not None:
+            version += (self._acceleration._version,)
         if version is None or version != self._version:
             self._measure()
             self._version = version

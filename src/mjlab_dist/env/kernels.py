@@ -7,6 +7,8 @@
 
 import warp as wp
 
+from mjlab_dist.env.frame_kernels import rotate_inverse
+
 wp.set_module_options({"enable_backward": False, "max_unroll": 4})
 
 
@@ -14,6 +16,7 @@ wp.set_module_options({"enable_backward": False, "max_unroll": 4})
 def measure_base(
     pose: wp.array2d[float],
     velocity: wp.array2d[float],
+    acceleration: wp.array2d[float],
     gravity: wp.array2d[float],
     linear_velocity: wp.array2d[float],
     level_velocity: wp.array2d[float],
@@ -24,18 +27,17 @@ def measure_base(
     Args:
         pose: Position and quaternion (w, x, y, z), (num_envs, 7).
         velocity: Linear velocity in the world frame, angular velocity in the body's frame, (num_envs, 6).
+        acceleration: Acceleration by gravity in the world frame, (num_envs, 3).
     """
     env = wp.tid()
     w, x, y, z = pose[env, 3], pose[env, 4], pose[env, 5], pose[env, 6]
-    # Gravity: minus the third row of the rotation matrix
-    gravity[env, 0] = -2.0 * (x * z - w * y)
-    gravity[env, 1] = -2.0 * (y * z + w * x)
-    gravity[env, 2] = 2.0 * (x * x + y * y) - 1.0
-    # Velocity in the body's frame: v - 2 w (axis x v) + 2 axis x (axis x v), rotated by the inverse quaternion
+    # Direction of gravity and velocity in the body's frame. Without gravity, down is the direction of -z.
+    down = wp.normalize(wp.vec3(acceleration[env, 0], acceleration[env, 1], acceleration[env, 2]))
+    if wp.length_sq(down) == 0.0:
+        down = wp.vec3(0.0, 0.0, -1.0)
     moves = wp.vec3(velocity[env, 0], velocity[env, 1], velocity[env, 2])
-    axis = wp.vec3(x, y, z)
-    twice = 2.0 * wp.cross(axis, moves)
-    turned = moves - w * twice + wp.cross(axis, twice)
+    pulled = rotate_inverse(wp.quat(w, x, y, z), down)
+    turned = rotate_inverse(wp.quat(w, x, y, z), moves)
     # Heading (yaw), and velocity in the frame that is rotated only by the heading
     yaw = wp.atan2(2.0 * (w * z + x * y), 1.0 - 2.0 * (y * y + z * z))
     heading[env] = yaw
@@ -44,6 +46,7 @@ def measure_base(
     level_velocity[env, 1] = cos * moves[1] - sin * moves[0]
     level_velocity[env, 2] = moves[2]
     for i in range(3):
+        gravity[env, i] = pulled[i]
         linear_velocity[env, i] = turned[i]
 
 

@@ -32,12 +32,8 @@ def load(flag: str, mjcf: Path) -> tuple[mujoco.MjSpec, mujoco.MjModel]:
     Raises:
         UserError: If MuJoCo does not accept the MJCF.
     """
-    import mujoco
-
+    spec = read(flag, mjcf)
     try:
-        spec = mujoco.MjSpec.from_file(str(mjcf))
-        spec.nkey = len(spec.keys)  # a larger nkey in the MJCF would add empty keyframes
-        _drop_infinite_limits(spec)
         model = compile_spec(spec)
         bytes(model.names).decode()
     except UnicodeDecodeError as error:
@@ -52,6 +48,27 @@ def load(flag: str, mjcf: Path) -> tuple[mujoco.MjSpec, mujoco.MjModel]:
             f'<option timestep="0.005"/> or another value from {MIN_TIMESTEP_S:g} to {MAX_TIMESTEP_S:g}'
         )
     return spec, model
+
+
+def read(flag: str, file: Path) -> mujoco.MjSpec:
+    """Read an MJCF or a URDF, without its meshes.
+
+    Args:
+        flag: The flag that names the file, for messages.
+        file: The file.
+
+    Raises:
+        UserError: If MuJoCo does not know an element or attribute, or if a value has the wrong form.
+    """
+    import mujoco
+
+    try:
+        spec = mujoco.MjSpec.from_file(str(file))
+    except ValueError as error:
+        raise UserError(f"{flag}: {' '.join(str(error).split())}") from error
+    spec.nkey = len(spec.keys)  # a larger nkey in the MJCF would add empty keyframes
+    _drop_infinite_limits(spec)
+    return spec
 
 
 def _drop_infinite_limits(spec: mujoco.MjSpec) -> None:

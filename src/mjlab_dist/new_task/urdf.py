@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
+import re
 import shutil
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import numpy as np
+
 from mjlab_dist.errors import UserError
 from mjlab_dist.names import new_name
-from mjlab_dist.new_task.loading import load
+from mjlab_dist.new_task.loading import load, read
 
 MESHES = "meshes"
 """Folder of the meshes, next to the MJCF."""
@@ -20,6 +24,25 @@ READABLE = (".obj", ".stl", ".msh")
 
 ROOT = "root"
 """Name of the free joint that ``--floating`` adds."""
+
+MOMENTS = ("ixx", "ixy", "ixz", "iyy", "iyz", "izz")
+"""Attributes of the element ``inertia``."""
+
+ONE_MESH = """
+<robot name="mesh">
+  <link name="link">
+    <inertial><mass value="1"/><inertia ixx="1" ixy="0" ixz="0" iyy="1" iyz="0" izz="1"/></inertial>
+    <{kind}><geometry>{mesh}</geometry></{kind}>
+  </link>
+  <mujoco><compiler discardvisual="false" strippath="false"/></mujoco>
+</robot>"""
+"""A URDF with a single mesh, to try whether MuJoCo can use it."""
+
+REMEDY = (
+    "write its mass in kg and its moments of inertia about its center of mass in kg m^2, or give it a <collision> "
+    "geometry and no <inertial>: both then follow from the geometry"
+)
+"""What to do about a link with wrong inertial properties."""
 
 
 def convert(flag: str, urdf: Path, tree: ET.Element, folder: Path, *, floating: bool) -> Path:
@@ -41,6 +64,8 @@ def convert(flag: str, urdf: Path, tree: ET.Element, folder: Path, *, floating: 
     """
     if floating:
         _float(flag, tree)
+    _refuse_incomplete_inertials(flag, tree)
+    read(flag, urdf)  # errors in its XML have the line numbers of the user's file, not of the copy
     has_visuals = _gather_meshes(flag, urdf, tree, folder / MESHES)
     # Options of the conversion
     options = tree.find("mujoco")
@@ -53,11 +78,51 @@ def convert(flag: str, urdf: Path, tree: ET.Element, folder: Path, *, floating: 
     # Conversion by MuJoCo
     copy, mjcf = folder / "robot.urdf", folder / f"{urdf.stem}.xml"
     ET.ElementTree(tree).write(copy)
-    spec, _ = load(flag, copy)
+    try:
+        spec, _ = load(flag, copy)
+    except UserError as error:
+        raise _in_words_of_urdfs(flag, tree, error) from error
     spec.meshdir = MESHES  # otherwise, to_xml() would write a path that contains the temporary folder
     mjcf.write_text(spec.to_xml(), "utf-8")
     copy.unlink()
     return mjcf
+
+
+def _refuse_incomplete_inertials(flag: str, tree: ET.Element) -> None:
+    needed = ("mass", "value"), *(("inertia", moment) for moment in MOMENTS)
+    for link in tree.iterfind("link[inertial]"):
+        for tag, attribute in needed:
+            element = link.find(f"inertial/{tag}")
+            text = "" if element is None else element.get(attribute, "")
+            try:
+                is_number = math.isfinite(float(text))
+            except ValueError:
+                is_number = False
+            if not is_number:
+                what = f'"{text}" as' if text else "no"
+                raise UserError(
+                    f"{flag}: link {link.get('name')}: its <inertial> has {what} {tag} {attribute}; {REMEDY}"
+                )
+
+
+def _in_words_of_urdfs(flag: str, tree: ET.Element, error: UserError) -> UserError:
+    """Return an error of MuJoCo about an inertia in terms of the URDF; other errors are returned unchanged."""
+    text = str(error)
+    name = next(iter(re.findall(r"Element name '(.*)', id", text)), "")
+    links = [link for link in tree.iterfind("link") if link.get("name") == name]
+    if links and "mass and inertia of moving bodies" in text:
+        return UserError(f"{flag}: link {name}: it moves, but its mass or inertia is not positive; {REMEDY}")
+    if links and ("A + B >= C" in text or "positive eigenvalues" in text):
+        inertia = links[0].find("inertial/inertia")
+        assert inertia is not None
+        xx, xy, xz, yy, yz, zz = (float(inertia.get(moment, "")) for moment in MOMENTS)
+        moments = np.linalg.eigvalsh([[xx, xy, xz], [xy, yy, yz], [xz, yz, zz]])
+        return UserError(
+            f"{flag}: link {name}: no body has its inertia; its principal moments are "
+            f"{', '.join(f'{moment:.3g}' for moment in moments)} kg m^2, and all must be positive and none larger than "
+            f"the sum of the others; {REMEDY}"
+        )
+    return error
 
 
 def _float(flag: str, tree: ET.Element) -> None:
@@ -90,27 +155,53 @@ def _gather_meshes(flag: str, urdf: Path, tree: ET.Element, folder: Path) -> boo
     Returns:
         Whether all meshes of visual geometries can be read. If not, the conversion must discard all visual geometries.
     """
-    names: dict[Path, str] = {}
+    copies: dict[Path, Path] = {}
     has_visuals = True
     for kind, mesh in _meshes(tree):
         name = mesh.get("filename", "")
         file = _locate(urdf, name)
-        if file is None or file.suffix.lower() not in READABLE:
-            if kind == "visual":
-                has_visuals = False
-                continue
-            if file is None:
-                raise UserError(
-                    f"{flag}: its mesh {name} is missing; add the file, or correct its path in the URDF, which is "
-                    "relative to the URDF or to its package"
-                )
-            raise UserError(f"{flag}: MuJoCo does not read its mesh {name}; convert it to STL or OBJ")
-        if file not in names:
-            folder.mkdir(exist_ok=True)
-            names[file] = new_name(file.stem, [Path(name).stem for name in names.values()]) + file.suffix
-            shutil.copy(file, folder / names[file])
-        mesh.set("filename", names[file])
+        problem = "it is missing; add the file, or correct its path, which is relative to the URDF or to its package"
+        if file is not None:
+            if file not in copies:
+                folder.mkdir(exist_ok=True)
+                stem = new_name(file.stem, [copy.stem for copy in copies.values()])
+                copies[file] = _copy(file, folder / f"{stem}{file.suffix}")
+            mesh.set("filename", copies[file].name)
+            problem = _problem(kind, mesh, copies[file])
+        if problem and kind == "collision":
+            raise UserError(f"{flag}: its mesh {name}: {problem}")
+        has_visuals = has_visuals and not problem
     return has_visuals
+
+
+def _copy(file: Path, copy: Path) -> Path:
+    """Copy a mesh. Convert an STL that MuJoCo does not read: one in ASCII, or with more than 200,000 faces."""
+    import trimesh
+
+    shutil.copy(file, copy)
+    if copy.suffix.lower() != ".stl" or not _problem("visual", ET.Element("mesh"), copy):
+        return copy
+    mesh = trimesh.load_mesh(copy, process=False)  # processing would drop faces with NaN, which MuJoCo refuses
+    with np.errstate(invalid="ignore"):
+        mesh.merge_vertices()
+    mesh.export(copy.with_suffix(".obj"), include_normals=False)
+    return copy.with_suffix(".obj")
+
+
+def _problem(kind: str, mesh: ET.Element, file: Path) -> str:
+    """Return why MuJoCo cannot use the file of a mesh, and what to do; empty if it can."""
+    import mujoco
+
+    remedy = "save it again, as binary STL or OBJ"
+    if file.suffix.lower() not in READABLE:
+        return f"MuJoCo does not read this format; {remedy}"
+    element = ET.tostring(ET.Element("mesh", {**mesh.attrib, "filename": str(file)}), "unicode")
+    try:
+        mujoco.MjSpec.from_string(ONE_MESH.format(kind=kind, mesh=element)).compile()
+    except ValueError as error:
+        reason = str(error).removeprefix("Error: ").splitlines()[0].replace(str(file), file.name)
+        return f"{reason}; {remedy}"
+    return ""
 
 
 def _meshes(tree: ET.Element) -> Iterator[tuple[str, ET.Element]]:

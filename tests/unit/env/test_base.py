@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 from legged import EVERYTHING, make, randomize_state
 
+from mjlab_dist.config import RandomizationConfig
 from mjlab_dist.env import Env
 from mjlab_dist.errors import UserError
-from mjlab_dist.mdp import rotation
+from mjlab_dist.mdp import observations, rotation
 
 NUM_ENVS = 8
 
@@ -31,7 +33,7 @@ def env(shared: Env) -> Iterator[Env]:
 def assert_is_up_to_date(env: Env) -> None:
     quat, velocity = env.sim.qpos[:, 3:7], env.sim.qvel[:, :3]
     base = env.base()
-    down = torch.tensor([0.0, 0.0, -1.0]).expand(env.num_envs, 3)
+    down = torch.nn.functional.normalize(env.sim.field("gravity"))
     torch.testing.assert_close(base.gravity, rotation.rotate_inverse(quat, down))
     torch.testing.assert_close(base.linear_velocity, rotation.rotate_inverse(quat, velocity))
     torch.testing.assert_close(base.heading, rotation.heading(quat))
@@ -73,6 +75,22 @@ def test_a_change_of_the_state_is_detected(env: Env, change: Callable[[Env], obj
     assert_is_up_to_date(env)
     if change is not _write_rows:
         assert not torch.equal(env.base().gravity, before)
+
+
+def test_gravity_has_the_direction_that_each_env_draws() -> None:
+    draws = RandomizationConfig(field="gravity", low=-9.0, high=9.0, operation="set")
+    env = make(NUM_ENVS, config=dataclasses.replace(EVERYTHING, randomizations={"gravity": draws}))
+    randomize_state(env)
+    acceleration, quat = env.sim.field("gravity"), env.sim.qpos[:, 3:7]
+    assert acceleration.std(dim=0).min() > 2.0
+    turned = rotation.rotate_inverse(quat, torch.nn.functional.normalize(acceleration))
+    torch.testing.assert_close(observations.projected_gravity(env), turned)
+    # Changes that leave the rest of the state as it is
+    acceleration.neg_()
+    torch.testing.assert_close(observations.projected_gravity(env), -turned)
+    acceleration.zero_()
+    down = torch.tensor([0.0, 0.0, -1.0]).expand(NUM_ENVS, 3)
+    torch.testing.assert_close(observations.projected_gravity(env), rotation.rotate_inverse(quat, down))
 
 
 def test_values_are_computed_once_per_state(env: Env, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import importlib
+import math
 import re
+import shutil
 import struct
 import zlib
 from pathlib import Path
+from xml.sax.saxutils import quoteattr
 
 import mujoco
 import numpy as np
 import pytest
+import trimesh
 
 import mjlab_dist.new_task as new_task
 from mjlab_dist.check.checks import Check
@@ -96,6 +100,20 @@ URDF = """
     <limit lower="-1" upper="1" effort="20" velocity="5"/>
   </joint>
 </robot>"""
+
+LINK = """
+<robot name="two">
+  <link name="base"/>
+  <link name="arm"><inertial>{}</inertial></link>
+  <joint name="hinge" type="continuous"><parent link="base"/><child link="arm"/></joint>
+</robot>"""
+
+
+def inertia(**moments: float) -> str:
+    """The element of moments of a link; those not given are 0.1 on the diagonal and 0 elsewhere."""
+    diagonal = {"ixx": 0.1, "iyy": 0.1, "izz": 0.1, "ixy": 0.0, "ixz": 0.0, "iyz": 0.0}
+    return f"<inertia {' '.join(f'{name}={quoteattr(str(value))}' for name, value in (diagonal | moments).items())}/>"
+
 
 LATIN = '<?xml version="1.0" encoding="latin-1"?>'
 
@@ -264,7 +282,15 @@ def test_a_file_becomes_a_task_whose_model_compiles(
         ),
         ("a.xml", mjcf(option='<option timestep="1e-6"/>'), "timestep of 1e-06 s makes the simulation too slow"),
         ("a.urdf", "<robot name='dog'><link name='trunk'/></robot>", "has no hinge or slide joint"),
-        ("a.urdf", URDF.format(visual="gone.obj", collision="gone.obj"), "its mesh gone.obj is missing"),
+        ("a.urdf", URDF.format(visual="gone.obj", collision="gone.obj"), "its mesh gone.obj: it is missing"),
+        ("a.urdf", LINK.format('<mass value="1"/>'), "link arm: its <inertial> has no inertia ixx; write"),
+        ("a.urdf", LINK.format(f'<mass value="1 kg"/>{inertia()}'), 'has "1 kg" as mass value; write'),
+        ("a.urdf", LINK.format(f'<mass value="nan"/>{inertia()}'), 'link arm: its <inertial> has "nan" as mass value'),
+        ("a.urdf", LINK.format(f'<mass value="-1"/>{inertia()}'), "link arm: it moves, but its mass or inertia is not"),
+        ("a.urdf", LINK.replace("<inertial>{}</inertial>", ""), "link arm: it moves, but its mass or inertia is not"),
+        ("a.urdf", LINK.format(f'<mass value="1"/>{inertia(izz=0.5)}'), "moments are 0.1, 0.1, 0.5 kg m^2"),
+        ("a.urdf", LINK.format(f'<mass value="1"/>{inertia(ixy=0.5)}'), "moments are -0.4, 0.1, 0.6 kg m^2"),
+        ("a.urdf", f"<!--\n-->{URDF}".replace('lower="-1"', 'lower="a"'), "Element 'limit', line 15"),
     ],
 )
 def test_a_file_that_cannot_become_a_task_is_refused_in_one_line(
@@ -304,21 +330,54 @@ def test_a_urdf_is_converted_with_its_meshes(tmp_path: Path, mesh: str, floating
         assert model.body("base").mass == 1
 
 
-def test_visuals_of_a_urdf_that_cannot_be_read_are_left_out(tmp_path: Path) -> None:
-    made = created(tmp_path, {"a.urdf": URDF.format(visual="arm.dae", collision="cube.obj"), "cube.obj": CUBE})
-    model = mujoco.MjModel.from_xml_path(str(made.package / "a.xml"))
-    assert model.ngeom == 2, "the box and the mesh for collisions"
-
-
 def test_meshes_of_a_urdf_with_equal_names_stay_apart(tmp_path: Path) -> None:
     text = URDF.format(visual="visual/cube.obj", collision="collision/cube.obj")
     made = created(tmp_path, {"a.urdf": text, "visual/cube.obj": CUBE, "collision/cube.obj": CUBE.replace(".1", ".2")})
     assert mujoco.MjModel.from_xml_path(str(made.package / "a.xml")).nmesh == 2
 
 
-def test_a_mesh_of_a_collision_in_another_format_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"does not read its mesh arm.dae; convert it to STL or OBJ$"):
-        created(tmp_path, {"a.urdf": URDF.format(visual="arm.dae", collision="arm.dae"), "arm.dae": "<COLLADA/>"})
+def stl(faces: int, *, ascii_text: bool = False) -> bytes:
+    """An STL of a ball with at least so many faces."""
+    divisions = math.ceil(math.log(faces / 20, 4))
+    ball = trimesh.creation.icosphere(divisions, radius=0.05)
+    return ball.export(file_type="stl_ascii").encode() if ascii_text else ball.export(file_type="stl")
+
+
+UNREADABLE = {
+    "format.dae": b"<COLLADA/>",
+    "cut.stl": stl(20)[:600],
+    "cut_ascii.stl": stl(20, ascii_text=True)[:600],
+    "empty.stl": b"",
+    "nan.stl": stl(20)[:96] + b"\xff" * 4 + stl(20)[100:],
+    "garbage.obj": b"garbage",
+    "garbage.msh": bytes(100),
+    "flat.obj": b"v 0 0 0\nv 1 0 0\nv 0 1 0\nv 1 1 0\nf 1 2 3\nf 2 3 4\n",
+}
+"""Meshes that nothing can be done about."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_unreadable_visuals_of_a_urdf_are_left_out_and_unreadable_collisions_refused(tmp_path: Path, name: str) -> None:
+    files = {"cube.obj": CUBE, name: UNREADABLE[name]}
+    made = created(tmp_path, {"a.urdf": URDF.format(visual=name, collision="cube.obj"), **files})
+    assert mujoco.MjModel.from_xml_path(str(made.package / "a.xml")).ngeom == 2, "the box and the mesh for collisions"
+    shutil.rmtree(tmp_path / "made")
+    with pytest.raises(UserError, match=rf"a\.urdf: its mesh {name}: [^/]*; save it again, as binary STL or OBJ$"):
+        created(tmp_path, {"a.urdf": URDF.format(visual="cube.obj", collision=name), **files})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("faces", "ascii_text"), [(1000, True), (200_001, False)])
+def test_stls_that_mujoco_does_not_read_are_converted(tmp_path: Path, faces: int, ascii_text: bool) -> None:
+    content = stl(faces, ascii_text=ascii_text)
+    urdf = URDF.format(visual="ball.stl", collision="ball.stl")
+    made = created(tmp_path, {"a.urdf": urdf, "ball.stl": content})
+    model = mujoco.MjModel.from_xml_path(str(made.package / "a.xml"))
+    assert model.ngeom == 3
+    assert model.nmeshface >= faces
+    assert model.nmeshvert == model.nmeshface // 2 + 2, "equal vertices are merged (Euler's formula)"
+    np.testing.assert_allclose(np.linalg.norm(model.mesh_vert, axis=1), 0.05, rtol=1e-3)
 
 
 def test_floating_is_for_urdfs(tmp_path: Path) -> None:
