@@ -138,6 +138,10 @@ def plan_run(
     budget = plan_budget(config, len(devices_of(hosts)))
     if budget is not None:
         check_memory(config, budget.num_envs, own, gpus)
+    if config.env.sim.entities:
+        from mjlab_dist.sim.scene import ignored_options  # noqa: PLC0415 (imports MuJoCo)
+
+        warnings += ignored_options(config.env.sim)
     # Run directory
     resumed = find_resumed(config, warnings.append)
     warnings += check_machine(config, own, environ, gpus, resumed)

@@ -81,13 +81,16 @@ class EndEffector:
     """Ranges of x, y and z of targets in the world frame, in m."""
 
 
-def possible_goals(is_moving: bool, pendulum: Pendulum | None, end: EndEffector | None) -> tuple[Goal, ...]:
+def possible_goals(
+    is_moving: bool, pendulum: Pendulum | None, end: EndEffector | None, *, has_balls: bool
+) -> tuple[Goal, ...]:
     """Return the goals that a robot can have, the most suitable ones first.
 
     Args:
         is_moving: Whether the robot moves; otherwise it is fixed to the world.
         pendulum: The pendulum, if the robot is one.
         end: The end effector of the robot, if it has one.
+        has_balls: Whether actuators move ball joints, for which there are no target positions.
     """
     goals: list[Goal] = []
     if is_moving:
@@ -96,7 +99,7 @@ def possible_goals(is_moving: bool, pendulum: Pendulum | None, end: EndEffector 
         goals.extend(("balance", "swing-up"))
     if not is_moving and end is not None:
         goals.append("reach")
-    return (*goals, "hold", "none")
+    return (*goals, "none") if has_balls else (*goals, "hold", "none")
 
 
 def choose_goal(wish: Goal | None, goals: Sequence[Goal], pendulum: Pendulum | None) -> Goal:

@@ -39,8 +39,8 @@ def find_root(model: mujoco.MjModel) -> list[int]:
     """
     import mujoco
 
-    actuated = _actuated(model)
     simple = set(simple_joints(model))
+    actuated = _actuated(model) & simple
     candidates: list[tuple[int, list[int]]] = []
     for body in range(1, model.nbody):
         joints = [j for j in range(model.njnt) if model.jnt_bodyid[j] == body and not is_stuck(model, j)]
@@ -65,13 +65,22 @@ def driven_joints(model: mujoco.MjModel, root: list[int]) -> list[int]:
         model: The MuJoCo model.
         root: The joints that connect a moving robot to the world.
     """
-    driven = _actuated(model)
-    if not driven:
+    driven = _actuated(model) & set(simple_joints(model))
+    if not driven and not driven_balls(model):
         base = int(model.jnt_bodyid[root[0]]) if root else 0
         free = [j for j in simple_joints(model) if j not in root and not is_stuck(model, j)]
         driven = {j for j in free if is_below(model, int(model.jnt_bodyid[j]), base)}
         driven = set(_carts(model, sorted(driven))) or driven
     return sorted(driven - set(followers(model)) or driven)
+
+
+def driven_balls(model: mujoco.MjModel) -> list[int]:
+    """Return the ball joints that actuators move.
+
+    Args:
+        model: The MuJoCo model.
+    """
+    return [j for j in ball_joints(model) if j in _actuated(model)]
 
 
 def find_trees(model: mujoco.MjModel, joints: list[int]) -> Trees:
@@ -126,6 +135,18 @@ def simple_joints(model: mujoco.MjModel) -> list[int]:
 
     is_simple = np.isin(model.jnt_type, (mujoco.mjtJoint.mjJNT_HINGE, mujoco.mjtJoint.mjJNT_SLIDE))
     return np.flatnonzero(is_simple & ~np.isin(model.jnt_bodyid, model.flex_vertbodyid)).tolist()
+
+
+def ball_joints(model: mujoco.MjModel) -> list[int]:
+    """Return all ball joints that can move.
+
+    Args:
+        model: The MuJoCo model.
+    """
+    import mujoco
+
+    balls = np.flatnonzero(model.jnt_type == int(mujoco.mjtJoint.mjJNT_BALL)).tolist()
+    return [j for j in balls if not is_stuck(model, j)]
 
 
 def is_hinge(model: mujoco.MjModel, joint: int) -> bool:
@@ -200,7 +221,7 @@ def is_below(model: mujoco.MjModel, body: int, ancestor: int) -> bool:
 
 
 def _actuated(model: mujoco.MjModel) -> set[int]:
-    """Return the hinge and slide joints that the actuators move in the reference pose, directly or by tendons."""
+    """Return the joints that the actuators move in the reference pose, directly or by tendons."""
     import mujoco
 
     moving = (mujoco.mjtTrn.mjTRN_JOINT, mujoco.mjtTrn.mjTRN_JOINTINPARENT, mujoco.mjtTrn.mjTRN_TENDON)
@@ -213,7 +234,7 @@ def _actuated(model: mujoco.MjModel) -> set[int]:
         row = slice(data.moment_rowadr[i], data.moment_rowadr[i] + data.moment_rownnz[i])
         dofs = data.moment_colind[row][data.actuator_moment[row] != 0.0]
         joints |= {int(model.dof_jntid[dof]) for dof in dofs}
-    return joints & set(simple_joints(model))
+    return joints
 
 
 def _carts(model: mujoco.MjModel, joints: list[int]) -> list[int]:

@@ -17,12 +17,22 @@ from mjlab_dist.new_task.base import UPRIGHT, Base, find_base
 from mjlab_dist.new_task.camera import View, find_view, shows_robot
 from mjlab_dist.new_task.goals import EndEffector, Goal, Pendulum, choose_goal, find_end, find_pendulum, possible_goals
 from mjlab_dist.new_task.jams import find_jams, find_touching
-from mjlab_dist.new_task.joints import Trees, driven_joints, find_root, find_trees, is_endless, simple_joints
+from mjlab_dist.new_task.joints import (
+    Trees,
+    ball_joints,
+    driven_balls,
+    driven_joints,
+    find_root,
+    find_trees,
+    is_endless,
+    simple_joints,
+)
 from mjlab_dist.new_task.lacks import Lacks, find_names, find_scenery, names_of, supply
 from mjlab_dist.new_task.loading import compile_spec, load, put_on_device
 from mjlab_dist.new_task.presets import Preset, find_preset
 from mjlab_dist.new_task.sampling import calmed, sample_sizes
 from mjlab_dist.new_task.settling import Actuation, actuate, add_motors, find_key, start_state
+from mjlab_dist.wording import listed
 
 if TYPE_CHECKING:
     import mujoco
@@ -44,6 +54,8 @@ class Observed:
     """Names of the hinges that can turn by 360 degrees or more. The sine and cosine of their positions are observed."""
     are_all: bool
     """Whether ``positions`` contains all hinges and slide joints of the model."""
+    balls: tuple[str, ...]
+    """Names of the ball joints, whose quaternions and angular velocities are observed."""
     is_soft: bool
     """Whether the model has soft bodies; their joints are neither observed nor randomized at the start."""
 
@@ -121,6 +133,8 @@ def examine(mjcf: Path, flag: str | None = None, goal: Goal | None = None, *, na
     root = find_root(model)
     joints = driven_joints(model, root)
     if not joints:
+        if balls := [model.joint(j).name for j in driven_balls(model)]:
+            raise UserError(f"{flag}: its actuators drive no hinge or slide joint, only {listed(balls)}; use hinges")
         raise UserError(f"{flag}: has no hinge or slide joint to drive; choose another MJCF")
 
     # The goal and the parts that it needs; actions, motors and the start pose
@@ -228,7 +242,7 @@ def _plan(model: mujoco.MjModel, root: Sequence[int], joints: Sequence[int], wis
     """
     start = start_state(model, find_key(model))
     pendulum, end = find_pendulum(model, start, joints), find_end(model, start, joints)
-    goals = possible_goals(bool(root), pendulum, end)
+    goals = possible_goals(bool(root), pendulum, end, has_balls=bool(driven_balls(model)))
     goal = choose_goal(wish, goals, pendulum)
     pendulum = pendulum if goal in {"balance", "swing-up"} else None
     end = end if goal == "reach" else None
@@ -306,6 +320,7 @@ def _observed(model: mujoco.MjModel, start: mujoco.MjData, root: Sequence[int]) 
     return Observed(
         positions=tuple(model.joint(j).name for j in positions),
         angles=tuple(model.joint(j).name for j in endless),
+        balls=tuple(model.joint(j).name for j in ball_joints(model)),
         are_all=positions == simple and not model.nflex,
         is_soft=bool(model.nflex),
     )

@@ -50,6 +50,8 @@ def guessed(robot: Robot) -> list[str]:
         lines.append(f"it starts on bent legs, in a pose that was found by simulation{falls}")
     elif robot.keyframe is None:
         lines.append("it starts in the reference positions of its joints (sim.keyframe)")
+    if "hold" not in robot.goals:
+        lines.append(f"no goal suits the ball joint {listed(robot.observed.balls)}: add a reward for it (rewards)")
     lines += [f"actions do not move the joint {joint}, because {reason}" for joint, reason in robot.jams.items()]
     return [*lines, *_changes(robot.lacks)]
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import mujoco
+import numpy as np
 
 from mjlab_dist.config import ActuatorConfig, EntityConfig, OptionsConfig, ParamValue, SimConfig
 from mjlab_dist.config.references import resolve
@@ -19,6 +20,7 @@ from mjlab_dist.sim.bad_numbers import refuse_bad_numbers
 from mjlab_dist.sim.quiet import quiet
 from mjlab_dist.sim.sensors import add_contacts, add_distances
 from mjlab_dist.sim.terrain import add_terrain
+from mjlab_dist.wording import listed
 
 T = TypeVar("T")
 
@@ -81,6 +83,34 @@ def _add_parts(spec: mujoco.MjSpec, config: SimConfig) -> dict[str, ActuatorConf
     add_contacts(spec, config.contacts, config.entities)
     add_distances(spec, config.distances, config.entities)
     return motors
+
+
+@quiet()
+def ignored_options(config: SimConfig) -> list[str]:
+    """Return a line for each entity whose MJCF sets options to other values than the scene has.
+
+    Args:
+        config: The scene.
+    """
+    defaults = mujoco.MjSpec().option
+    scene = _load_spec("--env.sim", config.model, config.model_params).option
+    _set_options(scene, config.options)
+    lines: list[str] = []
+    for entity, part in config.entities.items():
+        flag = f"--env.sim.entities.{entity}"
+        own = _load_spec(flag, part.model, part.model_params).option
+        names = [
+            "flag" if name in {"disableflags", "enableflags"} else name
+            for name in dir(defaults)
+            if not name.startswith("_")
+            and all(np.any(getattr(own, name) != getattr(other, name)) for other in (defaults, scene))
+        ]
+        if names:
+            lines.append(
+                f"{flag}.model {_shown(part.model)}: the scene's values apply instead of its options "
+                f"{listed(dict.fromkeys(names))}; set them in the MJCF of --env.sim.model or by --env.sim.options"
+            )
+    return lines
 
 
 @quiet()

@@ -55,6 +55,17 @@ def cart(pole_m: float, actuators: str = "") -> str:
     </mujoco>"""
 
 
+BALL_ARM = f"""{HEAD}
+  <worldbody><body pos="0 0 1">
+    <joint name="shoulder" type="ball" damping=".1"/><geom type="capsule" fromto="0 0 0 .3 0 0" size=".02"/>
+    <body pos=".3 0 0"><joint name="elbow" axis="0 1 0"/><geom type="capsule" fromto="0 0 0 .3 0 0" size=".02"/></body>
+  </body></worldbody>
+  <actuator>
+    <motor joint="shoulder" gear="1 0 0" ctrlrange="-1 1"/><motor joint="shoulder" gear="0 1 0" ctrlrange="-1 1"/>
+    <motor joint="shoulder" gear="0 0 1" ctrlrange="-1 1"/><motor joint="elbow" ctrlrange="-1 1"/>
+  </actuator>
+</mujoco>"""
+
 CAR_MOTOR = '<actuator><motor joint="cart" ctrlrange="-10 10"/></actuator>'
 
 FISH = f"""{HEAD.replace('"0.005"', '"0.005" density="1000"')}
@@ -134,6 +145,22 @@ def test_only_the_cart_of_a_cart_pole_gets_a_motor(tmp_path: Path) -> None:
     assert robot.pendulum is not None
     assert robot.pendulum.high_m - robot.pendulum.low_m == pytest.approx(0.5)
     assert robot.pendulum.start_m == pytest.approx(robot.pendulum.high_m)
+
+
+def test_a_driven_ball_joint_is_observed(tmp_path: Path) -> None:
+    robot = examined(tmp_path, BALL_ARM)
+    names = Names(task="a", module="a", function="a", file="robot.xml")
+    assert "hold" not in robot.goals
+    assert "no goal suits the ball joint shoulder: add a reward for it (rewards)" in guessed(robot)
+    config = config_source(names, robot)
+    assert 'observation(observations.joint_position, joint="shoulder")' in config
+    assert 'observation(observations.joint_velocity, joint="shoulder")' in config
+
+
+def test_a_robot_whose_actuators_drive_only_ball_joints_is_refused(tmp_path: Path) -> None:
+    xml = BALL_ARM.replace('<motor joint="elbow" ctrlrange="-1 1"/>', "")
+    with pytest.raises(UserError, match=r": its actuators drive no hinge .* only shoulder; use hinges$"):
+        examined(tmp_path, xml)
 
 
 @pytest.mark.parametrize(("xml", "goal"), [(cart(0.5), "walk"), (FISH, "reach"), (arm(5), "balance")])
@@ -358,6 +385,7 @@ def test_a_floor_that_nothing_touches_is_no_ground(tmp_path: Path) -> None:
         ("arm_reach", odd(arm(2)), None),
         ("arm_hold", odd(arm(2).replace('range="-2 2"', "", 1)), "hold"),
         ("arm_none", arm(), "none"),
+        ("ball_none", BALL_ARM, None),
         ("fish_walk", FISH, None),
         ("cheetah_walk", (ASSETS / "half_cheetah.xml").read_text(), None),
         ("cheetah_hold", (ASSETS / "half_cheetah.xml").read_text(), "hold"),

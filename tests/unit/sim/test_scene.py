@@ -13,6 +13,7 @@ import pytest
 from mjlab_dist.config import ActuatorConfig, EntityConfig, OptionsConfig, SimConfig, TerrainConfig, TerrainPartConfig
 from mjlab_dist.errors import UserError
 from mjlab_dist.sim import build_model, load_model
+from mjlab_dist.sim.scene import ignored_options
 
 ARM = """
 <mujoco>
@@ -146,7 +147,20 @@ def test_entities_have_their_configured_positions_and_names() -> None:
     assert data.body("b/cube").xpos.tolist() == [0.0, 2.0, 0.0]
     assert data.body("b/cube").xquat == pytest.approx(turned)
     assert data.body("arm/lower").xpos == pytest.approx([1.0, 0.3, 1.0])  # (.3, 0, 1) in the entity's own MJCF
-    assert model.opt.timestep == 0.004  # options come from the model, not from entities
+
+
+def test_options_of_entities_that_do_not_apply_are_named() -> None:
+    flags = '<option timestep="0.004" impratio="10" wind="1 0 0"><flag gravity="disable" energy="enable"/></option>'
+    cube = CUBE.replace("<mujoco>", f"<mujoco>{flags}")
+    config = scene(entities={"a": EntityConfig(model=cube), "b": EntityConfig(model=CUBE)})
+    model = build_model(config)
+    assert (model.opt.timestep, model.opt.impratio, model.opt.disableflags) == (0.004, 1.0, 0)
+    (line,) = ignored_options(config)  # timestep has the scene's value
+    assert line.startswith("--env.sim.entities.a.model ")
+    assert " flag, impratio and wind; " in line
+    own = dataclasses.replace(NEWTON, impratio=10.0)
+    (line,) = ignored_options(dataclasses.replace(config, options=own))
+    assert " flag and wind; " in line
 
 
 def test_keyframes_cover_all_entities() -> None:

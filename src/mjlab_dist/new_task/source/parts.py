@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mjlab_dist.new_task.robot import Robot
 from mjlab_dist.new_task.rounding import rounded
+from mjlab_dist.new_task.source.python import text
 
 
 def env_parts(observed: list[str], rewards: list[str], terminations: list[str], events: list[str]) -> list[str]:
@@ -56,6 +57,12 @@ def joint_observations(robot: Robot) -> list[str]:
         lines += [
             "# Sines and cosines of the hinges without limits, which are the same after a full turn.",
             '"angles": observation(observations.JointAngles, joints=_ANGLES),',
+        ]
+    for i, joint in enumerate(observed.balls, start=1):
+        lines += [
+            *["# Quaternions and angular velocities of the ball joints."] * (i == 1),
+            f'"ball_{i}": observation(observations.joint_position, joint={text(joint)}),',
+            f'"ball_{i}_velocity": observation(observations.joint_velocity, joint={text(joint)}),',
         ]
     return [
         *lines,
