@@ -17,7 +17,7 @@ from pathlib import Path
 
 BIN = Path(sys.executable).parent
 
-AGENT = ["-u", "-W", "ignore:resource_tracker", "-m", "mjlab_dist.launch.agent"]
+AGENT = ["-P", "-u", "-W", "ignore:resource_tracker", "-m", "mjlab_dist.launch.agent"]
 """First arguments of Python for an agent."""
 
 SIZE = struct.Struct("I")

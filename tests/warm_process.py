@@ -57,7 +57,7 @@ MODULES = (
 KERNELS_OF = ("cartpole-balance", "quadruped-velocity-flat")
 """Tasks whose kernels are loaded before a fork."""
 
-FILM = ["-m", "mjlab_dist.play.film"]
+FILM = ["-P", "-m", "mjlab_dist.play.film"]
 """First arguments of Python for the video process."""
 
 SHARDING_MODULES = ("torch._dynamo", "torch.distributed.fsdp")
@@ -97,7 +97,7 @@ def import_libraries(names: Sequence[str]) -> None:
         for name in (*names, *(f"mjlab_dist.{name}" for name in MODULES)):
             __import__(name)
     load_kernels()
-    for _, name in (AGENT[-2:], FILM):  # Python warns if a module that -m names is already imported
+    for _, name in (AGENT[-2:], FILM[-2:]):  # Python warns if a module that -m names is already imported
         sys.modules.pop(name, None)
     gc.freeze()  # garbage collections in forks would copy this memory
     gc.get_freeze_count = lambda: 1  # counting visits all objects; callers only compare with 0
@@ -314,22 +314,21 @@ def become(start: Start, descriptors: Sequence[int], *kept: int) -> None:
     os.environ.update(start.environ)
     show_in_proc([sys.executable, *start.argv], start.environ)
     # Python's options, arguments and paths
-    unbuffered, argv = False, list(start.argv)
-    while argv[0] in ("-u", "-W"):
-        if argv.pop(0) == "-u":
-            unbuffered = True
-        else:
+    options, argv = set[str](), list(start.argv)
+    while argv[0] in ("-P", "-u", "-W"):
+        options.add(argv[0])
+        if argv.pop(0) == "-W":
             sys.warnoptions.append(option := argv.pop(0))
             action, _, message = option.partition(":")
             warnings.filterwarnings(action, message=message)  # pyright: ignore[reportArgumentType]
     sys.orig_argv[:] = [sys.executable, *start.argv]
     is_module = argv[0] == "-m"
     sys.argv = argv[1:] if is_module else argv
-    first = start.cwd if is_module else os.path.dirname(argv[0])  # noqa: PTH120
+    first = [] if "-P" in options else [start.cwd if is_module else os.path.dirname(argv[0])]  # noqa: PTH120
     rest = [each for each in sys.path[1:] if each not in earlier]
-    sys.path[:] = [first, *dict.fromkeys([*python_path(start.environ), *rest])]
+    sys.path[:] = [*first, *dict.fromkeys([*python_path(start.environ), *rest])]
     # Streams
-    unbuffered = unbuffered or bool(start.environ.get("PYTHONUNBUFFERED"))
+    unbuffered = "-u" in options or bool(start.environ.get("PYTHONUNBUFFERED"))
     for own, name in enumerate(("stdin", "stdout", "stderr")):
         stream = open_stream(own, getattr(sys, name), unbuffered=unbuffered)
         setattr(sys, name, stream)
@@ -425,7 +424,7 @@ def new_main() -> ModuleType:
 
 def run(start: Start) -> None:
     """Run the program. Its exceptions, including SystemExit, end this process as in a normal Python process."""
-    argv = start.argv[start.argv.index("-m") + 1 :] if "-m" in start.argv[:4] else start.argv
+    argv = start.argv[start.argv.index("-m") + 1 :] if "-m" in start.argv[:5] else start.argv
     main = new_main()
     # Let tracebacks start in the program, not in this function
     sys.excepthook = lambda kind, error, trace: sys.__excepthook__(

@@ -6,6 +6,9 @@ Imports no heavy libraries before training starts.
 from __future__ import annotations
 
 import dataclasses
+import os
+import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,6 +20,7 @@ from mjlab_dist.config.entries import entry, replaced, without
 from mjlab_dist.config.serialization import from_plain, paths, to_plain
 from mjlab_dist.config.signatures import PARAMETERS, parameters_of
 from mjlab_dist.errors import CheckError, UserError
+from mjlab_dist.imports import prepare_opengl
 from mjlab_dist.messages import Listener
 from mjlab_dist.resuming import AUTO, check_same_run, find_named_run
 from mjlab_dist.run_dir import (
@@ -198,6 +202,8 @@ def check_task(task: str | TrainConfig, **fields: Any) -> None:
 
 def _start(task: str | TrainConfig, fields: Mapping[str, Any], *, trust: bool) -> TrainConfig:
     """Return the config to which the fields are applied: the config of the task, or of the run to resume."""
+    if "mujoco" not in sys.modules and (text := prepare_opengl(os.environ)):
+        warnings.warn(text, stacklevel=3)
     if isinstance(task, TrainConfig):
         return task
     if not isinstance(task, str):

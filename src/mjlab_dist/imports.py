@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from typing import TypeVar
 
 from mjlab_dist.garbage_collection import no_gc
@@ -14,6 +14,15 @@ T = TypeVar("T")
 
 UNUSED = ("wandb", "neptune")
 """Packages that rsl_rl imports for its own writers of metrics. No rank uses these writers."""
+
+OPENGL_LIBRARIES = {"egl": ("libEGL.so.1",), "osmesa": ("libOSMesa.so.8", "libOSMesa.so.6", "libOSMesa.so")}
+"""Values of MUJOCO_GL that need a library, and names of its file."""
+
+OTHER_OPENGL = (
+    *("", "enable", "enabled", "on", "true", "1", "glfw", "glx", "cgl"),
+    *("disable", "disabled", "off", "false", "0"),
+)
+"""Other values of MUJOCO_GL that MuJoCo knows; the last ones turn OpenGL off."""
 
 
 def start_up() -> contextlib.AbstractContextManager[None]:
@@ -51,6 +60,49 @@ def import_triton() -> None:
     """
     with contextlib.suppress(ImportError):
         import triton  # noqa: F401, PLC0415
+
+
+def prepare_opengl(environ: MutableMapping[str, str]) -> str:
+    """Make imports of MuJoCo independent of MUJOCO_GL. Call this before the first of them.
+
+    MuJoCo cannot be imported if the variable has an unknown value, or names OpenGL's library and the library is
+    missing. Such a value is removed, so that rendering uses the default. OSMesa, which MuJoCo loads when it is
+    imported, needs :func:`import_triton`.
+
+    Args:
+        environ: The process's environment.
+
+    Returns:
+        A warning about a removed value, in one line; empty if nothing was removed.
+    """
+    chosen = environ.get("MUJOCO_GL", "")
+    name = chosen.lower().strip()
+    libraries = OPENGL_LIBRARIES.get(name)
+    if libraries is None:
+        problem = "" if name in OTHER_OPENGL else "MuJoCo does not know this value"
+    else:
+        problem = "" if any(map(is_loadable, libraries)) else f"{libraries[0]} cannot be loaded"
+    if problem:
+        del environ["MUJOCO_GL"]
+        return f"MUJOCO_GL {chosen}: {problem}; the variable is ignored"
+    if name == "osmesa":
+        import_triton()
+    return ""
+
+
+def is_loadable(library: str) -> bool:
+    """Return whether a shared library can be loaded.
+
+    Args:
+        library: Name of its file.
+    """
+    import ctypes  # noqa: PLC0415 (commands that do not render start faster without it)
+
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
 
 
 def _unmarked(function: T) -> T:

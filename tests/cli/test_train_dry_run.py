@@ -33,6 +33,14 @@ def test_a_dry_run_settles_everything_and_writes_nothing(command: Command) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.cold
+def test_an_unknown_value_of_mujoco_gl_is_ignored(command: Command) -> None:
+    done = command(*TRAIN, "--dry-run", env={"MUJOCO_GL": "vulkan"})
+    assert done.code == 0, done.err
+    assert done.err.startswith("Warning: MUJOCO_GL vulkan: ")
+
+
+@pytest.mark.slow
 def test_a_dry_run_measures_auto_and_finds_configs_that_cannot_train(command: Command) -> None:
     done = command(*TRAIN, "--num-envs", "auto", "--dry-run")
     assert done.code == 0, done.err

@@ -13,6 +13,7 @@ import psutil
 import pytest
 from conftest import Command
 from processes import with_argument
+from run_files import only_run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from mjlab_dist.errors import Exit
@@ -81,6 +82,17 @@ def test_two_ranks_train_as_without_videos_and_end_with_one(command: Command) ->
     # Both video settings are in the run's config
     config = read_config_file(first)
     assert (config.video_interval, config.video_length) == (5, 0.2)
+
+
+@pytest.mark.cold
+@pytest.mark.parametrize("env", [{}, {"MUJOCO_GL": "egl"}], ids=["forked", "spawned"])
+def test_files_of_the_current_directory_shadow_no_modules(command: Command, env: dict[str, str]) -> None:
+    for module in ("random", "logging", "queue", "numbers", "torch", "mujoco", "numpy"):
+        (command.cwd / f"{module}.py").write_text("raise RuntimeError('shadowed')")
+    done = command(*TRAIN, "--cpu-ranks", "2", "--max-iterations", "1", *VIDEOS, env=env)
+    assert done.code == 0, done.err
+    assert list_videos(only_run(command.cwd)) == [1]
+    assert warnings(done.out) == []
 
 
 @pytest.mark.usefixtures("slow_training")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
 import pytest
+
+from mjlab_dist.imports import OPENGL_LIBRARIES, prepare_opengl
 
 
 def imported_by(statement: str) -> set[str]:
@@ -98,3 +101,51 @@ def test_task_configs_import_nothing_heavy():
 def test_basic_modules_import_only_the_standard_library(module: str):
     imported = imported_by(f"import mjlab_dist.{module}")
     assert imported - sys.stdlib_module_names == {"mjlab_dist"}
+
+
+@pytest.mark.parametrize(
+    ("value", "library", "stays"),
+    [
+        ("EGL", "libc.so.6", True),
+        ("osmesa", "libNoSuchThing.so.1", False),
+        ("egl", "libNoSuchThing.so.1", False),
+        ("glfw", "", True),
+        ("Off", "", True),
+        ("vulkan", "", False),
+    ],
+)
+def test_only_usable_values_of_mujoco_gl_stay(
+    monkeypatch: pytest.MonkeyPatch, value: str, library: str, stays: bool
+) -> None:
+    if library:
+        monkeypatch.setitem(OPENGL_LIBRARIES, value.lower(), (library,))
+    environ = {"MUJOCO_GL": value}
+    assert (prepare_opengl(environ) == "") == stays
+    assert environ == ({"MUJOCO_GL": value} if stays else {})
+
+
+def test_osmesa_loads_triton_first() -> None:
+    """Otherwise, Triton crashes: MuJoCo loads OSMesa when it is imported."""
+    pytest.importorskip("triton")
+    assert "triton" in imported_by(
+        "from mjlab_dist import imports; imports.OPENGL_LIBRARIES['osmesa'] = 'libc.so.6',; "
+        "imports.prepare_opengl({'MUJOCO_GL': 'osmesa'})"
+    )
+
+
+@pytest.mark.slow
+def test_a_task_is_simulated_and_drawn_if_mujoco_gl_has_an_unknown_value() -> None:
+    code = """
+import mjlab_dist
+with mjlab_dist.make("cartpole-balance", num_envs=2, quiet=True) as envs:
+    assert envs.render().any()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "MUJOCO_GL": "vulkan"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "UserWarning: MUJOCO_GL vulkan: " in done.stderr

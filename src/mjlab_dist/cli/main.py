@@ -13,6 +13,7 @@ from mjlab_dist.cli.entry import raise_at_interrupt
 from mjlab_dist.distributed import outside_launcher
 from mjlab_dist.distributed.plan import number_by_bus
 from mjlab_dist.errors import Exit, RankError, UserError
+from mjlab_dist.imports import prepare_opengl
 from mjlab_dist.streams import keep_streams_usable
 from mjlab_dist.wording import did_you_mean, listed, printable
 
@@ -92,6 +93,8 @@ def share_cores(environ: MutableMapping[str, str]) -> None:
 def _run(command: str, argv: Sequence[str], prog: str) -> None:
     share_cores(os.environ)
     number_by_bus(os.environ)
+    if command != "doctor" and (text := prepare_opengl(os.environ)):  # doctor reports it as a finding
+        print(f"Warning: {text}", file=sys.stderr)
     code: int = Exit.DONE
     try:
         main = _command(command)

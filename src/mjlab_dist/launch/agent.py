@@ -25,7 +25,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from mjlab_dist.control import STOP_SIGNALS, slices
-from mjlab_dist.imports import start_up
+from mjlab_dist.imports import prepare_opengl, start_up
 from mjlab_dist.launch.log_records import RecordSender
 from mjlab_dist.machine.processes import LAUNCH, TEMPORARY, temporary_directory
 from mjlab_dist.patching import patched
@@ -79,6 +79,7 @@ def _run() -> None:
         forkserver.set_forkserver_preload(["mjlab_dist.launch.fork_server"])
         forkserver.ensure_running()
     # Import the agent's own libraries
+    prepare_opengl(os.environ)  # another machine may lack the launcher's libraries
     with start_up():
         import torch.distributed.elastic.multiprocessing as elastic
         import torchrunx.agent

@@ -29,9 +29,9 @@ from mjlab_dist.launch.supervision import Ended
 HEARTBEAT_S = 5.0
 """Seconds between two heartbeats to an agent on another machine."""
 
-MODULE = ("-u", "-W", "ignore:resource_tracker", "-m", "mjlab_dist.launch.agent")
-"""Arguments of Python for an agent. After an agent is killed, its resource tracker removes its semaphores and would
-print a warning; ``-W`` suppresses it."""
+MODULE = ("-P", "-u", "-W", "ignore:resource_tracker", "-m", "mjlab_dist.launch.agent")
+"""Arguments of Python for an agent. ``-P``: files of the current directory do not shadow modules. ``-W``: after an
+agent is killed, its resource tracker removes its semaphores, and would print a warning."""
 
 START = """
 import json, os, sys

@@ -36,7 +36,7 @@ def examine_hosts(hosts: Sequence[str], ssh_config: str | None) -> dict[str, lis
 def _examine(host: str, ssh_config: str | None) -> list[Finding]:
     import dacite  # noqa: PLC0415 (not needed without other machines)
 
-    command = shlex.join((sys.executable, "-m", "mjlab_dist", "doctor", "--json"))
+    command = shlex.join((sys.executable, "-P", "-m", "mjlab_dist", "doctor", "--json"))
     try:
         with connect(host, ssh_config) as connection:
             answer = connection.run(

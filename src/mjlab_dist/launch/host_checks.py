@@ -306,9 +306,8 @@ def _check_network(host: str, connection: fabric.Connection) -> None:
 def _command(*arguments: str) -> str:
     """Return the shell command that runs this process's Python in its working directory, with its import path."""
     path = f"PYTHONPATH={os.pathsep.join(filter(None, sys.path))}"
-    return (
-        f"cd {shlex.quote(str(Path.cwd()))} && export {shlex.quote(path)} && {shlex.join((sys.executable, *arguments))}"
-    )
+    program = shlex.join((sys.executable, "-P", *arguments))  # -P: files of the directory do not shadow modules
+    return f"cd {shlex.quote(str(Path.cwd()))} && export {shlex.quote(path)} && {program}"
 
 
 def _check_environment(connection: fabric.Connection) -> None:

@@ -137,7 +137,7 @@ class VideoWriter:
             if self._is_closed:
                 return 0
             process = self._process = subprocess.Popen(
-                [sys.executable, "-m", "mjlab_dist.play.film", str(self._run_dir)],
+                [sys.executable, "-P", "-m", "mjlab_dist.play.film", str(self._run_dir)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,

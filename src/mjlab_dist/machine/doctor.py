@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import resource
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -52,6 +53,17 @@ systems allow 1024 files by default."""
 
 NETWORK_TIMEOUT_S = 3.0
 """Seconds to wait for a server on the network."""
+
+DRAW = """
+import mujoco
+model = mujoco.MjModel.from_xml_string("<mujoco><worldbody><geom size='1'/></worldbody></mujoco>")
+data = mujoco.MjData(model)
+mujoco.mj_forward(model, data)
+renderer = mujoco.Renderer(model, 16, 16)
+renderer.update_scene(data)
+assert renderer.render().any(), "the picture is black"
+"""
+"""Program that draws a picture."""
 
 
 def examine(log_root: Path, environ: Mapping[str, str]) -> list[Finding]:
@@ -190,23 +202,29 @@ def check_open_files() -> Finding:
     )
 
 
-def check_drawing(environ: Mapping[str, str], library: str = "libEGL.so.1") -> Finding:
-    """Check whether MuJoCo can draw without a screen.
+def check_drawing(environ: Mapping[str, str]) -> Finding:
+    """Draw a picture with MuJoCo, in a process of its own, because a broken driver may crash it.
 
     Args:
         environ: The environment.
-        library: The library that MuJoCo needs to draw.
     """
     chosen = environ.get("MUJOCO_GL", "egl")
-    if chosen.lower() != "egl":
-        return Finding(name="drawing", figure=f"MUJOCO_GL={chosen}")
-    try:
-        ctypes.CDLL(library)
-    except OSError:
-        figure = f"{library} cannot be loaded, so MuJoCo Warp's slower ray tracer draws videos"
-        fix = "sudo apt install libegl1 (the package's name on Debian and Ubuntu)"
-        return Finding(name="drawing", figure=figure, status=Status.WARNING, fix=fix)
-    return Finding(name="drawing", figure=library)
+    process = subprocess.run(
+        [sys.executable, "-P", "-c", DRAW],
+        env={**environ, "MUJOCO_GL": chosen},
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    if process.returncode == 0:
+        return Finding(name="drawing", figure=f"a picture with {chosen}")
+    reason = process.stderr.strip().rpartition("\n")[2] or f"exit code {process.returncode}"
+    return Finding(
+        name="drawing",
+        figure=f"MuJoCo cannot draw with {chosen} ({reason}), so MuJoCo Warp's slower ray tracer may draw videos",
+        status=Status.WARNING,
+        fix="unset MUJOCO_GL" if "MUJOCO_GL" in environ else "sudo apt install libegl1 (Debian's and Ubuntu's package)",
+    )
 
 
 def check_leftovers() -> Finding:

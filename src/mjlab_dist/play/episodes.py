@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import os
 import sys
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mjlab_dist.config import PlayConfig, TrainConfig
-from mjlab_dist.imports import start_up
+from mjlab_dist.imports import is_loadable, prepare_opengl, start_up
 from mjlab_dist.seeding import seed_generators
 
 if TYPE_CHECKING:
@@ -89,13 +88,11 @@ def choose_opengl(environ: MutableMapping[str, str]) -> None:
     Args:
         environ: The process's environment.
     """
-    if "MUJOCO_GL" not in environ and "mujoco" not in sys.modules:
-        try:
-            ctypes.CDLL("libEGL.so.1")
-        except OSError:
-            environ["MUJOCO_GL"] = "disable"
-        else:
-            environ["MUJOCO_GL"] = "egl"
+    if "mujoco" in sys.modules:
+        return
+    prepare_opengl(environ)
+    if "MUJOCO_GL" not in environ:
+        environ["MUJOCO_GL"] = "egl" if is_loadable("libEGL.so.1") else "disable"
 
 
 def play(train_config: TrainConfig, checkpoint: Path, config: PlayConfig) -> PlayResult:
