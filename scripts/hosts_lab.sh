@@ -168,11 +168,16 @@ boot() {
 
 # Process 1 of a host, in new namespaces: it prepares them, runs the SSH server and waits for orphans.
 as_first_process() {
-  local host=$1 outer _
+  local host=$1 outer checkout _
   read -r outer _ </proc/self/stat # its process ID on the machine, because /proc is still the /proc of the machine
   # Private file systems, which are not visible outside
   mount --make-rprivate /
-  mount --bind "$LAB/$host/tmp" /tmp
+  checkout=$(cd "$(dirname "$0")/.." && pwd -P)
+  if [[ $checkout == /tmp/* ]]; then # the own /tmp must not hide the checkout
+    mkdir -p "$LAB/$host$checkout"
+    mount --bind "$checkout" "$LAB/$host$checkout"
+  fi
+  mount --rbind "$LAB/$host/tmp" /tmp
   mount --bind "$LAB/$host/work" "$LAB/work"
   mount --bind "$LAB/hosts" /etc/hosts
   mount -t tmpfs -o mode=1777 none /dev/shm

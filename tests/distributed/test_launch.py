@@ -72,6 +72,27 @@ def test_metrics_of_ranks_add_up_to_those_of_the_run(command: Command) -> None:
 
 @pytest.mark.slow
 @pytest.mark.cold
+def test_only_ranks_in_processes_of_their_own_need_loopback(command: Command) -> None:
+    def without_loopback(*args: str) -> Done:
+        return command("/usr/bin/unshare", "-rn", command.program(args[0]), *args[1:])
+
+    if without_loopback("/usr/bin/true").code != 0:
+        pytest.skip("unshare is not allowed here")
+    train = ("train", "cartpole-balance", "--gpu-ids", "None", *SMALL, "--max-iterations", "1")
+    done = without_loopback(*train)
+    assert done.code == 0, done.err
+    run = only_run(command.cwd)
+    for ranks in (("--cpu-ranks", "2"), ("--max-restarts", "1")):
+        done = without_loopback(*train, *ranks)
+        assert done.code == Exit.PREFLIGHT
+        assert done.err.startswith("train: no connection to 127.0.0.1: ")
+    done = without_loopback("mjlab-dist", "evaluate", "cartpole-balance", "--run", str(run), "--cpu-ranks", "2")
+    assert done.code == Exit.PREFLIGHT, done.err
+    assert only_run(command.cwd) == run, "nothing is left of what was refused"
+
+
+@pytest.mark.slow
+@pytest.mark.cold
 def test_two_ranks_train_and_leave_a_complete_run(command: Command, warm_starts: WarmStarts | None) -> None:
     done = command(
         "train",

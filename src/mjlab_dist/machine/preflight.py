@@ -44,6 +44,8 @@ LOW_BYTES = GB
 LOW_CACHE_BYTES = 200 * 10**6
 """Free space that compiled kernels or temporary files may need; the kernels of this package's tasks take 13 MB."""
 
+MORE = "uv run mjlab-dist doctor checks more"
+
 WANDB_TIMEOUT_S = 1.0
 """Seconds to wait for the server of Weights & Biases before a run starts."""
 
@@ -70,7 +72,7 @@ def check_machine(
     Raises:
         PreflightError: If something would make the run fail.
     """
-    # Versions, directories that will be written, shared memory and loopback
+    # Versions, directories that will be written, and what ranks in processes of their own need
     flag, directory = ("--log-root", Path(config.log_root)) if resumed is None else ("--resume", resumed)
     found = [("", check_versions()), (f"{flag} ", check_directory("log root", directory, LOW_BYTES, flag))]
     logs = chosen_log_dir(config, environ)
@@ -82,7 +84,8 @@ def check_machine(
         ("temporary files", Path(tempfile.gettempdir()), "TMPDIR"),
     ):
         found.append((f"{flag} ", check_directory(name, directory, 0, flag)))
-    found += [("", check_semaphores()), ("", check_loopback())]
+    if len(devices) > 1 or config.max_restarts or config.hosts:
+        require_connections()
     # GPUs
     if devices[0].device != "cpu":
         found += [("", check_torch()), ("", check_warp())]
@@ -97,7 +100,7 @@ def check_machine(
     for about, finding in found:
         line = f"{about}{finding.figure}; {finding.fix}"
         if finding.status is Status.FAIL:
-            raise PreflightError(f"{line} (uv run mjlab-dist doctor checks more)")
+            raise PreflightError(f"{line} ({MORE})")
         if finding.status is Status.WARNING:
             warnings.append(line)
     return warnings
@@ -160,6 +163,17 @@ def kernel_cache(environ: Mapping[str, str]) -> Path:
     return Path(environ.get("WARP_CACHE_PATH", caches / "warp"))
 
 
+def require_connections() -> None:
+    """Raise if processes of this machine cannot share semaphores or connect to each other.
+
+    Raises:
+        PreflightError: If they cannot.
+    """
+    for finding in (check_semaphores(), check_loopback()):
+        if finding.status is Status.FAIL:
+            raise PreflightError(f"{finding.figure}; {finding.fix} ({MORE})")
+
+
 def require_kernel_cache(environ: Mapping[str, str]) -> None:
     """Raise if Warp cannot store compiled kernels. Warp itself would notice only after all libraries are imported.
 
@@ -201,5 +215,5 @@ def check_loopback() -> Finding:
             name="loopback",
             figure=f"no connection to 127.0.0.1: {error.strerror or error}",
             status=Status.FAIL,
-            fix="ranks of one machine need the loopback interface: sudo ip link set lo up, or allow it in the firewall",
+            fix="sudo ip link set lo up, or allow it in the firewall: ranks in own processes need this interface",
         )
