@@ -84,6 +84,12 @@ class Lab:
         """Return the path by which this machine reaches the working directory of a host."""
         return self.directory / host / "work"
 
+    def temporary_files(self, host: str) -> list[Path]:
+        """Return the files in /tmp of a host, without a checkout that is there."""
+        checkout = SCRIPT.resolve().parents[1]
+        ours = {checkout, *checkout.parents}
+        return [file for file in (self.directory / host / "tmp").iterdir() if Path("/tmp", file.name) not in ours]
+
     def start(
         self, host: str, *command: str, output: IO[str], folder: str = ".", env: dict[str, str] | None = None
     ) -> int:
@@ -157,8 +163,8 @@ class Lab:
         left: list[str] = []
         for host in filter(self._is_on, HOSTS):
             left += [f"{host}: {command_line(process)}" for process in self.processes(host)]
-            root = Path(f"/proc/{self._first(host)}/root")
-            left += [str(file) for folder in ("tmp", "dev/shm") for file in (root / folder).iterdir()]
+            memory = Path(f"/proc/{self._first(host)}/root/dev/shm")
+            left += map(str, [*self.temporary_files(host), *memory.iterdir()])
         return left
 
     def wait_until_clear(self, wait_for: Callable[[Callable[[], bool]], None]) -> None:
@@ -180,8 +186,8 @@ class Lab:
             self("link", host, "up")
             for process in self.processes(host):
                 process.send_signal(signal.SIGKILL)
-            for folder in ("work", "tmp"):
-                subprocess.run(["rm", "-rf", *(self.directory / host / folder).iterdir()], check=True)
+            files = [*self.files(host).iterdir(), *self.temporary_files(host)]
+            subprocess.run(["rm", "-rf", *files], check=True)
 
     def close(self) -> None:
         """Wait until the fork servers of removed hosts have ended."""

@@ -101,7 +101,7 @@ def test_a_host_has_its_own_network_processes_and_files(lab: Lab):
     assert name == "b"
     assert {"own", "of_b"} <= set(rest)
     assert int(rest[-1]) < 15
-    assert not list((lab.directory / "a" / "tmp").iterdir())
+    assert not lab.temporary_files("a")
     assert not (lab.files("a") / "own").exists()
     # The name c4 has only an IPv4 address, and c6 only an IPv6 address. The host keys of both names are known
     for name, family in (("c4", "192.0.2.3"), ("c6", "fd00::3")):

@@ -23,6 +23,15 @@ ConfigT = TypeVar("ConfigT")
 _NUMBERS = re.compile(r"(INT|FLOAT)( (INT|FLOAT|\.\.\.))+")
 """Matches the form of a flag that takes several numbers, such as FLOAT FLOAT."""
 
+_LIST = re.compile(r" (INT|FLOAT|\.\.\.)")
+"""Matches part of the form of a flag that takes several values."""
+
+BOOLEANS = {
+    **dict.fromkeys(("true", "1", "yes", "on"), True),
+    **dict.fromkeys(("false", "0", "no", "off"), False),
+}
+"""Values of switches, in lowercase."""
+
 
 def parse(default: ConfigT, argv: Sequence[str], prog: str, own: Iterable[Flag] = ()) -> ConfigT:
     """Return a default config changed by flags. ``--help`` and ``--help-all`` print a page of all flags and exit.
@@ -46,7 +55,7 @@ def parse(default: ConfigT, argv: Sequence[str], prog: str, own: Iterable[Flag] 
 
     import tyro  # noqa: PLC0415 (slow; short help needs none of it)
 
-    args, rules, stderr = _split_lists(flags, default), tyro.constructors.ConstructorRegistry(), io.StringIO()
+    args, rules, stderr = _in_form_of_tyro(flags, default, prog), tyro.constructors.ConstructorRegistry(), io.StringIO()
     rules.primitive_rule(_whole_number_rule)
     no_help = tyro.conf.arg(help="")  # otherwise, tyro would search the source of each class for help texts
     part_type, part, put_back = narrowed(default, args, no_help)
@@ -206,21 +215,28 @@ def _whole_number_rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[int]
     )
 
 
-def _split_lists(argv: Sequence[str], default: Any) -> list[str]:
-    """Split lists of numbers at commas: ``--gpu-ids 0,1`` becomes ``--gpu-ids 0 1``."""
-    if not any("," in arg for arg in argv):
-        return list(argv)
-    flags = flags_of(default)
-    lists = {flag.spellings[0] for flag in flags if any(map(_NUMBERS.fullmatch, flag.metavar.split("|")))}
-    args: list[str] = []
-    is_list = False
-    for arg in argv:
-        flag, _, value = arg.partition("=")
-        if arg.startswith("--"):
-            is_list = flag.replace("_", "-") in lists
-            args += [flag, *filter(None, value.split(","))] if is_list and "," in value else [arg]
+def _in_form_of_tyro(argv: Sequence[str], default: Any, prog: str) -> list[str]:
+    """Write flags as tyro reads them: switches without a value, and the values of a list as one word each.
+
+    Sweeps of Weights & Biases write ``--x=True`` and ``--x=[1, 2]``, and users write ``--gpu-ids 0,1``.
+    """
+    groups, args = by_flag(argv), list[str]()
+    known = {flag.spellings[0]: flag for flag in flags_of(default, [name for name, _ in groups])}
+    for name, values in groups:
+        flag, given = known.get(name.replace("_", "-")), " ".join(values)
+        if flag is None or not values:
+            args += [name, *values]
+        elif not flag.metavar:
+            if given.lower() not in BOOLEANS:
+                raise UserError(f"{name} {given}: takes true or false; see {prog} --help")
+            group, dot, last = flag.name.rpartition(".")
+            args.append(f"--{flag.name}" if BOOLEANS[given.lower()] else f"--{group}{dot}no-{last}")
+        elif given[0:1] + given[-1:] in {"[]", "()"} and _LIST.search(flag.metavar):
+            args += [name, *filter(None, (part.strip(" '\"") for part in given[1:-1].split(",")))]
+        elif any(map(_NUMBERS.fullmatch, flag.metavar.split("|"))):
+            args += [name, *filter(None, (part for value in values for part in value.split(",")))]
         else:
-            args += filter(None, arg.split(",")) if is_list and "," in arg else [arg]
+            args += [name, *values]
     return args
 
 

@@ -102,6 +102,17 @@ def test_no_flags_leave_the_default():
         ("--logger tensorboard wandb my.module:Class", "logger", ("tensorboard", "wandb", "my.module:Class")),
         ("--logger", "logger", ()),
         ("--torchrunx-log-dir=", "torchrunx_log_dir", ""),
+        # As sweeps write them
+        ("--agent.obs_normalization=True", "agent.obs_normalization", True),
+        ("--agent.obs-normalization on", "agent.obs_normalization", True),
+        ("--agent.capture=False", "agent.capture", False),
+        ("--agent.capture 0", "agent.capture", False),
+        ("--agent.actor_hidden_dims=[256, 128]", "agent.actor_hidden_dims", (256, 128)),
+        ("--agent.actor-hidden-dims (256,128)", "agent.actor_hidden_dims", (256, 128)),
+        ("--env.actions.force.clip=[-0.5, 0.5]", "env.actions[force].clip", (-0.5, 0.5)),
+        ("--logger=['tensorboard', 'wandb']", "logger", ("tensorboard", "wandb")),
+        ("--logger=[]", "logger", ()),
+        ("--run-name=[a,b]", "run_name", "[a,b]"),
     ],
 )
 def test_a_flag_changes_only_its_field(line: str, path: str, value: Any):
