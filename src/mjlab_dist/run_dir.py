@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from mjlab_dist.atomic import write_atomically
 from mjlab_dist.config import TrainConfig
-from mjlab_dist.config.lines import line_of_field, line_of_problem, load_yaml
+from mjlab_dist.config.lines import dump_yaml, line_of_field, line_of_problem, load_yaml
 from mjlab_dist.config.serialization import FieldError, from_plain, to_plain
 from mjlab_dist.distributed.rank_info import RankInfo
 from mjlab_dist.errors import UserError
@@ -97,9 +97,7 @@ def write_ranks(run_dir: Path, ranks: Sequence[RankInfo]) -> None:
 
 def to_yaml(config: TrainConfig) -> str:
     """Return a config as YAML, which :func:`read_config_file` reads back."""
-    import yaml  # noqa: PLC0415 (not needed to print help)
-
-    return yaml.safe_dump(to_plain(config), sort_keys=False)
+    return dump_yaml(to_plain(config))
 
 
 def read_config_file(path: Path, *, trust: bool = False, uses_ssh: bool = True) -> TrainConfig:

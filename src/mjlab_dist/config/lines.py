@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import yaml
 
+NONE = re.compile(r"^None$")
+"""Matches Python's spelling of YAML's null, which users write in configs."""
 
 MAX_VALUES = 1_000_000
 """Maximum number of values in a config file, with aliases expanded. Without this limit, a few lines with aliases could
@@ -19,18 +22,19 @@ MAX_BITS = 64
 
 
 def load_yaml(text: str) -> Any:
-    """Return the values of a YAML text, without executing anything in it.
+    """Return the values of a YAML text, without executing anything in it. ``None`` stands for null.
 
     Args:
         text: The text.
 
     Raises:
-        yaml.YAMLError: If the text is not YAML, or contains too many values.
+        yaml.YAMLError: If the text is not YAML, contains too many values, or repeats a key.
     """
     import yaml  # noqa: PLC0415 (not needed to print help)
 
     class Loader(yaml.SafeLoader):
         def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+            _refuse_repeated_keys(node)
             try:
                 value = super().construct_object(node, deep)
                 if isinstance(value, str):
@@ -41,6 +45,7 @@ def load_yaml(text: str) -> Any:
                 raise yaml.MarkedYAMLError(problem="it has a number that is too large", problem_mark=node.start_mark)
             return value
 
+    Loader.add_implicit_resolver("tag:yaml.org,2002:null", NONE, ["N"])
     loader = Loader(text)
     try:
         node = loader.get_single_node()
@@ -53,6 +58,33 @@ def load_yaml(text: str) -> Any:
         raise yaml.MarkedYAMLError(problem="it is nested too deeply", problem_mark=loader.get_mark()) from error
     finally:
         loader.dispose()
+
+
+def dump_yaml(plain: Any) -> str:
+    """Return plain data as YAML that :func:`load_yaml` reads back.
+
+    Args:
+        plain: The data.
+    """
+    import yaml  # noqa: PLC0415 (not needed to print help)
+
+    class Dumper(yaml.SafeDumper):
+        pass
+
+    Dumper.add_implicit_resolver("tag:yaml.org,2002:null", NONE, ["N"])  # so that the text None gets quotes
+    return yaml.dump(plain, Dumper=Dumper, sort_keys=False)
+
+
+def _refuse_repeated_keys(node: yaml.Node) -> None:
+    import yaml  # noqa: PLC0415 (not needed to print help)
+
+    lines: dict[tuple[str, str], int] = {}
+    for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+        name = key.tag, str(key.value)
+        if name in lines and key.tag != "tag:yaml.org,2002:merge":
+            problem = f"the key {key.value} is already in line {lines[name]}; remove one of the two"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+        lines[name] = key.start_mark.line + 1
 
 
 def _num_values(node: yaml.Node, known: dict[int, float]) -> float:
