@@ -242,10 +242,10 @@ def test_a_host_with_another_task_is_refused(lab: Lab, tmp_path: Path):
     flags = ("--env.rewards.smooth.func", "own_rewards:bonus", "--hosts", "a", "b", "--max-iterations", "2")
     for host, value in (("a", 1.0), ("b", 1.0)):
         (lab.files(host) / "own_rewards.py").write_text(REWARD.format(value=value))
-    run = Run(lab, tmp_path / "same", *flags)
+    run = Run(lab, tmp_path / "same", *flags, env={"PYTHONPATH": "."})
     assert run.wait() == Exit.DONE, run.output
     (lab.files("b") / "own_rewards.py").write_text(REWARD.format(value=1.5))
-    run = Run(lab, tmp_path / "other", *flags)
+    run = Run(lab, tmp_path / "other", *flags, env={"PYTHONPATH": "."})
     assert run.wait() == Exit.PREFLIGHT, run.output
     (line,) = run.output.splitlines()[-1:]
     assert "rank 1 (b)" in line
@@ -264,7 +264,8 @@ def test_the_project_is_copied_to_other_hosts(lab: Lab, tmp_path: Path):
 
     def train(name: str, sync: str) -> Run:
         flags = ("--env.rewards.smooth.func", "own_rewards:bonus", "--hosts", "a", "[fd00::2]:1", "--sync-code", sync)
-        return Run(lab, tmp_path / name, *flags, "--max-iterations", "1", folder="project")
+        flags += ("--max-iterations", "1")
+        return Run(lab, tmp_path / name, *flags, folder="project", env={"PYTHONPATH": "."})
 
     # Host b has no copy of the project
     run = train("first", "keep")
