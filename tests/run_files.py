@@ -21,6 +21,12 @@ def only_run(root: Path) -> Path:
     return run
 
 
+def write_checkpoint(path: Path, **content: object) -> None:
+    """Write a file that looks like a checkpoint, with an empty policy by default."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save(content or {"actor_state_dict": {}}, path)
+
+
 def final(run: Path) -> dict[str, object]:
     """Return the contents of the newest checkpoint, without times."""
     content = torch.load(find_checkpoint(run), weights_only=True)

@@ -24,6 +24,7 @@ import datetime
 import json
 import os
 import re
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -243,7 +244,7 @@ def find_run_to_resume(log_root: str, task: str | None, run: str, warn: Callable
     if os.path.isfile(run):  # noqa: PTH113 (False, not an error, for a name that is too long)
         raise UserError(
             f"--resume {run}: is a file, and only a run directory can be resumed; start a new run from the policy of a "
-            f"checkpoint or a pack with --init-from {run}"
+            f"checkpoint or a pack with --init-from {shlex.quote(run)}"
         )
     is_run_dir = Path(run, CONFIG_FILE).is_file()
     if task is None:

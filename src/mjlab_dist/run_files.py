@@ -7,6 +7,8 @@ import errno
 import json
 import os
 import stat
+import zipfile
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -18,6 +20,39 @@ from mjlab_dist.pack_file import has_part, is_pack, read_manifest, read_part
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+
+def readable(checkpoint: Path) -> Path:
+    """Return a checkpoint, after a check that takes a millisecond. Reading a checkpoint takes seconds of imports.
+
+    Args:
+        checkpoint: The file, or a pack.
+
+    Raises:
+        UserError: If the file cannot be read, or is no checkpoint of this package.
+    """
+    if not is_pack(checkpoint) and (problem := problem_of(checkpoint)):
+        raise UserError(f"checkpoint {checkpoint}: cannot be read ({problem}); choose another one")
+    return checkpoint
+
+
+def problem_of(checkpoint: Path) -> str:
+    """Return why a file cannot be read as a checkpoint; empty if there is no problem.
+
+    Args:
+        checkpoint: The file.
+    """
+    try:
+        with zipfile.ZipFile(checkpoint) as archive:
+            # The part with the names of all entries; the other parts are the numbers of tensors
+            names = b"".join(archive.read(part) for part in archive.namelist() if part.endswith("data.pkl"))
+    except OSError as error:
+        return error.strerror or str(error)
+    except (zipfile.BadZipFile, RuntimeError, NotImplementedError, zlib.error) as error:
+        return str(error) if checkpoint.read_bytes()[:2] == b"PK" else "it does not begin like a file of torch.save"
+    if b"actor_state_dict" in names:
+        return ""
+    return "rsl_rl below version 5 wrote it" if b"model_state_dict" in names else "it has no actor_state_dict"
 
 
 def run_of(checkpoint: Path) -> Path:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from configs import changed
 from conftest import Command
+from run_files import write_checkpoint
 
 import mjlab_dist
 from mjlab_dist import registry
@@ -19,9 +20,8 @@ TASK = "cartpole-balance"
 
 def write_run(root: Path, config: TrainConfig) -> Path:
     run_dir = root / "logs" / TASK / "foreign"
-    (run_dir / "checkpoints").mkdir(parents=True)
+    write_checkpoint(checkpoint_path(run_dir, 1))
     (run_dir / CONFIG_FILE).write_text(to_yaml(config))
-    checkpoint_path(run_dir, 1).touch()
     return run_dir
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from run_files import write_checkpoint
 
 from mjlab_dist import play, registry
 from mjlab_dist.config import PlayConfig, TrainConfig
@@ -49,7 +50,7 @@ def stopped_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def make_run(config: TrainConfig, name: str) -> Path:
-    """Create a run directory with a given name, its config and an empty checkpoint."""
+    """Create a run directory with a given name, its config and a checkpoint."""
     run_dir = Path(config.log_root, config.task, name)
     add_checkpoint(run_dir, 1)
     (run_dir / CONFIG_FILE).write_text(yaml.safe_dump(to_plain(config)))
@@ -57,9 +58,7 @@ def make_run(config: TrainConfig, name: str) -> Path:
 
 
 def add_checkpoint(run_dir: Path, iteration: int) -> None:
-    path = checkpoint_path(run_dir, iteration)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.touch()
+    write_checkpoint(checkpoint_path(run_dir, iteration))
 
 
 def latest(config: TrainConfig) -> Path:
@@ -185,6 +184,16 @@ def test_a_run_whose_checkpoints_are_gone_is_not_resumed(config: TrainConfig):
     assert find_resumed(resumed, print) == run_dir, "without metrics, no iteration would be overwritten"
 
 
+def test_a_run_with_checkpoints_of_another_program_is_not_resumed(config: TrainConfig):
+    run_dir = make_run(config, "2026-11-21_03-14-25")
+    resumed = dataclasses.replace(config, resume=str(run_dir))
+    write_checkpoint(checkpoint_path(run_dir, 2), model_state_dict={})
+    assert find_resumed(resumed, print) == run_dir, "the older checkpoint can be read"
+    write_checkpoint(checkpoint_path(run_dir, 1), model_state_dict={})
+    with pytest.raises(UserError, match=rf"^--resume {run_dir}: none of its 2 .*model_2.pt: rsl_rl below version 5"):
+        find_resumed(resumed, print)
+
+
 @pytest.mark.parametrize(
     "line",
     [
@@ -286,7 +295,7 @@ def test_play_finds_the_newest_and_the_best_by_name(config: TrainConfig):
         with pytest.raises(UserError, match=r"^--run latest: .*no checkpoint"):
             played(name)
     for iteration in (10, 20, 30):
-        checkpoint_path(run_dir, iteration).touch()
+        add_checkpoint(run_dir, iteration)
     assert played(None) == played("latest") == checkpoint_path(run_dir, 30)
     with pytest.raises(UserError, match=f"^--checkpoint best: {run_dir} .*--checkpoint.keep-best.* latest$"):
         played("best")

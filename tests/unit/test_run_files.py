@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import errno
 import os
+import pickle
 import socket
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from run_files import write_checkpoint
 
 from mjlab_dist.errors import DiskFullError, UserError
-from mjlab_dist.run_files import explaining, open_file, refuse_links
+from mjlab_dist.run_files import explaining, open_file, problem_of, refuse_links
 
 
 @pytest.fixture
@@ -28,6 +31,34 @@ def run_dir(tmp_path: Path) -> Path:
     (run / "wandb" / "debug.log").symlink_to("run-1/logs/debug.log")
     (tmp_path / "other").mkdir()
     return run
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ({"actor_state_dict": {}}, ""),
+        ({"model_state_dict": {}, "iter": 3}, "rsl_rl below version 5 wrote it"),
+        ({"weights": torch.zeros(3)}, "it has no actor_state_dict"),
+    ],
+)
+def test_a_checkpoint_of_another_program_is_found_without_loading_it(
+    tmp_path: Path, content: dict[str, object], problem: str
+):
+    write_checkpoint(tmp_path / "it.pt", **content)
+    assert problem_of(tmp_path / "it.pt") == problem
+
+
+def test_a_damaged_checkpoint_is_found_without_loading_it(tmp_path: Path):
+    file = tmp_path / "it.pt"
+    write_checkpoint(file, actor_state_dict={"weight": torch.zeros(1000)})
+    data = file.read_bytes()
+    for damaged in (b"", pickle.dumps({"actor_state_dict": {}})):
+        file.write_bytes(damaged)
+        assert problem_of(file) == "it does not begin like a file of torch.save"
+    file.write_bytes(data[: len(data) // 2])
+    assert "zip" in problem_of(file)
+    file.unlink()
+    assert problem_of(file) == "No such file or directory"
 
 
 def test_links_that_stay_inside_are_allowed(run_dir: Path):

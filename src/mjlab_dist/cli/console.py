@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import shlex
 import signal
 import sys
 import threading
@@ -201,7 +202,7 @@ class TrainConsole:
             )
             self.print_line(f"{how} iterations, {row['total_steps']:,} steps, in {took}. {episodes}")
             if stopped:
-                self.print_line(f"Resume: uv run train {self._task} --resume {run_dir}")
+                self.print_line(f"Resume: uv run train {self._task} --resume {shlex.quote(str(run_dir))}")
             self._print_run_dir()
 
     def failed(self, report: str, message: str) -> None:
@@ -221,7 +222,8 @@ class TrainConsole:
             return
         self.print_line(f"Run:  {self._run_dir}")
         if any((self._run_dir / CHECKPOINTS_DIR).glob("*.pt")):
-            self.print_line(f"Play: uv run play {self._task} --run {self._run_dir} --video {self._task}.mp4")
+            run = shlex.quote(str(self._run_dir))
+            self.print_line(f"Play: uv run play {self._task} --run {run} --video {self._task}.mp4")
 
     def _progress(self, row: Row) -> None:
         with self._lock:

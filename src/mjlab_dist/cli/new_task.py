@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -100,7 +101,7 @@ def _show(made: NewTask) -> None:
             print(f"  {flag}")
     # The commands
     run = "uv run " if made.is_in_checkout else "mjlab-dist "
-    install = [] if made.is_in_checkout else [f"uv pip install -e {_short(made.folder)}"]
+    install = [] if made.is_in_checkout else [f"uv pip install -e {shlex.quote(str(_short(made.folder)))}"]
     if made.problem:
         print("After a change, check the task with:")
         commands = [*install, f"{'uv run ' if made.is_in_checkout else ''}mjlab-dist check {made.task}"]

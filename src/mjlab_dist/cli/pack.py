@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
 
@@ -38,4 +39,4 @@ def main(argv: Sequence[str], prog: str) -> None:
         print(f"{prog}: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     print(f"Wrote {source.output} ({byte_size(source.output.stat().st_size)}): {listed(packed)}")
-    print(f"Play: mjlab-dist play {source.config.task} --run {source.output} --viewer web")
+    print(f"Play: mjlab-dist play {source.config.task} --run {shlex.quote(str(source.output))} --viewer web")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ from mjlab_dist.errors import UserError
 from mjlab_dist.imports import import_learner
 from mjlab_dist.messages import listening
 from mjlab_dist.run_dir import find_checkpoint, find_run
+from mjlab_dist.run_files import readable
 from mjlab_dist.wording import listed
 
 if TYPE_CHECKING:
@@ -91,10 +93,10 @@ def _of_run(run: str, argv: Sequence[str]) -> tuple[Path, list[str]]:
     """Return the newest checkpoint of a run, and the flags, preceded by ``--config`` with the run directory."""
     task, flags = split_task(argv)
     if task is None:
-        raise UserError(f"--run {run}: no task is named; type mjlab-dist size-buffers TASK --run {run}")
+        raise UserError(f"--run {run}: no task is named; type mjlab-dist size-buffers TASK --run {shlex.quote(run)}")
     registry.task_config(task)  # refuses an unknown task
     run_dir = find_run(take_flag(flags, "--log-root")[0] or TrainConfig.log_root, task, run)
-    return find_checkpoint(run_dir), ["--config", str(run_dir), *flags]
+    return readable(find_checkpoint(run_dir)), ["--config", str(run_dir), *flags]
 
 
 def _show(attempts: Sequence[Attempt]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 
@@ -31,7 +32,8 @@ def main(argv: Sequence[str], prog: str) -> None:
     check_port(config.port)
     run_dir = find_any_run(config.log_root, run)
     if run_dir.is_file():
-        raise UserError(f"{run}: is a pack, but watch needs a run; show it with play TASK --run {run} --viewer web")
+        show = f"play TASK --run {shlex.quote(run)} --viewer web"
+        raise UserError(f"{run}: is a pack, but watch needs a run; show it with {show}")
     train_config = read_config_file(run_dir, trust=config.trust, uses_ssh=False)
     print(f"Watching {run_dir}", flush=True)
 

@@ -37,8 +37,8 @@ class TerminationConfig(TermConfig):
     """A term that ends episodes where it returns True."""
 
     time_out: bool = False
-    """Whether the term ends an episode as the time limit does: PPO bootstraps the value of the last state, because the
-    episode is cut off and has not failed."""
+    """Whether the term cuts episodes off, as the time limit does. PPO then adds gamma * V(s_t) to the reward, as rsl_rl
+    does: the value of the state before the step, in place of the state after it."""
 
     def as_time_out(self) -> TerminationConfig:
         """Return a copy of this termination that ends episodes as the time limit does."""
@@ -411,8 +411,8 @@ class EnvConfig:
     """Unit of the reward weights. none: weights are per control step. dt: weights are per simulated second, as
     in Isaac Lab and mjlab; they are multiplied by the length of a control step."""
     terminations: dict[str, TerminationConfig] = field(default_factory=dict)
-    """Terms that end an episode, by name. The time limit is not one of these terms. At the time limit, PPO bootstraps
-    the value, as for terms with time_out."""
+    """Terms that end an episode, by name. The time limit is not one of these terms; PPO handles it like terms with
+    time_out."""
     metrics: dict[str, MetricConfig] = field(default_factory=dict)
     """Quantities to log, by name, such as success. They are the columns metric/<name> of metrics.jsonl."""
     events: dict[str, EventConfig] = field(default_factory=dict)

@@ -36,7 +36,7 @@ from mjlab_dist.run_dir import (
     read_config_file,
     read_metrics,
 )
-from mjlab_dist.run_files import has_file, refuse_links, run_of
+from mjlab_dist.run_files import has_file, problem_of, readable, refuse_links, run_of
 from mjlab_dist.sim.choice import choose_engine
 from mjlab_dist.wording import listed
 
@@ -286,12 +286,18 @@ def find_resumed(config: TrainConfig, warn: Callable[[str], None]) -> Path | Non
     assert config.resume is not None
     run_dir = find_run_to_resume(config.log_root, config.task, config.resume, warn)
     refuse_links(f"--resume {run_dir}", run_dir)
-    newest = max(list_checkpoints(run_dir), default=0)
+    checkpoints = list_checkpoints(run_dir)
+    newest = max(checkpoints, default=0)
     rows = read_metrics(run_dir) if (run_dir / METRICS_FILE).is_file() else []
     if rows and not newest:
         raise UserError(
             f"--resume {run_dir}: has metrics of {len(rows)} iterations but no checkpoint, so the resumed run would "
             "overwrite the metrics; restore a checkpoint from a backup, or start a new run"
+        )
+    if checkpoints and all(problems := [problem_of(path) for path in checkpoints.values()]):
+        raise UserError(
+            f"--resume {run_dir}: none of its {len(problems)} checkpoints can be read ({checkpoints[newest].name}: "
+            f"{problems[-1]}); restore one from a backup, or start a new run"
         )
     if newest >= config.max_iterations and config.total_timesteps is None:
         raise UserError(
@@ -316,6 +322,7 @@ def _check_init_from(config: TrainConfig, file: str) -> None:
         raise UserError(
             f"--init-from {file}: there is no such file; give a checkpoint of a run, model_<iteration>.pt, or a pack"
         )
+    readable(Path(file))
     from mjlab_dist.learn import checkpoint  # noqa: PLC0415 (imports torch)
 
     # Networks

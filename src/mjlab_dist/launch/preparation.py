@@ -29,7 +29,6 @@ from mjlab_dist.launch.channel import LAUNCHER, LOGS, address_of
 from mjlab_dist.launch.handshake import SECRET, new_secret
 from mjlab_dist.launch.hosts import end_on_hosts, listen_on, own_address
 from mjlab_dist.launch.plan import RunPlan
-from mjlab_dist.machine.preflight import require_connections
 from mjlab_dist.machine.processes import LAUNCH, end_children, temporary_directory
 from mjlab_dist.masking import LOGIN, SECRETS
 from mjlab_dist.messages import Listener
@@ -110,11 +109,7 @@ def prepared(
         attempt: Number of earlier starts of these ranks.
         listen: Receives one line that only ``--verbose`` shows.
         secret: Secret of the launch, in hexadecimal; None for a new one.
-
-    Raises:
-        PreflightError: If processes of this machine cannot connect to each other.
     """
-    require_connections()
     # The name must be short, because it is part of the paths of sockets. remove_own finds this process's temporary
     # directories by the process ID in the name.
     name = f"{os.getpid()}-{uuid.uuid4().hex[:8]}"

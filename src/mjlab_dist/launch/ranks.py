@@ -29,6 +29,7 @@ from mjlab_dist.launch.preparation import Launch, end_processes, prepared, remot
 from mjlab_dist.launch.rank_entry import run_or_die
 from mjlab_dist.launch.spare import Spare
 from mjlab_dist.launch.supervision import SETTLED_S, Ended, Ranks
+from mjlab_dist.machine.preflight import require_connections
 from mjlab_dist.machine.processes import die_with_parent
 from mjlab_dist.messages import Listener
 from mjlab_dist.patching import with_names
@@ -90,6 +91,7 @@ def run_ranks(
     ranks = Ranks(_hosts_of_ranks(plan), listen, control)
     logs = log_dir(config, plan.run_dir, os.environ)
     with _one_at_a_time(), child_errors() as errors, contextlib.ExitStack() as stack:
+        require_connections()
         # Start the agents. They import their libraries while this process imports its own.
         preparing = prepared(config, plan, attempt, listen, secret) if spare is None else spare.launch(attempt)
         launch = stack.enter_context(preparing)

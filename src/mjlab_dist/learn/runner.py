@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -431,7 +432,7 @@ class Runner:
             if self._run_dir:
                 path = self._run_dir / ERRORS_DIR / f"nan_rank{self._rank.rank}.pt"
                 checkpoint.save(path, dict(dump))
-                text += f". Inspect this dump: uv run play {self._config.task} --nan-dump {path}"
+                text += f". Inspect this dump: uv run play {self._config.task} --nan-dump {shlex.quote(str(path))}"
             raise NonFiniteError(text)
         if ranks:
             raise NonFiniteError(f"{when}: a number is not finite on {in_words(ranks)}", of_another_rank=True)

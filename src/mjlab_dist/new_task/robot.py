@@ -131,11 +131,7 @@ def examine(mjcf: Path, flag: str | None = None, goal: Goal | None = None, *, na
     loaded = _load(flag, mjcf)
     spec, model = loaded.spec, compile_spec(loaded.spec)
     root = find_root(model)
-    joints = driven_joints(model, root)
-    if not joints:
-        if balls := [model.joint(j).name for j in driven_balls(model)]:
-            raise UserError(f"{flag}: its actuators drive no hinge or slide joint, only {listed(balls)}; use hinges")
-        raise UserError(f"{flag}: has no hinge or slide joint to drive; choose another MJCF")
+    joints = _driven(flag, model, root)
 
     # The goal and the parts that it needs; actions, motors and the start pose
     plan = _plan(model, root, joints, goal)
@@ -176,6 +172,15 @@ def examine(mjcf: Path, flag: str | None = None, goal: Goal | None = None, *, na
         njmax=njmax,
         nconmax=nconmax,
     )
+
+
+def _driven(flag: str, model: mujoco.MjModel, root: list[int]) -> list[int]:
+    """Return the driven joints; raise if there are none."""
+    if joints := driven_joints(model, root):
+        return joints
+    balls = listed(model.joint(j).name for j in driven_balls(model))
+    what = f"its actuators drive only {balls}; use hinges" if balls else "choose another MJCF"
+    raise UserError(f"{flag}: has no hinge or slide joint to drive; {what}")
 
 
 def _sizes(

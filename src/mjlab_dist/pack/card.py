@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -124,7 +125,7 @@ def _training(packed: Packed) -> Iterable[tuple[str, str]]:
     config, devices = packed.config, packed.provenance.get("devices") or []
     done = next((row for row in reversed(packed.rows) if row["iteration"] <= packed.iteration), {})
     if command := packed.provenance.get("command"):
-        yield "command", f"`{' '.join(map(str, command))}`"
+        yield "command", f"`{shlex.join(map(str, command))}`"
     if devices:
         yield "devices", ", ".join(f"{devices.count(one)} x {one}" for one in dict.fromkeys(map(str, devices)))
     yield "envs", f"{config.num_envs} per rank" if config.total_num_envs is None else f"{config.total_num_envs}"
@@ -148,7 +149,7 @@ def _versions(provenance: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
 
 
 def _use(packed: Packed) -> str:
-    task, file = packed.config.task, packed.file
+    task, file = packed.config.task, shlex.quote(packed.file)
     deploy = f"`{ONNX}` runs without mjlab_dist, in ONNX Runtime: see docs/deployment.md of mjlab_dist."
     return f"""## Use
 

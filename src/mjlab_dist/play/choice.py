@@ -12,7 +12,7 @@ from mjlab_dist.config.checks import validate_seed
 from mjlab_dist.errors import UserError
 from mjlab_dist.outputs import check_output
 from mjlab_dist.run_dir import CONFIG_FILE, ERRORS_DIR, find_best, find_checkpoint, find_run, read_config_file
-from mjlab_dist.run_files import run_of
+from mjlab_dist.run_files import has_file, readable, run_of
 from mjlab_dist.wording import listed
 
 VIDEO_FIELDS = frozenset({"env", "camera", "width", "height"})
@@ -56,13 +56,18 @@ def resolve(task: str, config: PlayConfig, warn: Callable[[str], None]) -> tuple
     if config.checkpoint in (None, "latest", "best"):
         run_dir = find_run(config.log_root, task, config.run, warn=warn)
         find = find_best if config.checkpoint == "best" else find_checkpoint
-        return read_config_file(run_dir, trust=config.trust, uses_ssh=False), find(run_dir)
+        return read_config_file(run_dir, trust=config.trust, uses_ssh=False), readable(find(run_dir))
     checkpoint = Path(config.checkpoint)
     if not checkpoint.is_file():
         raise UserError(f"--checkpoint {checkpoint}: there is no such file; give an existing file, latest or best")
-    return read_config_file(
-        find_run(config.log_root, task, str(run_of(checkpoint))), trust=config.trust, uses_ssh=False
-    ), checkpoint
+    run_dir = run_of(checkpoint)
+    if not has_file(run_dir, CONFIG_FILE):
+        raise UserError(
+            f"--checkpoint {checkpoint}: is in no run directory, and play needs the run's {CONFIG_FILE}; put the file "
+            "into the directory checkpoints of its run"
+        )
+    find_run(config.log_root, task, str(run_dir), "--checkpoint")
+    return read_config_file(run_dir, trust=config.trust, uses_ssh=False), readable(checkpoint)
 
 
 def without_disturbances(env: EnvConfig) -> EnvConfig:

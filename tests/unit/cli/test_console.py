@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import shlex
 import socket
 import sys
 from pathlib import Path
 
 import pytest
 from rich.console import Console
+from run_files import write_checkpoint
 
 from mjlab_dist.cli.console import EventPrinter, TrainConsole, make_console
 from mjlab_dist.streams import unfailing
@@ -68,6 +70,21 @@ def test_text_is_printed_unchanged(text: str) -> None:
     assert out.getvalue() == f"{text}\n"
     TrainConsole(text, console).started(Path(text), 2)
     assert out.getvalue().count(text) == 3
+
+
+def test_printed_commands_can_be_typed(tmp_path: Path) -> None:
+    run_dir = tmp_path / "my runs" / "it's 1"
+    write_checkpoint(run_dir / "checkpoints" / "model_1.pt")
+    out = io.StringIO()
+    console = TrainConsole("a-task", make_console(file=out, soft_wrap=True))
+    console.started(run_dir, 1)
+    console.listen({"kind": "length", "max_iterations": 2})
+    row = {"iteration": 1, "total_steps": 8, "elapsed_s": 1.0, "steps_per_s": 8.0, "mean_return": None}
+    console.listen({"kind": "iteration", "row": {**row, "mean_episode_length": None}})
+    console.finished(run_dir, stopped=True)
+    resume, play = (shlex.split(line)[1:] for line in out.getvalue().splitlines() if "uv run" in line)
+    assert resume == ["uv", "run", "train", "a-task", "--resume", str(run_dir)]
+    assert play == ["uv", "run", "play", "a-task", "--run", str(run_dir), "--video", "a-task.mp4"]
 
 
 def test_a_failure_is_written_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:

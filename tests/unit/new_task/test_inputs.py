@@ -15,6 +15,7 @@ import mujoco
 import numpy as np
 import pytest
 import trimesh
+from trimesh.exchange.stl import export_stl, export_stl_ascii
 
 import mjlab_dist.new_task as new_task
 from mjlab_dist.check.checks import Check
@@ -340,7 +341,7 @@ def stl(faces: int, *, ascii_text: bool = False) -> bytes:
     """An STL of a ball with at least so many faces."""
     divisions = math.ceil(math.log(faces / 20, 4))
     ball = trimesh.creation.icosphere(divisions, radius=0.05)
-    return ball.export(file_type="stl_ascii").encode() if ascii_text else ball.export(file_type="stl")
+    return export_stl_ascii(ball).encode() if ascii_text else export_stl(ball)
 
 
 UNREADABLE = {

@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from run_files import write_checkpoint
 
+from mjlab_dist import registry
 from mjlab_dist.config import PlayConfig
 from mjlab_dist.errors import UserError
 from mjlab_dist.play.choice import grid, num_frames, resolve
+from mjlab_dist.run_dir import CONFIG_FILE, to_yaml
 
 
 @pytest.mark.parametrize(
@@ -47,6 +50,22 @@ def test_bad_values_are_refused(
     with pytest.raises(UserError, match=message) as caught:
         resolve("cartpole-balance", PlayConfig(**changes), print)
     assert "\n" not in str(caught.value)
+
+
+def test_a_checkpoint_without_its_run_or_of_another_program_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    checkpoint = Path("checkpoints", "model_1.pt")
+    write_checkpoint(checkpoint)
+    with pytest.raises(UserError, match=rf"^--checkpoint {checkpoint}: is in no run directory, [^-]*$"):
+        resolve("cartpole-balance", PlayConfig(checkpoint=str(checkpoint)), print)
+    Path(CONFIG_FILE).write_text(to_yaml(registry.task_config("cartpole-balance")))
+    assert resolve("cartpole-balance", PlayConfig(checkpoint=str(checkpoint)), print)[1] == checkpoint
+    write_checkpoint(checkpoint, model_state_dict={})
+    for chosen in (PlayConfig(checkpoint=str(checkpoint)), PlayConfig(run=".")):
+        with pytest.raises(UserError, match=rf"^checkpoint {checkpoint}: .*rsl_rl below version 5"):
+            resolve("cartpole-balance", chosen, print)
 
 
 def test_grids_hold_all_pictures() -> None:

@@ -10,6 +10,7 @@ import json
 import math
 import os
 import select
+import shlex
 import socket
 import subprocess
 import sys
@@ -215,7 +216,8 @@ class WandbLogger(Logger):
 
     @property
     def _where(self) -> str:
-        files = self._run_dir / "wandb" / f"{'offline-' if self._mode in NO_NETWORK else ''}run-*"
+        # The pattern itself stays without quotes
+        files = f"{shlex.quote(str(self._run_dir))}/wandb/{'offline-' if self._mode in NO_NETWORK else ''}run-*"
         return f"rows are kept in this run's directory, and `uv run wandb sync {files}` uploads them"
 
     def _end(self) -> None:
