@@ -65,9 +65,9 @@ def import_triton() -> None:
 def prepare_opengl(environ: MutableMapping[str, str]) -> str:
     """Make imports of MuJoCo independent of MUJOCO_GL. Call this before the first of them.
 
-    MuJoCo cannot be imported if the variable has an unknown value, or names OpenGL's library and the library is
-    missing. Such a value is removed, so that rendering uses the default. OSMesa, which MuJoCo loads when it is
-    imported, needs :func:`import_triton`.
+    MuJoCo cannot be imported if it does not know the variable's value, or if the value needs a library that is missing.
+    Such a value is removed, so that rendering uses the default. MuJoCo loads OSMesa when it is imported, so Triton must
+    be imported first (see :func:`import_triton`).
 
     Args:
         environ: The process's environment.

@@ -54,6 +54,9 @@ systems allow 1024 files by default."""
 NETWORK_TIMEOUT_S = 3.0
 """Seconds to wait for a server on the network."""
 
+DRAW_TIMEOUT_S = 30.0
+"""Seconds to wait for a picture."""
+
 DRAW = """
 import mujoco
 model = mujoco.MjModel.from_xml_string("<mujoco><worldbody><geom size='1'/></worldbody></mujoco>")
@@ -209,16 +212,21 @@ def check_drawing(environ: Mapping[str, str]) -> Finding:
         environ: The environment.
     """
     chosen = environ.get("MUJOCO_GL", "egl")
-    process = subprocess.run(
-        [sys.executable, "-P", "-c", DRAW],
-        env={**environ, "MUJOCO_GL": chosen},
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-    if process.returncode == 0:
-        return Finding(name="drawing", figure=f"a picture with {chosen}")
-    reason = process.stderr.strip().rpartition("\n")[2] or f"exit code {process.returncode}"
+    try:
+        process = subprocess.run(
+            [sys.executable, "-P", "-c", DRAW],
+            env={**environ, "MUJOCO_GL": chosen},
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=DRAW_TIMEOUT_S,
+        )
+    except subprocess.TimeoutExpired:
+        reason = f"no picture within {DRAW_TIMEOUT_S:g} s"
+    else:
+        if process.returncode == 0:
+            return Finding(name="drawing", figure=f"a picture with {chosen}")
+        reason = process.stderr.strip().rpartition("\n")[2] or f"exit code {process.returncode}"
     return Finding(
         name="drawing",
         figure=f"MuJoCo cannot draw with {chosen} ({reason}), so MuJoCo Warp's slower ray tracer may draw videos",

@@ -111,7 +111,9 @@ def _in_words_of_urdfs(flag: str, tree: ET.Element, error: UserError) -> UserErr
     name = next(iter(re.findall(r"Element name '(.*)', id", text)), "")
     links = [link for link in tree.iterfind("link") if link.get("name") == name]
     if links and "mass and inertia of moving bodies" in text:
-        return UserError(f"{flag}: link {name}: it moves, but its mass or inertia is not positive; {REMEDY}")
+        is_given = links[0].find("inertial") is not None
+        what = "its mass or inertia is not positive" if is_given else "has neither <inertial> nor <collision>"
+        return UserError(f"{flag}: link {name}: moves, but {what}; {REMEDY}")
     if links and ("A + B >= C" in text or "positive eigenvalues" in text):
         inertia = links[0].find("inertial/inertia")
         assert inertia is not None
@@ -181,7 +183,10 @@ def _copy(file: Path, copy: Path) -> Path:
     shutil.copy(file, copy)
     if copy.suffix.lower() != ".stl" or not _problem("visual", ET.Element("mesh"), copy):
         return copy
-    mesh = trimesh.load_mesh(copy, process=False)  # processing would drop faces with NaN, which MuJoCo refuses
+    try:
+        mesh = trimesh.load_mesh(copy, process=False)  # processing would drop faces with NaN, which MuJoCo refuses
+    except ValueError:
+        return copy  # damaged
     with np.errstate(invalid="ignore"):
         mesh.merge_vertices()
     mesh.export(copy.with_suffix(".obj"), include_normals=False)
