@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import math
 import re
-import shutil
 import struct
 import zlib
 from pathlib import Path
@@ -25,6 +24,7 @@ from mjlab_dist.new_task import NewTask, create
 from mjlab_dist.new_task.files import parse
 from mjlab_dist.new_task.source import Names
 from mjlab_dist.new_task.trial import importable
+from mjlab_dist.new_task.urdf import convert
 from mjlab_dist.sim import build_model
 
 ARM = """
@@ -358,24 +358,37 @@ UNREADABLE = {
 """Meshes that nothing can be done about."""
 
 
-@pytest.mark.slow
+def converted(folder: Path, urdf: str, meshes: dict[str, bytes]) -> mujoco.MjModel:
+    """Convert a URDF with meshes to an MJCF, and load it."""
+    for name, content in {"a.urdf": urdf.encode(), **meshes}.items():
+        (folder / name).write_bytes(content)
+    scratch = folder / "scratch"
+    scratch.mkdir()
+    mjcf = convert("--mjcf a.urdf", folder / "a.urdf", parse(folder / "a.urdf"), scratch, floating=False)
+    return mujoco.MjModel.from_xml_path(str(mjcf))
+
+
 @pytest.mark.parametrize("name", UNREADABLE)
-def test_unreadable_visuals_of_a_urdf_are_left_out_and_unreadable_collisions_refused(tmp_path: Path, name: str) -> None:
-    files = {"cube.obj": CUBE, name: UNREADABLE[name]}
-    made = created(tmp_path, {"a.urdf": URDF.format(visual=name, collision="cube.obj"), **files})
-    assert mujoco.MjModel.from_xml_path(str(made.package / "a.xml")).ngeom == 2, "the box and the mesh for collisions"
-    shutil.rmtree(tmp_path / "made")
-    with pytest.raises(UserError, match=rf"a\.urdf: its mesh {name}: [^/]*; save it again, as binary STL or OBJ$"):
-        created(tmp_path, {"a.urdf": URDF.format(visual="cube.obj", collision=name), **files})
+def test_visuals_that_mujoco_cannot_use_are_left_out(tmp_path: Path, name: str) -> None:
+    meshes = {"cube.obj": CUBE.encode(), name: UNREADABLE[name]}
+    model = converted(tmp_path, URDF.format(visual=name, collision="cube.obj"), meshes)
+    assert model.ngeom == 2, "the box and the mesh for collisions"
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_collisions_that_mujoco_cannot_use_are_refused(tmp_path: Path, name: str) -> None:
+    meshes = {"cube.obj": CUBE.encode(), name: UNREADABLE[name]}
+    with pytest.raises(
+        UserError, match=rf"^--mjcf a\.urdf: its mesh {name}: [^/\n]*; save it .* as binary STL or OBJ$"
+    ):
+        converted(tmp_path, URDF.format(visual="cube.obj", collision=name), meshes)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("faces", "ascii_text"), [(1000, True), (200_001, False)])
 def test_stls_that_mujoco_does_not_read_are_converted(tmp_path: Path, faces: int, ascii_text: bool) -> None:
-    content = stl(faces, ascii_text=ascii_text)
     urdf = URDF.format(visual="ball.stl", collision="ball.stl")
-    made = created(tmp_path, {"a.urdf": urdf, "ball.stl": content})
-    model = mujoco.MjModel.from_xml_path(str(made.package / "a.xml"))
+    model = converted(tmp_path, urdf, {"ball.stl": stl(faces, ascii_text=ascii_text)})
     assert model.ngeom == 3
     assert model.nmeshface >= faces
     assert model.nmeshvert == model.nmeshface // 2 + 2, "equal vertices are merged (Euler's formula)"
