@@ -15,14 +15,13 @@ T = TypeVar("T")
 UNUSED = ("wandb", "neptune")
 """Packages that rsl_rl imports for its own writers of metrics. No rank uses these writers."""
 
-OPENGL_LIBRARIES = {"egl": ("libEGL.so.1",), "osmesa": ("libOSMesa.so.8", "libOSMesa.so.6", "libOSMesa.so")}
-"""Values of MUJOCO_GL that need a library, and names of its file."""
-
-OTHER_OPENGL = (
-    *("", "enable", "enabled", "on", "true", "1", "glfw", "glx", "cgl"),
-    *("disable", "disabled", "off", "false", "0"),
-)
-"""Other values of MUJOCO_GL that MuJoCo knows; the last ones turn OpenGL off."""
+OPENGL_LIBRARIES = {
+    "egl": ("libEGL.so.1",),
+    "osmesa": ("libOSMesa.so.8", "libOSMesa.so.6", "libOSMesa.so"),
+    **dict.fromkeys(("", "enable", "enabled", "on", "true", "1", "glfw", "glx", "cgl"), ()),
+    **dict.fromkeys(("disable", "disabled", "off", "false", "0"), ()),
+}
+"""Values of MUJOCO_GL that MuJoCo knows, and names of the library without which it cannot be imported, if any."""
 
 
 def start_up() -> contextlib.AbstractContextManager[None]:
@@ -78,10 +77,11 @@ def prepare_opengl(environ: MutableMapping[str, str]) -> str:
     chosen = environ.get("MUJOCO_GL", "")
     name = chosen.lower().strip()
     libraries = OPENGL_LIBRARIES.get(name)
+    problem = ""
     if libraries is None:
-        problem = "" if name in OTHER_OPENGL else "MuJoCo does not know this value"
-    else:
-        problem = "" if any(map(is_loadable, libraries)) else f"{libraries[0]} cannot be loaded"
+        problem = "MuJoCo does not know this value"
+    elif libraries and not any(map(is_loadable, libraries)):
+        problem = f"{libraries[0]} cannot be loaded"
     if problem:
         del environ["MUJOCO_GL"]
         return f"MUJOCO_GL {chosen}: {problem}; the variable is ignored"

@@ -23,9 +23,6 @@ ConfigT = TypeVar("ConfigT")
 _NUMBERS = re.compile(r"(INT|FLOAT)( (INT|FLOAT|\.\.\.))+")
 """Matches the form of a flag that takes several numbers, such as FLOAT FLOAT."""
 
-_LIST = re.compile(r" (INT|FLOAT|\.\.\.)")
-"""Matches part of the form of a flag that takes several values."""
-
 BOOLEANS = {
     **dict.fromkeys(("true", "1", "yes", "on"), True),
     **dict.fromkeys(("false", "0", "no", "off"), False),
@@ -231,7 +228,7 @@ def _in_form_of_tyro(argv: Sequence[str], default: Any, prog: str) -> list[str]:
                 raise UserError(f"{name} {given}: takes true or false; see {prog} --help")
             group, dot, last = flag.name.rpartition(".")
             args.append(f"--{flag.name}" if BOOLEANS[given.lower()] else f"--{group}{dot}no-{last}")
-        elif given[0:1] + given[-1:] in {"[]", "()"} and _LIST.search(flag.metavar):
+        elif given[0:1] + given[-1:] in {"[]", "()"} and " " in flag.metavar:  # it takes several values
             args += [name, *filter(None, (part.strip(" '\"") for part in given[1:-1].split(",")))]
         elif any(map(_NUMBERS.fullmatch, flag.metavar.split("|"))):
             args += [name, *filter(None, (part for value in values for part in value.split(",")))]

@@ -80,7 +80,7 @@ def driven_balls(model: mujoco.MjModel) -> list[int]:
     Args:
         model: The MuJoCo model.
     """
-    return [j for j in ball_joints(model) if j in _actuated(model)]
+    return sorted(_actuated(model).intersection(ball_joints(model)))
 
 
 def find_trees(model: mujoco.MjModel, joints: list[int]) -> Trees:

@@ -19,9 +19,6 @@ from mjlab_dist.new_task.loading import load, read
 MESHES = "meshes"
 """Folder of the meshes, next to the MJCF."""
 
-READABLE = (".obj", ".stl", ".msh")
-"""Suffixes of mesh files that MuJoCo reads."""
-
 ROOT = "root"
 """Name of the free joint that ``--floating`` adds."""
 
@@ -109,13 +106,15 @@ def _in_words_of_urdfs(flag: str, tree: ET.Element, error: UserError) -> UserErr
     """Return an error of MuJoCo about an inertia in terms of the URDF; other errors are returned unchanged."""
     text = str(error)
     name = next(iter(re.findall(r"Element name '(.*)', id", text)), "")
-    links = [link for link in tree.iterfind("link") if link.get("name") == name]
-    if links and "mass and inertia of moving bodies" in text:
-        is_given = links[0].find("inertial") is not None
+    link = next((link for link in tree.iterfind("link") if link.get("name") == name), None)
+    if link is None:
+        return error
+    if "mass and inertia of moving bodies" in text:
+        is_given = link.find("inertial") is not None
         what = "its mass or inertia is not positive" if is_given else "has neither <inertial> nor <collision>"
         return UserError(f"{flag}: link {name}: moves, but {what}; {REMEDY}")
-    if links and ("A + B >= C" in text or "positive eigenvalues" in text):
-        inertia = links[0].find("inertial/inertia")
+    if "A + B >= C" in text or "positive eigenvalues" in text:
+        inertia = link.find("inertial/inertia")
         assert inertia is not None
         xx, xy, xz, yy, yz, zz = (float(inertia.get(moment, "")) for moment in MOMENTS)
         moments = np.linalg.eigvalsh([[xx, xy, xz], [xy, yy, yz], [xz, yz, zz]])
@@ -197,15 +196,12 @@ def _problem(kind: str, mesh: ET.Element, file: Path) -> str:
     """Return why MuJoCo cannot use the file of a mesh, and what to do; empty if it can."""
     import mujoco
 
-    remedy = "save it again, as binary STL or OBJ"
-    if file.suffix.lower() not in READABLE:
-        return f"MuJoCo does not read this format; {remedy}"
     element = ET.tostring(ET.Element("mesh", {**mesh.attrib, "filename": str(file)}), "unicode")
     try:
         mujoco.MjSpec.from_string(ONE_MESH.format(kind=kind, mesh=element)).compile()
     except ValueError as error:
         reason = str(error).removeprefix("Error: ").splitlines()[0].replace(str(file), file.name)
-        return f"{reason}; {remedy}"
+        return f"{reason}; save it again, as binary STL or OBJ"
     return ""
 
 

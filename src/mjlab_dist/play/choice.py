@@ -66,7 +66,7 @@ def resolve(task: str, config: PlayConfig, warn: Callable[[str], None]) -> tuple
             f"--checkpoint {checkpoint}: is in no run directory, and play needs the run's {CONFIG_FILE}; put the file "
             "into the directory checkpoints of its run"
         )
-    find_run(config.log_root, task, str(run_dir), "--checkpoint")
+    run_dir = find_run(config.log_root, task, str(run_dir), "--checkpoint")
     return read_config_file(run_dir, trust=config.trust, uses_ssh=False), readable(checkpoint)
 
 

@@ -93,12 +93,12 @@ def ignored_options(config: SimConfig) -> list[str]:
         config: The scene.
     """
     defaults = mujoco.MjSpec().option
-    scene = _load_spec("--env.sim", config.model, config.model_params).option
+    scene = _read_spec("--env.sim", config.model, config.model_params).option
     _set_options(scene, config.options)
     lines: list[str] = []
     for entity, part in config.entities.items():
         flag = f"--env.sim.entities.{entity}"
-        own = _load_spec(flag, part.model, part.model_params).option
+        own = _read_spec(flag, part.model, part.model_params).option
         names = [
             "flag" if name in {"disableflags", "enableflags"} else name
             for name in dir(defaults)
@@ -129,14 +129,25 @@ def load_model(model: str) -> mujoco.MjModel:
 
 
 def _load_spec(config_flag: str, model: str, params: Mapping[str, ParamValue]) -> mujoco.MjSpec:
+    """Read a spec, and compile it before anything is added to it.
+
+    Errors in the MJCF itself are reported here. In addition, MuJoCo adjusts the keyframes to later changes only if the
+    spec has been compiled.
+    """
+    spec, flag = _read_spec(config_flag, model, params), f"{config_flag}.model {_shown(model)}"
+    refuse_bad_numbers(flag, _compile(flag, spec.compile))
+    return spec
+
+
+def _read_spec(config_flag: str, model: str, params: Mapping[str, ParamValue]) -> mujoco.MjSpec:
     check_model_params(config_flag, model, params)
     flag = f"{config_flag}.model {_shown(model)}"
     if model.lstrip().startswith("<"):
-        return _compiled(flag, _compile(flag, lambda: mujoco.MjSpec.from_string(model)))
+        return _compile(flag, lambda: mujoco.MjSpec.from_string(model))
     if is_function(model):
-        return _compiled(flag, _call(flag, model, params))
+        return _call(flag, model, params)
     path = find_file(flag, model)
-    return _compiled(flag, _compile(flag, lambda: mujoco.MjSpec.from_file(str(path))))
+    return _compile(flag, lambda: mujoco.MjSpec.from_file(str(path)))
 
 
 def find_file(flag: str, file: str) -> Path:
@@ -154,16 +165,6 @@ def find_file(flag: str, file: str) -> Path:
     if not path.is_file():
         raise UserError(f"{flag}: there is no file {path}")
     return path
-
-
-def _compiled(flag: str, spec: mujoco.MjSpec) -> mujoco.MjSpec:
-    """Compile a spec before anything is added to it.
-
-    Errors in the MJCF itself are reported here. In addition, MuJoCo adjusts the keyframes to later changes only if the
-    spec has been compiled.
-    """
-    refuse_bad_numbers(flag, _compile(flag, spec.compile))
-    return spec
 
 
 def _compile(flag: str, work: Callable[[], T]) -> T:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from mjlab_dist import registry
-from mjlab_dist.config import SyncConfig, TrainConfig
+from mjlab_dist.config import EntityConfig, SyncConfig, TrainConfig
 from mjlab_dist.config.entries import replaced
 from mjlab_dist.errors import UserError
 from mjlab_dist.launch import plan
@@ -102,6 +102,16 @@ def test_a_run_is_resumed_with_its_engine(config: TrainConfig, tmp_path: Path) -
         assert settled.env.sim.engine == trained
         with pytest.raises(UserError, match=rf"^--env\.sim\.engine {other}: .* {trained}; .*--init-from"):
             plan_run(replaced(resumed, engine, other), {}, [], lambda _: tmp_path, lambda _: None)
+
+
+def test_options_of_an_entity_that_do_not_apply_are_warned_about(config: TrainConfig, tmp_path: Path) -> None:
+    cube = '<mujoco><option impratio="10"/><worldbody><body><freejoint/><geom size=".1"/></body></worldbody></mujoco>'
+    config = replaced(config, ["env", "sim", "entities"], {"cube": EntityConfig(model=cube)})
+    chosen = dataclasses.replace(config, gpu_ids=None)
+    planned, _ = plan_run(chosen, {}, [], lambda _: tmp_path, lambda _: None)
+    (warning,) = planned.warnings
+    assert warning.startswith("--env.sim.entities.cube.model ")
+    assert "impratio" in warning
 
 
 @pytest.mark.parametrize("deterministic", [True, False])

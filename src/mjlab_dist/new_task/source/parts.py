@@ -58,9 +58,10 @@ def joint_observations(robot: Robot) -> list[str]:
             "# Sines and cosines of the hinges without limits, which are the same after a full turn.",
             '"angles": observation(observations.JointAngles, joints=_ANGLES),',
         ]
+    if observed.balls:
+        lines.append("# Quaternions and angular velocities of the ball joints.")
     for i, joint in enumerate(observed.balls, start=1):
         lines += [
-            *["# Quaternions and angular velocities of the ball joints."] * (i == 1),
             f'"ball_{i}": observation(observations.joint_position, joint={text(joint)}),',
             f'"ball_{i}_velocity": observation(observations.joint_velocity, joint={text(joint)}),',
         ]
