@@ -41,6 +41,16 @@ def number(env: Env) -> torch.Tensor:
     return env.sim.qpos[:, 0]
 
 
+def ends_at_once(env: Env) -> torch.Tensor:
+    """Termination in the second step of every episode."""
+    return env.episode_length_buf >= 2
+
+
+def ends_in_a_second(env: Env) -> torch.Tensor:
+    """Termination after ten steps, as of a pendulum that starts upright."""
+    return env.episode_length_buf >= 10
+
+
 def flat(env: Env) -> torch.Tensor:
     """Observation of the wrong shape."""
     return env.sim.qpos[:, 0]

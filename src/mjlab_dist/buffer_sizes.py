@@ -64,10 +64,14 @@ class Usage:
         return size_for(MARGIN * self.rows, self.can_constrain)
 
     @property
+    def contacts_per_env(self) -> float:
+        """Maximum number of contacts or near pairs in the whole batch, divided by the number of envs."""
+        return max(self.contacts_of_all, self.pairs_of_all) / self.num_envs
+
+    @property
     def nconmax(self) -> int:
         """Contacts to allocate per env."""
-        per_env = max(self.contacts_of_all, self.pairs_of_all) / self.num_envs
-        return size_for(SHARED_MARGIN * max(per_env, self.contacts_of_few), self.can_touch)
+        return size_for(SHARED_MARGIN * max(self.contacts_per_env, self.contacts_of_few), self.can_touch)
 
 
 @dataclass(frozen=True, kw_only=True)

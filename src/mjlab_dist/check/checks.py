@@ -19,6 +19,12 @@ from mjlab_dist.wording import listed
 NUM_RECORDED = 40
 """Number of steps that the replay check records. All of them must issue the same operations."""
 
+IDLE_STEPS = 20
+"""Number of steps with zero actions in which the ends of episodes are counted."""
+
+MIN_MEAN_STEPS = 4.0
+"""Minimum mean length of episodes with zero actions, in steps."""
+
 SPEED_S = 1.0
 """Time in s over which the speed is measured."""
 
@@ -221,6 +227,30 @@ def check_resume(going_on: Sequence[Entry], resumed: Sequence[Entry]) -> Check:
     return passed("resume", text)
 
 
+def check_episodes(env: WatchedEnv) -> Check:
+    """Check that episodes with zero actions last for more than a few steps.
+
+    Args:
+        env: The envs, which start new episodes.
+    """
+    env.reset()
+    env.pop_episode_totals()
+    actions = torch.zeros(env.num_envs, env.num_actions)
+    for _ in range(IDLE_STEPS):
+        env.step(actions)
+    totals = env.pop_episode_totals()
+    by_limit, *by_term = totals.terminations.tolist()
+    mean = IDLE_STEPS * env.num_envs / max(float(totals.episodes) - by_limit, 1.0)
+    if mean < MIN_MEAN_STEPS:
+        term = env.termination_names[1 + by_term.index(max(by_term))]
+        return failed(
+            "episodes",
+            f"with zero actions, terminations.{term} ends episodes after {mean:.1f} steps on average; change its limits "
+            "or the start state",
+        )
+    return passed("episodes", f"{float(totals.episodes):.0f} ended in {IDLE_STEPS} steps with zero actions")
+
+
 class Buffers:
     """Measures how much of the buffers for constraints and contacts a rollout uses."""
 
@@ -237,8 +267,12 @@ class Buffers:
         """Update the counts after a step."""
         self._gauge.read()
 
-    def check(self) -> Check:
-        """Check that no contacts or constraint rows were dropped."""
+    def check(self, margin: float = 1.0) -> Check:
+        """Check that no contacts or constraint rows were dropped.
+
+        Args:
+            margin: Sizes must be at least this multiple of what was used.
+        """
         sim, usage, task = self._env.cfg.sim, self._gauge.usage(), "mjlab-dist size-buffers TASK"
         overflows = [str(bit.name) for bit in mjw.OverflowType if bool((self._env.sim.overflow & int(bit)).any())]
         if overflows:
@@ -248,6 +282,8 @@ class Buffers:
             return failed(
                 "buffers", f"nconmax 0 turns contacts off, but geoms can collide; {task} measures the size to set"
             )
+        if margin * usage.rows > sim.njmax or margin * usage.contacts_per_env > sim.nconmax:
+            return failed("buffers", f"{_used(usage)}, so {_sizes(sim)} have no margin; set larger sizes")
         return passed("buffers", f"{_sizes(sim)}; {_used(usage)}")
 
 
@@ -256,8 +292,7 @@ def _sizes(sim: SimConfig) -> str:
 
 
 def _used(usage: Usage) -> str:
-    per_env = max(usage.contacts_of_all, usage.pairs_of_all) / usage.num_envs
-    return f"random actions need njmax {usage.rows} and nconmax {per_env:.1f}"
+    return f"random actions need njmax {usage.rows} and nconmax {usage.contacts_per_env:.1f}"
 
 
 def measure_speed(env: WatchedEnv, actions: torch.Tensor) -> Check:

@@ -15,14 +15,14 @@ from mjlab_dist.check.watch import WatchedEnv
 from mjlab_dist.sim import Simulation
 from mjlab_dist.sim.quiet import quiet
 
-MAX_RAD_S = 10_000.0
+MAX_RAD_S = 1000.0
 """Maximum angular velocity of a stable simulation, in rad/s."""
 
-MAX_M_S = 1000.0
+MAX_M_S = 100.0
 """Maximum linear velocity of a stable simulation, in m/s."""
 
-PLAUSIBLE = 0.1
-"""Maximum plausible speed, as a share of the two limits above. Fast electric motors reach half this speed."""
+PLAUSIBLE = 0.3
+"""Maximum plausible speed, as a share of the two limits above. Fast electric motors reach a third of this speed."""
 
 MAX_DEPTH = 0.1
 """Maximum depth of a contact that lasts, as a share of the size of the model (``mujoco.MjStatistic.extent``)."""

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import torch
 
+from mjlab_dist.buffers import MARGIN
 from mjlab_dist.check import NUM_CHECKED
 from mjlab_dist.check.checks import (
     NUM_RECORDED,
     Buffers,
     Check,
+    check_episodes,
     check_finite,
     check_replay,
     check_resume,
@@ -112,7 +114,9 @@ def _trial(config: TrainConfig, num_envs: int) -> Iterator[Check]:
         emit("warning", text=warning)
     yield subject.physics.check()
     yield error or check_finite(subject.env, subject.trace, subject.num_resets)
-    yield subject.buffers.check()
+    yield subject.buffers.check(MARGIN)
+    if error is None:
+        yield check_episodes(subject.env)
 
 
 def _checks(config: TrainConfig, num_envs: int) -> Iterator[Check]:
@@ -123,12 +127,15 @@ def _checks(config: TrainConfig, num_envs: int) -> Iterator[Check]:
     if not result.passed:
         return
 
-    # Two rollouts with the same seed, and one with a different seed
+    # Two rollouts with the same seed, and one with a different seed. Other checks could fail because rows were dropped
     second, other = (_Subject(config, num_envs, seed) for seed in (config.seed, config.seed + 1))
     for subject in (first, second, other):
         error = subject.run()
         if error is not None:
             yield error
+            return
+        if not (buffers := subject.buffers.check()).passed:
+            yield buffers
             return
     env = first.env
     yield first.physics.check()
@@ -145,7 +152,8 @@ def _checks(config: TrainConfig, num_envs: int) -> Iterator[Check]:
     yield check_replay(env, first.actions[:NUM_RECORDED])
     env.watch.place = RETURNED
 
-    # Buffers and speed
+    # Episodes without actions, buffers and speed
+    yield check_episodes(env)
     yield first.buffers.check()
     yield measure_speed(env, first.actions)
 

@@ -372,10 +372,11 @@ class SimConfig:
     nconmax: int
     """Contacts that MuJoCo Warp allocates per env. All envs of a rank share one buffer of nconmax * num_envs contacts.
     More contacts than necessary cost time."""
-    on_overflow: Literal["warn", "grow", "stop"] = "warn"
+    on_overflow: Literal["warn", "grow", "stop"] = "grow"
     """What to do during training if contacts or constraint rows do not fit into their buffers, so that some are
-    dropped. warn: print one warning, and count affected envs. grow: restart from the newest checkpoint with larger
-    buffers, and write their sizes to config.yaml. stop: write a checkpoint and end the run."""
+    dropped and the physics may become NaN. grow: restart from the newest checkpoint with larger buffers, and write
+    their sizes to config.yaml. stop: write a checkpoint and end the run. warn: print one warning, and count affected
+    envs."""
     forward_before_observation: bool = True
     """Recompute poses and sensors before observing. Observations of joint positions and velocities alone do not need
     this."""

@@ -291,11 +291,12 @@ class Runner:
             self.current_learning_iteration = iteration
             # Metrics of all ranks, in one collective
             row, totals, stops, save_is_due, not_finite, ranks, wait_shares = metrics.outcome(iteration, sample)
+            # Buffers of the physics, before numbers that are not finite: buffers that are too small can cause these
+            stops |= self._overflow.must_end(row)
             self._raise_if_not_finite(row, not_finite, sample)
             row |= hook_columns(self, iteration)
-            # Curricula, buffers of the physics, and warnings
+            # Curricula and warnings
             self.env.end_iteration(totals)
-            stops |= self._overflow.must_end(row)
             self._advice.check(iteration, wait_shares)
             # Write rows. First, raise if a checkpoint could not be written, or another launch has taken over this run
             if self._store:
@@ -426,6 +427,8 @@ class Runner:
     def _raise_if_not_finite(self, row: Row, ranks: list[int], sample: Sample) -> None:
         """Raise on every rank if a number of any rank is not finite. A rank with such numbers dumps the envs."""
         when = f"iteration {row['iteration']}"
+        if ranks:
+            self._overflow.raise_pending()
         if self._rank.rank in ranks:
             dump = self._finite.dump(self._config.task, sample.totals)
             text = f"{when}: {describe(dump)}"

@@ -30,6 +30,9 @@ MAX_BELLY = 0.9
 """Maximum distance from the origin of a standing robot's base to the lowest point of the base, as a share of the height
 of the origin above the ground."""
 
+LOW_ORIGIN = 0.1
+"""Maximum height of an origin that is near the ground, as a share of the height of the robot."""
+
 FLUID_KG_M3 = 100.0
 """Minimum density of the medium in which a robot swims. Air has 1.2 kg/m³, and water has 1000 kg/m³."""
 
@@ -59,9 +62,9 @@ class Base:
     rise_m: float
     """Height by which the robot must be lifted, because it penetrates the ground in the start state; 0 if it penetrates
     the ground by at most ``TOLERATED_DEPTH_M``."""
-    min_height_m: float
+    min_height_m: float | None
     """Minimum height of the base of a robot that has not fallen; without a free joint, minimum position of the vertical
-    slide joint."""
+    slide joint. None if the origin of the base is near the ground, as for a mobile base: it does not sink in a fall."""
     speed_m_s: float
     """Walking speed for a robot of this height; for a robot that swims, half its length per second."""
 
@@ -92,12 +95,15 @@ def find_base(model: mujoco.MjModel, start: mujoco.MjData, root: Sequence[int]) 
     # If the robot lies, or the bounding boxes of its base reach the ground, belly_m is not meaningful.
     if belly_m > MAX_BELLY * height_m:
         belly_m = 0.5 * height_m
-    min_height_m = ground_m + belly_m + FALLEN_SHARE * (height_m - belly_m)
-    if vertical:
-        min_height_m -= float(start.xpos[body, 2] - start.qpos[model.jnt_qposadr[vertical[0]]])
+    corners = corners_below(model, start, body)
+    top_m = float(corners[:, 2].max()) + rise_m - ground_m if len(corners) else height_m
+    min_height_m = None
+    if height_m > LOW_ORIGIN * top_m:
+        min_height_m = ground_m + belly_m + FALLEN_SHARE * (height_m - belly_m)
+        if vertical:
+            min_height_m -= float(start.xpos[body, 2] - start.qpos[model.jnt_qposadr[vertical[0]]])
     # Whether the robot can fall, and its length, for the speed
     can_fall = has_weight(model) and (is_free or bool(vertical))
-    corners = corners_below(model, start, body)
     length_m = float(np.ptp(corners, axis=0).max()) if len(corners) else 0.2
     return Base(
         joint=model.joint(forward).name,

@@ -146,7 +146,7 @@ def examine(mjcf: Path, flag: str | None = None, goal: Goal | None = None, *, na
     # Actions that keep the physics stable, and sizes of the buffers
     decimation = max(1, round(1.0 / (CONTROL_HZ * model.opt.timestep)))
     blocks = calmed(model, start, decimation, actuation.blocks)
-    njmax, nconmax = _sizes(flag, model, start, decimation, blocks)
+    njmax, nconmax = _sizes(flag, model, start, decimation, blocks, root)
     return Robot(
         goal=plan.goal,
         goals=plan.goals,
@@ -184,11 +184,16 @@ def _driven(flag: str, model: mujoco.MjModel, root: list[int]) -> list[int]:
 
 
 def _sizes(
-    flag: str, model: mujoco.MjModel, start: mujoco.MjData, decimation: int, blocks: dict[str, Block]
+    flag: str,
+    model: mujoco.MjModel,
+    start: mujoco.MjData,
+    decimation: int,
+    blocks: dict[str, Block],
+    root: Sequence[int],
 ) -> tuple[int, int]:
     """Return the constraint rows and the contacts to allocate per env."""
     touches = can_touch(model, put_on_device(flag, model))
-    rows, contacts = sample_sizes(model, start, decimation, blocks)
+    rows, contacts = sample_sizes(model, start, decimation, blocks, root)
     return size_for(MARGIN * rows, touches or can_constrain(model)), size_for(MARGIN * contacts, touches)
 
 

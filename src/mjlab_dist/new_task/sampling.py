@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mjlab_dist.new_task.actuation import Block, action_inputs, driving
+from mjlab_dist.new_task.actuation import Block, Kind, action_inputs, driving
 from mjlab_dist.new_task.rounding import rounded
 
 if TYPE_CHECKING:
@@ -29,21 +29,26 @@ HELD_STEPS = (1, 25)
 """Numbers of control steps during which a random action is held. 1 is similar to a policy at the start of training, and
 25 to a trained policy."""
 
-MAX_HALVINGS = 12
-"""Maximum number of times that the torques of a block are halved."""
+MAX_HALVINGS: dict[Kind, int] = {"effort": 12, "position": 2, "velocity": 2}
+"""Maximum number of times that the scale of a block is halved. Torques may be far too large in an MJCF. A position motor
+that needs more halvings has too little damping, which smaller actions do not solve. The scales of muscles are kept."""
 
 MAX_LEAD = 3
 """A block is halved at most this many times more than the block with the fewest halvings."""
 
-NUM_SAMPLED = 20
+NUM_SAMPLED = 24
 """Number of the episodes in which constraints and contacts are counted."""
+
+SAMPLED_STD = 1.5
+"""Standard deviation of the random actions in these episodes. Policies at the start of training have 1."""
 
 
 def calmed(model: mujoco.MjModel, start: mujoco.MjData, decimation: int, blocks: dict[str, Block]) -> dict[str, Block]:
-    """Return action blocks whose torques and forces are halved until the physics is stable with random actions.
+    """Return action blocks whose scales are halved until the physics is stable with random actions.
 
-    In each round, the torques of the block that drives the fastest joint are halved. If no block drives this joint, or
-    if earlier halvings of the block did not help, the torques of the blocks with the fewest halvings are halved.
+    In each round, the scale of the block that drives the fastest joint is halved. If no block drives this joint, or if
+    earlier halvings of the block did not help, the scales of the blocks with the fewest halvings are halved. If a block
+    must not be halved again, the physics stays unstable, and the trial of the task fails.
 
     Args:
         model: The MuJoCo model.
@@ -51,17 +56,19 @@ def calmed(model: mujoco.MjModel, start: mujoco.MjData, decimation: int, blocks:
         decimation: Substeps per control step.
         blocks: The action blocks.
     """
-    num_halved = dict.fromkeys([name for name, block in blocks.items() if block.kind == "effort"], 0)
-    while num_halved and max(num_halved.values()) < MAX_HALVINGS:
+    num_halved = dict.fromkeys([name for name, block in blocks.items() if block.kind in MAX_HALVINGS], 0)
+    while num_halved:
         episodes = map(functools.partial(_too_fast, model, start, decimation, blocks), HELD_STEPS)
         fastest = next((joint for joint in episodes if joint is not None), None)
         if fastest is None:
             break
         least = min(num_halved.values())
         causes = [name for name in driving(model, blocks, fastest) if name in num_halved]
-        # No block drives the joint, or halving the torques of the block did not help
+        # No block drives the joint, or halving the scale of the block did not help
         if not causes or num_halved[causes[0]] >= least + MAX_LEAD:
             causes = [name for name, number in num_halved.items() if number == least]
+        if any(num_halved[name] == MAX_HALVINGS[blocks[name].kind] for name in causes):
+            break
         for name in causes:
             num_halved[name] += 1
             blocks = blocks | {name: replace(blocks[name], scale=rounded(blocks[name].scale / 2), is_clipped=True)}
@@ -96,9 +103,12 @@ def _too_fast(
 
 
 def sample_sizes(
-    model: mujoco.MjModel, start: mujoco.MjData, decimation: int, blocks: Mapping[str, Block]
+    model: mujoco.MjModel, start: mujoco.MjData, decimation: int, blocks: Mapping[str, Block], root: Sequence[int]
 ) -> tuple[int, int]:
     """Return the maximum number of constraint rows and of contacts in episodes of random actions, in MuJoCo's C code.
+
+    The actions are larger than those of a new policy, and half of the robots with a free joint start in a random
+    orientation, because a robot that falls touches the ground with more geoms than one that stands.
 
     MuJoCo Warp's list of contacts needs space for all pairs of geoms that pass its broad phase. For a plane, these are
     the pairs with all geoms whose bounding sphere reaches the plane. The number of contacts therefore includes these
@@ -109,21 +119,29 @@ def sample_sizes(
         start: The start state.
         decimation: Substeps per control step.
         blocks: The action blocks.
+        root: The joints that connect a moving robot to the world.
     """
     import mujoco
 
     rng = np.random.default_rng(0)
+    free = [j for j in root if model.jnt_type[j] == mujoco.mjtJoint.mjJNT_FREE]
     data = mujoco.MjData(model)
     planes, others = _plane_pairs(model)
     inputs = action_inputs(model, start.qpos, blocks)
     # Episodes
     rows = contacts = 0
-    for _ in range(NUM_SAMPLED):
+    for episode in range(NUM_SAMPLED):
         mujoco.mj_resetData(model, data)
         data.qpos[:] = start.qpos
+        if free and episode % 4 < 2:
+            column = model.jnt_qposadr[free[0]]
+            data.qpos[column + 3 : column + 7] = rng.normal(size=4)  # MuJoCo normalizes quaternions
+            mujoco.mj_forward(model, data)
+            data.qpos[column + 2] += max(0.0, -data.contact.dist.min(initial=0.0))
+        held = HELD_STEPS[episode % 2]
         for step in range(round(SAMPLED_S / model.opt.timestep)):
-            if step % decimation == 0:
-                data.ctrl[:] = inputs.of(rng.uniform(-1.0, 1.0, model.nu))
+            if step % (held * decimation) == 0:
+                data.ctrl[:] = inputs.of(SAMPLED_STD * rng.normal(size=model.nu))
             mujoco.mj_step(model, data)
             rows = max(rows, data.nefc)
             # Pairs that pass the broad phase for planes

@@ -18,12 +18,14 @@ import mjlab_dist
 from mjlab_dist.check import checks, run
 from mjlab_dist.check.checks import Check
 from mjlab_dist.check.host_syncs import HostSyncs
-from mjlab_dist.check.run import check
+from mjlab_dist.check.run import check, try_out
 from mjlab_dist.config import TrainConfig, event, observation, reward, term, termination
 from mjlab_dist.errors import CheckError, UserError
 from mjlab_dist.learn.random_state import random_state
 
-NAMES_OF_CHECKS = ["terms", "physics", "finite", "seeds", "resume", "host syncs", "replay", "buffers", "speed"]
+NAMES_OF_CHECKS = [
+    "terms", "physics", "finite", "seeds", "resume", "host syncs", "replay", "episodes", "buffers", "speed",
+]  # fmt: skip
 
 
 NUM_STEPS = 75
@@ -211,7 +213,29 @@ def test_buffers_that_are_too_small_are_found(changes: dict[str, int], found: st
     env = dataclasses.replace(config.env, sim=dataclasses.replace(config.env.sim, **changes))
     result = failures(dataclasses.replace(config, env=env, num_envs=8))
     assert re.match(found, result.pop("buffers"))
-    assert set(result) <= {"resume"}, "resume may fail too: the state does not determine which contacts are dropped"
+    assert not result, "no term is blamed"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("short_rollouts")
+def test_a_new_task_needs_buffers_with_a_margin() -> None:
+    config = dataclasses.replace(config_of("gym-hopper"), num_envs=8)
+    (usage,) = (result.text for result in try_out(config) if result.name == "buffers")
+    (rows,) = re.findall(r"random actions need njmax (\d+)", usage)
+    for njmax, passed in ((int(rows), False), (2 * int(rows), True)):
+        env = dataclasses.replace(config.env, sim=dataclasses.replace(config.env.sim, njmax=njmax))
+        results = {result.name: result.passed for result in try_out(dataclasses.replace(config, env=env))}
+        assert results["buffers"] is passed
+        assert all(passed for name, passed in results.items() if name != "buffers")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("short_rollouts")
+@pytest.mark.parametrize("kind", [mistakes.ends_at_once, mistakes.ends_in_a_second])
+def test_episodes_that_end_at_once_are_found(kind: Any) -> None:
+    found = failures(with_term("terminations", termination(kind)))
+    assert set(found) == ({"episodes"} if kind is mistakes.ends_at_once else set())
+    assert all(re.match("with zero actions, terminations.wrong .* after 2.0 steps", text) for text in found.values())
 
 
 # The checks are started from Python, or by a command

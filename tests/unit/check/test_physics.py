@@ -76,13 +76,21 @@ def test_gains_that_are_too_large_are_found_with_the_joint() -> None:
     assert "armature" in result.text
 
 
-def test_a_stable_but_implausible_speed_is_a_warning() -> None:
+@pytest.mark.parametrize("gear", [100, 400])
+def test_an_implausible_speed_is_a_warning_or_an_error(gear: int) -> None:
     events: list[Event] = []
     with listening(events.append):
-        result = physics(config("motor gear='400'", damping=0.1))
-    assert result.passed
-    (warning,) = [event["text"] for event in events if event["kind"] == "warning"]
-    assert warning.startswith("unusually fast: joint hinge at ")
+        result = physics(config(f"motor gear='{gear}'", damping=0.1))
+    lines = [event["text"] for event in events if event["kind"] == "warning"]
+    if gear == 400:
+        assert not result.passed
+        lines.append(result.text)
+    (line,) = lines
+    found = re.match(r"(unusually|too) fast: joint hinge at ([\d,]+) rad/s", line)
+    assert found
+    speed_rad_s = int(found[2].replace(",", ""))
+    assert (found[1] == "too") == (gear == 400) == (speed_rad_s > 1000)
+    assert speed_rad_s > 300
 
 
 def test_a_lasting_overlap_is_found_with_its_geoms() -> None:

@@ -8,15 +8,20 @@ from pathlib import Path
 from typing import Any, Literal
 
 import mujoco
+import mujoco_warp as mjw
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mjlab_dist import registry
 from mjlab_dist.buffers import MARGIN, SHARED_MARGIN, larger_size
 from mjlab_dist.config import SimConfig
-from mjlab_dist.errors import BufferOverflowError, Exit
-from mjlab_dist.learn import overflow
+from mjlab_dist.distributed import Rank
+from mjlab_dist.env import Env
+from mjlab_dist.errors import BufferOverflowError, Exit, NonFiniteError
+from mjlab_dist.learn import Runner, overflow
+from mjlab_dist.learn.hooks import Hook
 from mjlab_dist.learn.overflow import OverflowCheck
 from mjlab_dist.sim import Simulation, load_model, start_warp
 
@@ -42,8 +47,6 @@ def fallen(landed: tuple[Simulation, mujoco.MjData]) -> Simulation:
 
 
 def check_of(sim: Simulation, policy: Literal["warn", "grow", "stop"]) -> OverflowCheck:
-    from mjlab_dist import registry
-
     config = registry.task_config("cartpole-balance")
     config = dataclasses.replace(
         config, env=dataclasses.replace(config.env, sim=dataclasses.replace(BOX, on_overflow=policy))
@@ -115,3 +118,29 @@ def test_larger_sizes_fit_and_grow_by_a_factor(size: int, needed: int, margin: f
     assert larger > size
     assert larger >= 1.5 * size
     assert larger <= max(4, math.ceil(margin * max(needed, 1.25 * size)) + 16)
+
+
+class Breaking(Hook):
+    """Makes a state NaN in the same iteration in which rows do not fit."""
+
+    def before_iteration(self, runner: Runner, iteration: int) -> None:
+        runner.env.sim.overflow[0] = int(mjw.OverflowType.NEFC)
+        runner.env.sim.qvel[0, 0] = math.nan
+
+
+@pytest.mark.parametrize(
+    ("policy", "error"), [("grow", BufferOverflowError), ("stop", BufferOverflowError), ("warn", NonFiniteError)]
+)
+def test_an_overflow_is_the_cause_of_nan_in_the_same_iteration(
+    policy: Literal["warn", "grow", "stop"], error: type[Exception]
+) -> None:
+    start_warp("cpu")
+    config = dataclasses.replace(registry.task_config("cartpole-balance"), num_envs=4, max_iterations=1)
+    config = dataclasses.replace(config, agent=dataclasses.replace(config.agent, num_mini_batches=1))
+    sim = dataclasses.replace(config.env.sim, on_overflow=policy, engine="warp")
+    config = dataclasses.replace(config, env=dataclasses.replace(config.env, sim=sim))
+    runner = Runner(Env(config.env, 4, "cpu"), config, Rank())
+    runner.hooks = [Breaking()]
+    with pytest.raises(error) as caught:
+        runner.train()
+    assert bool(getattr(caught.value, "larger", None)) is (policy == "grow")

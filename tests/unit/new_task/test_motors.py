@@ -12,7 +12,7 @@ from mjlab_dist.new_task.actuation import action_inputs, find_blocks
 from mjlab_dist.new_task.joints import driven_joints, find_root, simple_joints
 from mjlab_dist.new_task.legs import find_legs
 from mjlab_dist.new_task.motors import joint_loads
-from mjlab_dist.new_task.sampling import calmed
+from mjlab_dist.new_task.sampling import calmed, sample_sizes
 from mjlab_dist.new_task.settling import Actuation, actuate, add_motors, start_state
 
 GRAVITY = 9.81
@@ -311,6 +311,42 @@ def test_torques_on_a_light_link_are_limited_so_that_it_is_stable() -> None:
         mujoco.mj_step(model, data)
         fastest = max(fastest, float(np.abs(data.qvel).max()))
     assert 10.0 < fastest < 300.0
+
+
+@pytest.mark.parametrize(("armature", "scale"), [(0.05, 0.5), (0.005, 0.25)])
+def test_position_motors_that_are_too_fast_get_smaller_actions(armature: float, scale: float) -> None:
+    motor = '<position name="motor" joint="hinge" kp="500" kv="1"/>'
+    xml = pendulum("0 0 1", f'armature="{armature}"', mass=0.01, length=0.1)
+    model = mujoco.MjModel.from_xml_string(xml.replace("</mujoco>", f"<actuator>{motor}</actuator></mujoco>"))
+    data = start_state(model, None)
+    (block,) = calmed(model, data, 10, find_blocks(model, data, {0: 1.0})).values()
+    assert (block.scale, block.is_clipped) == (scale, scale < 0.5)
+
+
+def test_the_buffers_hold_the_contacts_of_a_robot_that_lies() -> None:
+    """A robot that stands on three feet. Random actions do not overturn it, but it can lie on one side of its body."""
+    feet = "".join(
+        f'<geom type="sphere" size=".02" pos="{x} {y} -.22"/>' for x, y in ((0.15, 0), (-0.1, 0.1), (-0.1, -0.1))
+    )
+    model = mujoco.MjModel.from_xml_string(f"""
+    <mujoco>
+      <worldbody>
+        <geom type="plane" size="0 0 1"/>
+        <body pos="0 0 .24"><freejoint name="root"/>
+          <geom type="box" size=".2 .2 .2" mass="10"/>{feet}
+          <body pos="0 0 .3"><joint name="arm" axis="0 1 0"/><geom size=".02" pos=".05 0 0" mass=".01"/></body>
+        </body>
+      </worldbody>
+      <actuator><position name="arm" joint="arm" kp=".01" kv=".01"/></actuator>
+    </mujoco>""")
+    start, lying = start_state(model, None), start_state(model, None)
+    lying.qpos[2:7] = [0.2, math.sqrt(0.5), 0, math.sqrt(0.5), 0]
+    mujoco.mj_step(model, lying, 500)
+    blocks = find_blocks(model, start, {0: 1.0})
+    rows, contacts = sample_sizes(model, start, 10, blocks, find_root(model))
+    assert rows >= lying.nefc
+    assert contacts >= lying.ncon
+    assert sample_sizes(model, start, 10, blocks, [])[0] < lying.nefc, "a standing robot has fewer"
 
 
 def test_a_leg_carries_the_robot_and_not_only_itself() -> None:

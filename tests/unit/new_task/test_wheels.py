@@ -61,6 +61,16 @@ def test_wheels_have_no_limits_and_reach_the_ground(xml: str, is_rover: bool) ->
         assert wheel.radius_m == pytest.approx(RADIUS_M)
 
 
+@pytest.mark.parametrize(("origin_m", "is_low"), [(0.0, True), (0.015, True), (RADIUS_M, False)])
+def test_a_base_near_the_ground_does_not_fall_by_sinking(origin_m: float, is_low: bool) -> None:
+    lift = RADIUS_M - origin_m
+    xml = rover().replace(f'pos="0 0 {RADIUS_M}"', f'pos="0 0 {origin_m}"').replace("0 0 .06", f"0 0 {0.06 + lift}")
+    for x, y in PLACES.values():
+        xml = xml.replace(f'<body pos="{x} {y} 0">', f'<body pos="{x} {y} {lift}">')
+    model = mujoco.MjModel.from_xml_string(xml)
+    assert (find_base(model, start_state(model, None), [0]).min_height_m is None) is is_low
+
+
 def test_an_action_of_1_drives_forward_at_twice_the_rewarded_speed(tmp_path: Path) -> None:
     # The axes of the right wheels point outwards, so these wheels drive forward at negative speeds.
     (tmp_path / "rover.xml").write_text(rover(axes={"fr": "0 -1 0", "rr": "0 -1 0"}))

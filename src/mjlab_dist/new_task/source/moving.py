@@ -69,7 +69,7 @@ def _terminations(base: Base) -> list[str]:
             "# The base is tilted by more than this angle.",
             '"tilted": termination(terminations.tilted, max_rad=1.0, joint=_ROOT),',
         ]
-    if base.can_fall and base.is_free:
+    if base.can_fall and base.is_free and base.min_height_m is not None:
         lines += [
             "# The base is lower than this height.",
             f'"fallen": termination(terminations.too_low, min_m={rounded(base.min_height_m)!r}, joint=_ROOT),',
@@ -79,7 +79,7 @@ def _terminations(base: Base) -> list[str]:
             name = "tilted" if len(base.tilt_joints) == 1 else f"tilted_{i}"
             found = f"terminations.joint_out_of_range, joint={text(joint)}, low=-1.0, high=1.0"
             lines += ["# The base is tilted by more than this angle.", f'"{name}": termination({found}),']
-    if base.can_fall and base.height_joint is not None:
+    if base.can_fall and base.height_joint is not None and base.min_height_m is not None:
         low = rounded(base.min_height_m)
         found = f"terminations.joint_out_of_range, joint={text(base.height_joint)}, low={low!r}"
         lines += ["# The vertical joint of the base is below this position.", f'"fallen": termination({found}),']
