@@ -317,7 +317,9 @@ def test_the_quadruped_keeps_its_own_position_actuators() -> None:
     assert robot.base.joint == "root"
     assert robot.base.is_upright
     assert robot.base.rise_m == 0
-    assert 0.06 < robot.base.min_height_m < 0.2, "lower than a base on bent legs, and higher than a belly on the ground"
+    assert 0.06 < (robot.base.min_height_m or 0.0) < 0.2, (
+        "lower than a base on bent legs, and higher than a belly on the ground"
+    )
     assert len(robot.joints) == 12
     (block,) = robot.blocks.values()
     assert (block.kind, block.offset, block.actuators) == ("position", "home", (".*",))

@@ -245,8 +245,8 @@ def check_episodes(env: WatchedEnv) -> Check:
         term = env.termination_names[1 + by_term.index(max(by_term))]
         return failed(
             "episodes",
-            f"with zero actions, terminations.{term} ends episodes after {mean:.1f} steps on average; change its limits "
-            "or the start state",
+            f"with zero actions, terminations.{term} ends episodes after {mean:.1f} steps on average; change its "
+            "limits or the start state",
         )
     return passed("episodes", f"{float(totals.episodes):.0f} ended in {IDLE_STEPS} steps with zero actions")
 

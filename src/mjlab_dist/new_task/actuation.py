@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 
 from mjlab_dist.names import exactly
-from mjlab_dist.new_task.joints import actuated_joint, is_finger, is_hinge
+from mjlab_dist.new_task.joints import actuated_joint, is_finger, is_hinge, thrusters
 from mjlab_dist.new_task.motors import MARGIN, dof_inertias
 from mjlab_dist.new_task.rounding import rounded
 
@@ -28,6 +28,10 @@ hold against gravity. This maximum is needed because the limits in some MJCFs ar
 
 STRONG_RAD_S2 = 300.0
 """Joint acceleration that an action of 1 may cause, even if this needs more than ``STRONG`` times the load."""
+
+THRUST_SHARE = 0.1
+"""Change of a thruster's input for an action of 1, as a share of the input that carries the weight. With larger shares,
+random actions overturn a drone within a few steps."""
 
 Kind = Literal["position", "velocity", "effort", "muscle"]
 
@@ -79,10 +83,32 @@ def find_blocks(
             block = dataclasses.replace(block, scale=rounded(strong[joint] / gain), is_clipped=True)
         if block is not None:
             blocks[model.actuator(i).name] = block
+    blocks |= _hovering(model, start)
     blocks |= {model.joint(joint).name: _position_of(model, joint) for joint in motored}
     rolling = Block(actuators=(), kind="velocity", scale=1.0, offset=0.0)
     blocks |= {model.joint(j).name: dataclasses.replace(rolling, scale=rad_s) for j, rad_s in wheels.items()}
     return _named(blocks, len(kept) + len(motored) + len(wheels))
+
+
+def _hovering(model: mujoco.MjModel, start: mujoco.MjData) -> dict[str, Block]:
+    """Return the blocks of thrusters, by name: with action 0, they carry the weight of a robot in the start state."""
+    rotors = thrusters(model)
+    forces = np.zeros((len(rotors), model.nv))  # for an input of 1
+    for force, i in zip(forces, rotors, strict=True):
+        row = slice(start.moment_rowadr[i], start.moment_rowadr[i] + start.moment_rownnz[i])
+        force[start.moment_colind[row]] = start.actuator_moment[row] * model.actuator_gainprm[i, 0]
+    inputs = np.linalg.lstsq(forces.T, start.qfrc_bias, rcond=None)[0]
+    blocks: dict[str, Block] = {}
+    for i, needed in zip(rotors, inputs, strict=True):
+        limited = bool(model.actuator_ctrllimited[i])
+        low, high = model.actuator_ctrlrange[i] if limited else (-np.inf, np.inf)
+        held = float(np.clip(needed, low, high))
+        reach = float(max(held - low, high - held)) if limited else 1.0
+        scale = rounded(THRUST_SHARE * abs(held) or reach)  # without gravity, the whole range
+        # More digits than other numbers have, because an error of 1% of the weight is 20 cm in 2 s
+        offset = float(f"{held:.4g}")
+        blocks[model.actuator(i).name] = Block(actuators=(), kind="effort", scale=scale, offset=offset)
+    return blocks
 
 
 def driving(model: mujoco.MjModel, blocks: Mapping[str, Block], joint: int) -> list[str]:

@@ -82,7 +82,7 @@ class EndEffector:
 
 
 def possible_goals(
-    is_moving: bool, pendulum: Pendulum | None, end: EndEffector | None, *, has_balls: bool
+    is_moving: bool, pendulum: Pendulum | None, end: EndEffector | None, *, has_joints: bool, has_balls: bool
 ) -> tuple[Goal, ...]:
     """Return the goals that a robot can have, the most suitable ones first.
 
@@ -90,10 +90,11 @@ def possible_goals(
         is_moving: Whether the robot moves; otherwise it is fixed to the world.
         pendulum: The pendulum, if the robot is one.
         end: The end effector of the robot, if it has one.
+        has_joints: Whether actuators move hinges or slide joints; if not, the robot is a drone.
         has_balls: Whether actuators move ball joints, for which there are no target positions.
     """
     goals: list[Goal] = []
-    if is_moving:
+    if is_moving and has_joints:
         goals.append("walk")
     elif pendulum is not None:
         goals.extend(("balance", "swing-up"))

@@ -31,8 +31,8 @@ def find_root(model: mujoco.MjModel) -> list[int]:
 
     The root belongs to a body that is attached to the world. It is a free joint, or a group of slide joints and hinges
     without actuators, such as the joints for x, z and the pitch of a planar robot. The bodies below this body must have
-    driven joints, so the free joint of a cube is not a root. If there are several robots, the root is that of the robot
-    with the most driven joints.
+    driven joints or thrusters, so the free joint of a cube is not a root. If there are several robots, the root is that
+    of the robot with the most of them.
 
     Args:
         model: The MuJoCo model.
@@ -50,13 +50,16 @@ def find_root(model: mujoco.MjModel) -> list[int]:
         slides = any(model.jnt_type[j] == mujoco.mjtJoint.mjJNT_SLIDE for j in joints)
         is_planar = len(joints) > 1 and slides and simple.issuperset(joints)
         behind = {j for j in actuated or simple if is_below(model, int(model.jnt_bodyid[j]), body)} - set(joints)
-        if (is_free or is_planar) and behind:
-            candidates.append((len(behind), joints))
+        pushing = [i for i in thrusters(model) if is_below(model, _pushed_body(model, i), body)]
+        if (is_free or is_planar) and (behind or pushing):
+            candidates.append((len(behind) + len(pushing), joints))
     return max(candidates, default=(0, []), key=lambda one: one[0])[1]
 
 
 def driven_joints(model: mujoco.MjModel, root: list[int]) -> list[int]:
     """Return the hinge and slide joints that actuators move; without actuators, the joints that should get motors.
+
+    A drone, which only thrusters move, has none.
 
     A joint that an equality constraint couples to another joint is not driven, because it follows the other joint. If
     motors are added, they do not drive the joints of the root; in a cart with poles, they drive only the cart.
@@ -66,12 +69,24 @@ def driven_joints(model: mujoco.MjModel, root: list[int]) -> list[int]:
         root: The joints that connect a moving robot to the world.
     """
     driven = _actuated(model) & set(simple_joints(model))
-    if not driven and not driven_balls(model):
+    if not driven and not driven_balls(model) and not thrusters(model):
         base = int(model.jnt_bodyid[root[0]]) if root else 0
         free = [j for j in simple_joints(model) if j not in root and not is_stuck(model, j)]
         driven = {j for j in free if is_below(model, int(model.jnt_bodyid[j]), base)}
         driven = set(_carts(model, sorted(driven))) or driven
     return sorted(driven - set(followers(model)) or driven)
+
+
+def thrusters(model: mujoco.MjModel) -> list[int]:
+    """Return the actuators that push a site, such as the rotors of a drone.
+
+    Args:
+        model: The MuJoCo model.
+    """
+    import mujoco
+
+    at_site = model.actuator_trntype == int(mujoco.mjtTrn.mjTRN_SITE)
+    return np.flatnonzero(at_site & (model.actuator_trnid[:, 1] < 0)).tolist()  # without a reference site
 
 
 def driven_balls(model: mujoco.MjModel) -> list[int]:
@@ -218,6 +233,10 @@ def is_below(model: mujoco.MjModel, body: int, ancestor: int) -> bool:
     while body > ancestor:  # the id of a parent is smaller than the ids of its children
         body = int(model.body_parentid[body])
     return body == ancestor
+
+
+def _pushed_body(model: mujoco.MjModel, thruster: int) -> int:
+    return int(model.site_bodyid[model.actuator_trnid[thruster, 0]])
 
 
 def _actuated(model: mujoco.MjModel) -> set[int]:

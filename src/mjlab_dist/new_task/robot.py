@@ -26,6 +26,7 @@ from mjlab_dist.new_task.joints import (
     find_trees,
     is_endless,
     simple_joints,
+    thrusters,
 )
 from mjlab_dist.new_task.lacks import Lacks, find_names, find_scenery, names_of, supply
 from mjlab_dist.new_task.loading import compile_spec, load, put_on_device
@@ -146,7 +147,8 @@ def examine(mjcf: Path, flag: str | None = None, goal: Goal | None = None, *, na
     # Actions that keep the physics stable, and sizes of the buffers
     decimation = max(1, round(1.0 / (CONTROL_HZ * model.opt.timestep)))
     blocks = calmed(model, start, decimation, actuation.blocks)
-    njmax, nconmax = _sizes(flag, model, start, decimation, blocks, root)
+    touches = can_touch(model, put_on_device(flag, model))
+    rows, contacts = sample_sizes(model, start, decimation, blocks, root)
     return Robot(
         goal=plan.goal,
         goals=plan.goals,
@@ -169,32 +171,24 @@ def examine(mjcf: Path, flag: str | None = None, goal: Goal | None = None, *, na
         control_hz=1.0 / (decimation * model.opt.timestep),
         has_pgs=loaded.has_pgs,
         integrator=_integrator(loaded.integrator, actuation.motors),
-        njmax=njmax,
-        nconmax=nconmax,
+        njmax=size_for(MARGIN * rows, touches or can_constrain(model)),
+        nconmax=size_for(MARGIN * contacts, touches),
     )
 
 
 def _driven(flag: str, model: mujoco.MjModel, root: list[int]) -> list[int]:
-    """Return the driven joints; raise if there are none."""
-    if joints := driven_joints(model, root):
+    """Return the driven joints; raise if there are none, and the robot is no drone."""
+    joints = driven_joints(model, root)
+    if joints or (root and thrusters(model)):
         return joints
-    balls = listed(model.joint(j).name for j in driven_balls(model))
-    what = f"its actuators drive only {balls}; use hinges" if balls else "choose another MJCF"
+    what = "choose another MJCF"
+    if balls := listed(model.joint(j).name for j in driven_balls(model)):
+        what = f"its actuators drive only {balls}; use hinges"
+    elif model.nflex:
+        what = "it contains only soft bodies (flexes); add a robot"
+    elif thrusters(model):
+        what = "its actuators push a body without a free joint; add <freejoint/> to this body"
     raise UserError(f"{flag}: has no hinge or slide joint to drive; {what}")
-
-
-def _sizes(
-    flag: str,
-    model: mujoco.MjModel,
-    start: mujoco.MjData,
-    decimation: int,
-    blocks: dict[str, Block],
-    root: Sequence[int],
-) -> tuple[int, int]:
-    """Return the constraint rows and the contacts to allocate per env."""
-    touches = can_touch(model, put_on_device(flag, model))
-    rows, contacts = sample_sizes(model, start, decimation, blocks, root)
-    return size_for(MARGIN * rows, touches or can_constrain(model)), size_for(MARGIN * contacts, touches)
 
 
 def _keyframe(model: mujoco.MjModel) -> str | None:
@@ -252,7 +246,7 @@ def _plan(model: mujoco.MjModel, root: Sequence[int], joints: Sequence[int], wis
     """
     start = start_state(model, find_key(model))
     pendulum, end = find_pendulum(model, start, joints), find_end(model, start, joints)
-    goals = possible_goals(bool(root), pendulum, end, has_balls=bool(driven_balls(model)))
+    goals = possible_goals(bool(root), pendulum, end, has_joints=bool(joints), has_balls=bool(driven_balls(model)))
     goal = choose_goal(wish, goals, pendulum)
     pendulum = pendulum if goal in {"balance", "swing-up"} else None
     end = end if goal == "reach" else None

@@ -30,8 +30,8 @@ HELD_STEPS = (1, 25)
 25 to a trained policy."""
 
 MAX_HALVINGS: dict[Kind, int] = {"effort": 12, "position": 2, "velocity": 2}
-"""Maximum number of times that the scale of a block is halved. Torques may be far too large in an MJCF. A position motor
-that needs more halvings has too little damping, which smaller actions do not solve. The scales of muscles are kept."""
+"""Maximum number of times that the scale of a block is halved. Torques may be far too large in an MJCF. A position
+motor that needs more halvings has too little damping, so the trial fails. The scales of muscles are kept."""
 
 MAX_LEAD = 3
 """A block is halved at most this many times more than the block with the fewest halvings."""

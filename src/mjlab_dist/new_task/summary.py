@@ -22,7 +22,7 @@ def found(robot: Robot) -> str:
         base = f"{kind} (joint {robot.base.joint})"
     parts = [
         base,
-        _counted(len(robot.joints), "driven joint"),
+        _counted(len(robot.joints), "driven joint") if robot.joints else "no driven joints",
         _actuators(robot, listed(kinds)),
         "no keyframe" if robot.keyframe is None or robot.lacks.home else f"the keyframe {robot.keyframe}",
     ]

@@ -114,8 +114,8 @@ def _sim() -> SimConfig:
         keyframe="home",
         # Physics steps per control step; the result is 50 control steps per second.
         decimation=4,
-        # Maximum numbers of constraints and of contacts per env. If a maximum is too small, constraints or contacts
-        # are dropped, and training reports this. If it is too large, steps take longer. To find good values, run
+        # Maximum numbers of constraints and of contacts per env. If a maximum is too small, training restarts with a
+        # larger one. If it is too large, steps take longer. To find good values, run
         #     mjlab-dist size-buffers template
         njmax=20,
         nconmax=8,

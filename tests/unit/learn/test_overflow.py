@@ -123,7 +123,7 @@ def test_larger_sizes_fit_and_grow_by_a_factor(size: int, needed: int, margin: f
 class Breaking(Hook):
     """Makes a state NaN in the same iteration in which rows do not fit."""
 
-    def before_iteration(self, runner: Runner, iteration: int) -> None:
+    def before_iteration(self, runner: Runner, iteration: int) -> None:  # noqa: ARG002 (same parameters as in Hook)
         runner.env.sim.overflow[0] = int(mjw.OverflowType.NEFC)
         runner.env.sim.qvel[0, 0] = math.nan
 

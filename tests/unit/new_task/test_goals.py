@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 from pathlib import Path
 
@@ -54,6 +55,13 @@ def cart(pole_m: float, actuators: str = "") -> str:
       </body></worldbody>{actuators}
     </mujoco>"""
 
+
+FLEX = """
+<mujoco>
+  <worldbody><flexcomp name="cloth" type="grid" count="3 3 1" spacing=".1 .1 .1" dim="2"/></worldbody>
+</mujoco>"""
+
+BOX = '<mujoco><worldbody><body><freejoint/><geom size=".1"/></body></worldbody></mujoco>'
 
 BALL_ARM = f"""{HEAD}
   <worldbody><body pos="0 0 1">
@@ -155,6 +163,48 @@ def test_a_driven_ball_joint_is_observed(tmp_path: Path) -> None:
     config = config_source(names, robot)
     assert 'observation(observations.joint_position, joint="shoulder")' in config
     assert 'observation(observations.joint_velocity, joint="shoulder")' in config
+
+
+def drone(joint: str = "<freejoint/>", limits: str = 'ctrlrange="0 10"') -> str:
+    places = [(x, y) for x in (-0.1, 0.1) for y in (-0.1, 0.15)]
+    sites = "".join(f'<site name="rotor_{i}" pos="{x} {y} .02"/>' for i, (x, y) in enumerate(places))
+    motors = "".join(f'<motor site="rotor_{i}" gear="0 0 2 0 0 .01" {limits}/>' for i in range(4))
+    return f"""
+    <mujoco>
+      <worldbody><geom type="plane" size="0 0 1"/>
+        <body name="drone" pos="0 0 1">{joint}<geom type="box" size=".1 .1 .02" mass="1.5"/>{sites}</body>
+      </worldbody>
+      <actuator>{motors}</actuator>
+    </mujoco>"""
+
+
+@pytest.mark.parametrize("limits", ['ctrlrange="0 10"', ""])
+def test_a_drone_hovers_at_action_0(tmp_path: Path, limits: str) -> None:
+    (tmp_path / "drone.xml").write_text(drone(limits=limits))
+    made = create("my-drone", tmp_path / "drone.xml", tmp_path)
+    assert made.problem == ""
+    assert made.robot.goals == ("hold", "none")
+    model = mujoco.MjModel.from_xml_path(str(tmp_path / "drone.xml"))
+    data = mujoco.MjData(model)
+    for block in made.robot.blocks.values():
+        assert block.scale == pytest.approx(0.1 * float(block.offset), rel=0.05)
+        for pattern in block.actuators:
+            matched = [i for i in range(4) if re.fullmatch(pattern, f"rotor_{i}")]
+            data.ctrl[matched] = block.offset
+    mujoco.mj_step(model, data, 500)
+    assert np.abs(data.qvel[:3]).max() < 0.05
+    assert data.qpos[2] == pytest.approx(1.0, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("xml", "part"),
+    [(drone(joint=""), "add <freejoint/>"), (FLEX, "only soft bodies"), (BOX, "choose another MJCF")],
+    ids=["fixed drone", "cloth", "box"],
+)
+def test_a_model_without_joints_to_drive_is_refused(tmp_path: Path, xml: str, part: str) -> None:
+    (tmp_path / "model.xml").write_text(xml)
+    with pytest.raises(UserError, match=part):
+        examine(tmp_path / "model.xml")
 
 
 def test_a_robot_whose_actuators_drive_only_ball_joints_is_refused(tmp_path: Path) -> None:

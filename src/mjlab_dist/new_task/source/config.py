@@ -183,8 +183,8 @@ def _sim_source(names: Names, robot: Robot) -> str:
     lines += [
         f"# Physics steps per control step; the result is {robot.control_hz:.4g} control steps per second.",
         f"decimation={robot.decimation},",
-        "# Maximum numbers of constraints and of contacts per env. If a maximum is too small, constraints or contacts",
-        "# are dropped, and training reports this. If it is too large, steps take longer. To find good values, run",
+        "# Maximum numbers of constraints and of contacts per env. If a maximum is too small, training restarts with a",
+        "# larger one. If it is too large, steps take longer. To find good values, run",
         f"#     mjlab-dist size-buffers {names.task}",
         f"njmax={robot.njmax},",
         f"nconmax={robot.nconmax},",

@@ -47,9 +47,10 @@ def _rewards(base: Base, robot: Robot) -> list[str]:
             f'"forward": reward(1.0, terms.forward_speed, max_m_s={speed!r}, joint=_ROOT),',
         ]
     if robot.goal == "hold":
+        lines += ["# A cost for the speed in m/s.", '"drift": reward(-1.0, terms.drift, joint=_ROOT),']
+    if robot.goal == "hold" and robot.joints:
         lines += [
-            "# Costs for the horizontal speed in m/s, and for the distance of the joints from the start state.",
-            '"drift": reward(-1.0, terms.drift, joint=_ROOT),',
+            "# A cost for the distance of the joints from the start state.",
             '"pose": reward(-0.1, rewards.JointDeviation, joints=_JOINTS),',
         ]
     if robot.goal == "none":
@@ -106,12 +107,12 @@ def _events(base: Base, robot: Robot) -> list[str]:
         joints = f"({text(exactly(base.height_joint))},)"
         lines += [lifts, f'"start": event(events.DrawJoints, joints={joints}, position={rise}),']
     # The joints at the start of an episode
-    lines += ["# The joints begin at random positions near the start state, within their limits."]
-    lines += [
-        '"joints": event(events.DrawJoints, position=(-0.1, 0.1)),'
-        if base.is_free and not robot.observed.is_soft
-        else '"joints": event(events.DrawJoints, joints=_JOINTS, position=(-0.1, 0.1)),'
-    ]
+    if robot.joints:
+        which = "" if base.is_free and not robot.observed.is_soft else "joints=_JOINTS, "
+        lines += [
+            "# The joints begin at random positions near the start state, within their limits.",
+            f'"joints": event(events.DrawJoints, {which}position=(-0.1, 0.1)),',
+        ]
     # Pushes
     if base.is_free and base.can_fall:
         lines += [

@@ -44,7 +44,7 @@ def joint_observations(robot: Robot) -> list[str]:
     """
     observed = robot.observed
     lines: list[str] = []
-    if observed.are_all:
+    if observed.are_all and observed.positions:
         lines += ["# All hinge and slide joints.", '"positions": observation(observations.JointPositions),']
     elif observed.positions:
         lines += [
@@ -65,13 +65,11 @@ def joint_observations(robot: Robot) -> list[str]:
             f'"ball_{i}": observation(observations.joint_position, joint={text(joint)}),',
             f'"ball_{i}_velocity": observation(observations.joint_velocity, joint={text(joint)}),',
         ]
-    return [
-        *lines,
-        '"velocities": observation(observations.JointVelocities, joints=(*_POSITIONS, *_ANGLES)),'
-        if observed.is_soft
-        else '"velocities": observation(observations.JointVelocities),',
-        '"last_action": observation(observations.last_action),',
-    ]
+    if observed.is_soft:
+        lines.append('"velocities": observation(observations.JointVelocities, joints=(*_POSITIONS, *_ANGLES)),')
+    elif observed.positions or observed.angles:
+        lines.append('"velocities": observation(observations.JointVelocities),')
+    return [*lines, '"last_action": observation(observations.last_action),']
 
 
 def action_cost(robot: Robot) -> list[str]:

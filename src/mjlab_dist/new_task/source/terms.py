@@ -72,13 +72,13 @@ def drift(env: Env, joint: str) -> torch.Tensor:
 _FREE_DRIFT = '''
 
 def drift(env: Env, joint: str = "root") -> torch.Tensor:
-    """Reward: horizontal speed of the base in m/s; (num_envs,).
+    """Reward: speed of the base in m/s; (num_envs,).
 
     Args:
         env: The envs.
         joint: The robot's free joint.
     """
-    return env.sim.qvel[:, env.joints[joint].qvel][:, :2].norm(dim=1)
+    return env.sim.qvel[:, env.joints[joint].qvel][:, :3].norm(dim=1)
 '''
 
 _REACH_TERMS = '''from mjlab_dist.env.term import Term
