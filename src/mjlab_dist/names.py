@@ -34,14 +34,14 @@ def find_names(what: str, patterns: Iterable[str], names: Sequence[str | None]) 
 
     Args:
         what: The flag or parameter that holds the patterns, for messages.
-        patterns: Regular expressions.
+        patterns: Regular expressions; a single text is one of them.
         names: The existing names; None for an element that cannot be selected.
 
     Raises:
         UserError: If a pattern is not a regular expression or matches no name, or there is no pattern.
     """
     found: set[int] = set()
-    for pattern in patterns:
+    for pattern in (patterns,) if isinstance(patterns, str) else patterns:
         try:
             matches = {i for i, name in enumerate(names) if name is not None and re.fullmatch(pattern, name)}
         except re.error as error:

@@ -12,7 +12,7 @@ from mjlab_dist.config.entries import entry
 from mjlab_dist.config.hosts import validate_hosts
 from mjlab_dist.config.loggers import validate_loggers
 from mjlab_dist.config.run import COMPRESSIONS, TrainConfig
-from mjlab_dist.config.serialization import paths, to_plain
+from mjlab_dist.config.serialization import FieldError, as_tuples, paths, to_plain, typed
 from mjlab_dist.config.signatures import PARAMETERS, check_model_params, parameters_of
 from mjlab_dist.config.task import EnvConfig, ObservationConfig, TerrainConfig, TerrainPartConfig
 from mjlab_dist.errors import UserError
@@ -43,6 +43,7 @@ def validate(config: TrainConfig) -> None:
     Raises:
         UserError: One line that names the flag, its value and the fix.
     """
+    _validate_types(config)
     _validate_numbers(config)
     validate_seed(config.seed)
     # Number of envs
@@ -178,6 +179,23 @@ def _validate_sync(config: TrainConfig) -> None:
     ):
         if excluded:
             raise UserError(f"{flag}: cannot be combined with {other}, because {reason}; drop one of the two")
+
+
+def _validate_types(config: TrainConfig) -> None:
+    """Raise if a field has the wrong type, or is none of its choices. Python does not check this."""
+    plain = as_tuples(to_plain(config))
+    try:
+        typed(plain)
+    except FieldError as error:
+        fix = f"; write ({error.value!r},)" if str(error).endswith("takes texts") else ""
+        # Add the names of parents that the error leaves out, such as the name of a term
+        *parents, field = error.path.split(".")
+        for name, value in paths(plain):
+            *names, last = name.split(".")
+            rest = iter(names)
+            if last == field and value == error.value and all(parent in rest for parent in parents):
+                raise UserError(f"{str(error).replace(error.path, name, 1)}{fix}") from error
+        raise
 
 
 def _validate_numbers(config: TrainConfig) -> None:

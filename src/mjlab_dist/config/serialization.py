@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import operator
 import reprlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -108,14 +109,29 @@ def paths(plain: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def from_plain(plain: dict[str, Any]) -> TrainConfig:
+    """Convert plain data from :func:`to_plain`, also of older versions, back to a config.
+
+    Raises:
+        FieldError: If a field is missing, unknown or of the wrong type.
+    """
+    return typed(_upgraded(plain), texts_as_numbers=True)
+
+
+def typed(plain: dict[str, Any], *, texts_as_numbers: bool = False) -> TrainConfig:
     """Convert plain data from :func:`to_plain` back to a config.
+
+    Args:
+        plain: The data, with tuples in the parameters of terms.
+        texts_as_numbers: Whether a text such as 1e-3 is a number, as YAML reads this number as a text.
 
     Raises:
         FieldError: If a field is missing, unknown or of the wrong type.
     """
     import dacite  # noqa: PLC0415 (not needed to print help)
 
-    # Conversions of values
+    # Conversions of values; the sign + is an error before a text
+    number = float if texts_as_numbers else operator.pos
+
     def tuple_of_list(hint: Any, value: Any) -> tuple[Any, ...]:
         if not isinstance(value, list | tuple):  # parameters of terms are tuples already
             raise dacite.WrongTypeError(hint, value)
@@ -127,9 +143,8 @@ def from_plain(plain: dict[str, Any]) -> TrainConfig:
         return value
 
     def real(value: Any) -> float:
-        # YAML reads 1e-3 as a string.
         try:
-            return float(without_bool(value))
+            return float(number(without_bool(value)))
         except (TypeError, ValueError):
             raise dacite.WrongTypeError(float, value) from None
 
@@ -144,7 +159,7 @@ def from_plain(plain: dict[str, Any]) -> TrainConfig:
     hooks = {int: without_bool, float: real} | {hint: functools.partial(tuple_of_list, hint) for hint in tuples}
     # Config, or an error that names the field
     try:
-        return dacite.from_dict(TrainConfig, _upgraded(plain), config=dacite.Config(type_hooks=hooks, strict=True))
+        return dacite.from_dict(TrainConfig, plain, config=dacite.Config(type_hooks=hooks, strict=True))
     except dacite.WrongTypeError as error:
         given = reprlib.repr(error.value)
         path = error.field_path or ""

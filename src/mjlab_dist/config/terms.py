@@ -81,6 +81,9 @@ def reward(
         args: Must be empty: give parameters by name.
         params: Parameters of the function or class.
     """
+    if callable(weight) or isinstance(weight, str):
+        name = name_of(weight)
+        raise UserError(f"reward({name}, {func}): the weight comes first; write reward({func}, {name})")
     return RewardConfig(func=name_of(func), weight=weight, params=_plain(func, args, params))
 
 

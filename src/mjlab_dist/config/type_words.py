@@ -50,7 +50,7 @@ def _forms(hint: Any) -> Iterator[str]:
     elif origin is tuple and args[-1] is Ellipsis:
         yield _WORDS[args[0]][1] if args[0] in _WORDS else "a list"
     elif origin is tuple:
-        yield f"{len(args)} {_WORDS[args[0]][1]}"
+        yield f"{len(args)} {_WORDS[args[0]][1]}" if args[0] in _WORDS else f"a list of length {len(args)}"
     elif origin is dict and args[1] in _WORDS:
         yield f"names, each with {_WORDS[args[1]][0]}"
     elif dataclasses.is_dataclass(hint) and isinstance(hint, type):

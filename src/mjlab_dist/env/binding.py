@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import contextlib
 import functools
 import inspect
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+import typeguard
 
 from mjlab_dist.config import (
     ActionConfig,
@@ -23,6 +25,8 @@ from mjlab_dist.config import (
     TermConfig,
 )
 from mjlab_dist.config.references import resolve
+from mjlab_dist.config.serialization import as_tuples
+from mjlab_dist.config.type_words import in_words
 from mjlab_dist.env.action import Action, ActionBlock
 from mjlab_dist.env.observation_group import ObservationGroup
 from mjlab_dist.env.term import Curriculum, OutsideOfGraphs, Term, is_capturable
@@ -262,7 +266,7 @@ def bind(
         inspect.signature(found).bind(*args, **params)
     except TypeError as error:
         raise UserError(f"{flag} {func}: {error}; change the params of the term") from error
-    _check_lengths(flag, found, params)
+    params = _checked(flag, found, params)
     where = flag.removeprefix("--").removesuffix(".func")
     changing = env.parameters.within(f"{where.removeprefix('env.')}.params.")
     if not is_class:
@@ -357,17 +361,37 @@ def _note(where: str, func: str, error: Exception) -> str:
     return f"in the term {where}" + (f" ({place})" if place else "")
 
 
-def _check_lengths(flag: str, func: Callable[..., Any], params: Mapping[str, ParamValue]) -> None:
-    """Raise if a tuple has the wrong length. The command line cannot check this, as it does not import the term."""
-    try:
-        hints = typing.get_type_hints(func.__init__ if isinstance(func, type) else func, localns={"Env": object})
-    except NameError:
-        return  # the annotation names a type that only type checkers can resolve
+def _checked(flag: str, func: Callable[..., Any], params: Mapping[str, ParamValue]) -> dict[str, ParamValue]:
+    """Return the parameters, with a tuple instead of a single text where the term takes several; raise for other types.
+
+    The command line cannot check this, as it does not import the term.
+    """
+    hints, checked = _hints(func), dict(params)
     for name, value in params.items():
-        wanted = typing.get_args(hints.get(name))
-        is_fixed = typing.get_origin(hints.get(name)) is tuple and Ellipsis not in wanted
-        if is_fixed and isinstance(value, tuple) and len(value) != len(wanted):
-            given = " ".join(map(str, value))
-            raise UserError(
-                f"{flag.removesuffix('.func')}.params.{name.replace('_', '-')} {given}: takes {len(wanted)} numbers"
-            )
+        hint = hints.get(name, object)
+        if isinstance(value, str) and hint in {tuple[str, ...], tuple[str, ...] | None}:
+            checked[name] = (value,)
+        try:
+            typeguard.check_type(as_tuples(checked[name]), hint)
+        except typeguard.TypeCheckError as error:
+            parts = value if isinstance(value, list | tuple) else (value,)
+            given = f"{flag.removesuffix('.func')}.params.{name.replace('_', '-')} {' '.join(map(str, parts))}"
+            raise UserError(f"{given}: takes {in_words(hint)}") from error
+    return checked
+
+
+class _Names(dict[str, Any]):
+    """Names in an annotation. Those that only type checkers can resolve stand for any type."""
+
+    def __missing__(self, name: str) -> Any:
+        return object
+
+
+def _hints(func: Callable[..., Any]) -> dict[str, Any]:
+    """Return the types of the parameters of a function or class; an empty dict if they cannot be resolved."""
+    function = inspect.unwrap(func.__init__ if isinstance(func, type) else func)
+    names = _Names(vars(builtins) | getattr(function, "__globals__", {}))
+    try:
+        return typing.get_type_hints(function, localns=names)
+    except (AttributeError, NameError, TypeError):
+        return {}

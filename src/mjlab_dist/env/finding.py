@@ -101,13 +101,13 @@ class Finder:
         """Return gravity, velocities and heading of a free-floating body.
 
         Args:
-            joint: Name of the body's free joint.
+            joint: Name of the body's free joint. If the scene has no joint ``root`` and only one free joint, ``root``
+                names this joint.
 
         Raises:
             UserError: If there is no such joint, or it is not free.
         """
-        _ = self.joints[joint]
-        return look_up("free joint", joint, self._bases)
+        return look_up("free joint", self.joints.known(joint), self._bases)
 
     def find_joints(self, patterns: tuple[str, ...], entity: str | None = None) -> JointSelection:
         """Select hinge and slide joints.

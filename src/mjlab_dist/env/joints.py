@@ -31,7 +31,21 @@ class Joints(dict[str, Joint]):
     """Joints by name; an unknown name raises :class:`UserError`."""
 
     def __missing__(self, name: str) -> Joint:
-        raise UserError(f"joint {name}: does not exist; the model has {', '.join(self)}")
+        return self[self.known(name)]
+
+    def known(self, name: str) -> str:
+        """Return a name. If it is ``root``, the default of many terms, and unknown, return that of the only free joint.
+
+        Args:
+            name: The name.
+
+        Raises:
+            UserError: If there is no such joint.
+        """
+        free = [one for one, joint in self.items() if joint.is_free]
+        if name not in self and not (name == "root" and len(free) == 1):
+            raise UserError(f"joint {name}: does not exist; the model has {', '.join(self)}")
+        return name if name in self else free[0]
 
 
 class JointSelection(NamedTuple):

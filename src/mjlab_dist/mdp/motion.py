@@ -81,7 +81,7 @@ class Motion(Command):
         # Robot and sites
         site_names = element_names(model, mujoco.mjtObj.mjOBJ_SITE, entity, env.cfg.sim.entities)
         ids = find_names("sites", sites, site_names) if sites else []
-        self._body = int(model.joint(joint).bodyid[0])
+        self._body = int(model.joint(env.joints.known(joint)).bodyid[0])
         robot = Robot(
             model,
             (*_ids(self.root.qpos), *self.joints.qpos.ids),

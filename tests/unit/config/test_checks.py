@@ -9,7 +9,7 @@ import pytest
 from configs import LEGGED, changed
 
 from mjlab_dist import registry
-from mjlab_dist.config import ObservationConfig, TerminationConfig, TrainConfig
+from mjlab_dist.config import ObservationConfig, RandomizationConfig, TerminationConfig, TrainConfig
 from mjlab_dist.config.checks import validate
 from mjlab_dist.errors import UserError
 
@@ -322,6 +322,33 @@ def test_a_bad_value_of_a_term_is_refused(path: str, value: Any, flag: str, fix:
     message = refusal_of(changed(LEGGED, path, value))
     assert message.startswith(f"{flag}:")
     assert fix in message.removeprefix(f"{flag}:")
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "takes"),
+    [
+        ("env.events.push.when", "start", "startup, reset, or interval"),
+        ("env.nan_policy", "ignore", "stop, or reset"),
+        ("env.sim.capture", True, "off, physics, or step"),
+        ("agent.rnn", "LSTM", "none, lstm, or gru"),
+        ("env.actions.rear.offset", "default", "a number, home"),
+        ("env.actions.rear.actuators", ".*", "texts; write ('.*',)"),
+        ("env.actions.rear.clip", 1.0, "2 numbers"),
+        ("env.observations.critic.linear.scale", "1", "a number"),
+        ("agent.num_mini_batches", 4.0, "a whole number"),
+        ("env.sim.njmax", None, "a whole number"),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_refused_although_python_accepts_it(path: str, value: Any, takes: str):
+    assert refusal_of(changed(LEGGED, path, value)).startswith(f"{path} {value!r}: takes {takes}")
+
+
+def test_the_type_of_each_of_several_terms_is_checked():
+    terms = {name: RandomizationConfig(field="body_mass") for name in ("first", "second")}
+    config = changed(LEGGED, "env.randomizations", terms)
+    validate(config)
+    message = refusal_of(changed(config, "env.randomizations.second.when", "episode"))
+    assert message == "env.randomizations.second.when 'episode': takes startup, reset, or interval"
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,12 @@ import pytest
 import torch
 from legged import EVERYTHING, make, randomize_state
 
-from mjlab_dist.config import RandomizationConfig
+from mjlab_dist.config import ActionConfig, EnvConfig, RandomizationConfig, SimConfig, event, observation, reward
+from mjlab_dist.config.entries import replaced
 from mjlab_dist.env import Env
 from mjlab_dist.errors import UserError
-from mjlab_dist.mdp import observations, rotation
+from mjlab_dist.mdp import events, observations, rewards, rotation
+from mjlab_dist.sim import start_warp
 
 NUM_ENVS = 8
 
@@ -112,6 +114,36 @@ def test_an_env_built_in_inference_mode_computes_on_every_read() -> None:
         assert_is_up_to_date(env)
         env.sim.qpos[0, 3:7] = torch.tensor([0.0, 1.0, 0.0, 0.0])
         assert_is_up_to_date(env)
+
+
+def test_the_only_free_joint_needs_no_name() -> None:
+    model = """
+    <mujoco>
+      <worldbody>{other}
+        <body pos="0 0 1"><freejoint name="floating"/><geom size=".1"/>
+          <body><joint name="hinge" axis="0 1 0"/><geom size=".1"/></body>
+        </body>
+      </worldbody>
+      <actuator><motor name="hinge" joint="hinge"/></actuator>
+    </mujoco>"""
+    config = EnvConfig(
+        sim=SimConfig(model=model.format(other=""), njmax=4, nconmax=4),
+        episode_length_s=1.0,
+        actions={"all": ActionConfig(actuators=(".*",))},
+        observations={"actor": {"height": observation(observations.base_height)}},
+        rewards={"tilt": reward(-1.0, rewards.tilt)},
+        events={"start": event(events.DrawRoot), "push": event(events.Push).every(0.1, 0.1)},
+    )
+    start_warp("cpu")
+    env = Env(config, NUM_ENVS, "cpu")
+    obs, *_ = env.step(torch.zeros(NUM_ENVS, 1))
+    torch.testing.assert_close(obs["actor"], env.sim.qpos[:, 2:3])
+    assert env.base() is env.base("floating")
+    assert set(env.joints) == {"floating", "hinge"}
+    # With a second free joint, the name is needed
+    other = '<body pos="1 0 1"><freejoint name="cube"/><geom size=".1"/></body>'
+    with pytest.raises(UserError, match="joint root: does not exist; the model has cube, floating, hinge"):
+        Env(replaced(config, ["sim", "model"], model.format(other=other)), NUM_ENVS, "cpu")
 
 
 def test_a_joint_that_is_not_free_is_refused(env: Env) -> None:

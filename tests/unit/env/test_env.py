@@ -32,6 +32,7 @@ from mjlab_dist.config import (
 )
 from mjlab_dist.env import Env, EpisodeTotals
 from mjlab_dist.errors import UserError
+from mjlab_dist.names import find_names
 from mjlab_dist.sim import start_warp
 from mjlab_dist.sim.terrain import Terrain, start_positions
 
@@ -826,6 +827,28 @@ def test_misspelled_arguments_of_a_term_are_refused() -> None:
     message = refused(observations={"actor": {"odd": term}})
     assert message.startswith(f"--env.observations.actor.odd.func {COMMON}:joint_position: ")
     assert "joints" in message
+
+
+@pytest.mark.parametrize(
+    ("func", "params", "message"),
+    [
+        ("events:Push", {"linear_m_s": 0.3}, "linear-m-s 0.3: takes 2 numbers"),
+        ("events:Push", {"linear_m_s": (0.1, 0.2, 0.3)}, "linear-m-s 0.1 0.2 0.3: takes 2 numbers"),
+        ("events:Push", {"joint": ("root",)}, "joint root: takes a text"),
+        ("events:DrawJoints", {"joints": 3}, "joints 3: takes texts"),
+    ],
+)
+def test_an_argument_of_the_wrong_type_is_refused(func: str, params: dict[str, Any], message: str) -> None:
+    term = EventConfig(func=f"mjlab_dist.mdp.{func}", params=params)
+    assert refused(events={"odd": term}) == f"--env.events.odd.params.{message}"
+
+
+@pytest.mark.parametrize("joints", ["hin.*", ["hin.*"], ("hin.*",)])
+def test_a_single_text_is_one_pattern(joints: Any) -> None:
+    term = ObservationConfig(func=f"{COMMON}:JointPositions", params={"joints": joints})
+    env = make(observations={"actor": {"hinge": term}})
+    assert find_names("joints", joints, ["slider", "hinge"]) == [1]
+    torch.testing.assert_close(env.get_observations()["actor"], env.sim.qpos[:, 1:2])
 
 
 def test_an_unknown_joint_is_refused_with_the_available_joints() -> None:
