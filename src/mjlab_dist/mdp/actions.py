@@ -218,8 +218,6 @@ class DifferentialIK(Action):
         super().__init__(env, block)
         if not damping > 0.0:
             raise UserError(f"{block.flag}.params.damping {damping}: must be positive")
-        if mode not in ("relative", "absolute"):
-            raise UserError(f"{block.flag}.params.mode {mode}: use relative or absolute")
         # Frame, joints and buffers
         kind, frame, body_id = self._find(env, site, body)
         joints, sim, num = self.joints(env), env.sim, self._num

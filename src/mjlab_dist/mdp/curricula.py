@@ -260,8 +260,6 @@ class Schedule(Curriculum):
         Raises:
             UserError: If there is no such term, number or parameter, or the times of the points do not increase.
         """
-        if by not in ("iteration", "step"):
-            raise UserError(f"schedule: by {by}: write iteration or step")
         self._value, self._scale = _scheduled(env, parameter)
         self._names = _names(len(self._value), "value" if _is_parameter(parameter) else "weight")
         width = 1 + len(self._value)

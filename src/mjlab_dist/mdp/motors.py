@@ -168,8 +168,6 @@ class LearnedMotor(Action):
         """
         super().__init__(env, block)
         flag = f"{block.flag}.params"
-        if activation not in _ACTIVATIONS:
-            raise UserError(f"{flag}.activation {activation}: use {', '.join(_ACTIVATIONS)}")
         if not history or min(history) < 0:
             given = " ".join(map(str, history))
             raise UserError(f"{flag}.history {given}: give at least one age in physics steps, none below 0")

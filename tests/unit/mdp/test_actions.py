@@ -358,7 +358,7 @@ def test_a_planar_arm_reaches_the_joint_angles_of_the_closed_form() -> None:
         ({}, "--env.actions.some.params.site None, "),
         ({"site": "tip", "body": "hand"}, "--env.actions.some.params.site tip, "),
         ({"site": "tip", "damping": 0.0}, "--env.actions.some.params.damping 0.0: must be positive"),
-        ({"site": "tip", "mode": "near"}, "--env.actions.some.params.mode near: use relative or absolute"),
+        ({"site": "tip", "mode": "near"}, "--env.actions.some.params.mode near: takes relative, or absolute"),
     ],
 )
 def test_inverse_kinematics_that_cannot_be_solved_are_refused(params: dict[str, Any], expected: str) -> None:

@@ -500,7 +500,6 @@ def test_a_schedule_continues_after_a_resume() -> None:
         ({}, {**SCHEDULE, "points": ((0, 1.0),)}, "schedule: points "),
         ({}, {**SCHEDULE, "points": ((5, 1.0), (2, 3.0))}, "schedule: points "),
         ({}, {**SCHEDULE, "points": ((0, 1.0, 2.0), (2, 3.0, 4.0))}, "schedule: points "),
-        ({}, {**SCHEDULE, "by": "day"}, "schedule: by day: "),
     ],
 )
 def test_mistakes_are_refused(changes: dict[str, Any], params: dict[str, Any], start: str) -> None:

@@ -275,7 +275,6 @@ def test_networks_of_another_form_are_refused(tmp_path: Path) -> None:
         assert message().startswith(f"{flag}.file {file}: is not a state dict of numbers")
     torch.save(motor_network().state_dict(), file)
     assert message(history=(0, 1)).startswith(f"{flag}.file {file}: its tensors are 8x6 8 1x8 1; ")
-    assert message(activation="sine").startswith(f"{flag}.activation sine: use softsign, elu, relu, tanh")
     assert message(history=()).startswith(f"{flag}.history ")
     torch.save(torch.nn.Linear(6, 1, bias=False).state_dict(), file)
     assert message().startswith(f"{flag}.file {file}: its tensors are 1x6; ")
