@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mjlab_dist.buffers import CONTACT_OVERFLOWS, MARGIN, MIN_SIZE, ROW_OVERFLOWS, SHARED_MARGIN, size_for, with_sizes
-from mjlab_dist.config import TrainConfig
+from mjlab_dist.config import SimConfig, TrainConfig
 from mjlab_dist.config.entries import replaced
 from mjlab_dist.distributed import Rank, RankDevice
 from mjlab_dist.imports import start_up
@@ -141,10 +141,10 @@ def measure(
     attempts: list[Attempt] = []
     while True:
         attempts.append(_attempt(config, device.device, num_envs, num_steps, checkpoint))
-        larger = _larger(config, attempts[-1])
-        if larger is None or len(attempts) > MAX_DOUBLINGS:
+        larger = larger_sizes(config.env.sim, attempts[-1].overflows, attempts[-1].usage)
+        if not larger or len(attempts) > MAX_DOUBLINGS:
             return attempts
-        config = larger
+        config = with_sizes(config, larger)
         overflows = attempts[-1].overflows
         why = f"Overflow of {listed(overflows)}" if overflows else "Collision is off with nconmax 0"
         sim = config.env.sim
@@ -195,16 +195,21 @@ def _policy(env: Env, config: TrainConfig, checkpoint: Path) -> Callable[[Tensor
     return act
 
 
-def _larger(config: TrainConfig, attempt: Attempt) -> TrainConfig | None:
-    """Return the config with twice the size for buffers that were too small; None if no buffer was too small."""
-    sim = config.env.sim
+def larger_sizes(sim: SimConfig, overflows: Collection[str], usage: Usage) -> dict[str, int]:
+    """Return twice the size for each buffer that was too small, by name of its field in the config.
+
+    Args:
+        sim: The sizes.
+        overflows: Buffers that overflowed, named as in ``mujoco_warp.OverflowType``.
+        usage: Use of the buffers.
+    """
     changes: dict[str, int] = {}
-    if not ROW_OVERFLOWS.isdisjoint(attempt.overflows):
+    if not ROW_OVERFLOWS.isdisjoint(overflows):
         changes["njmax"] = max(2 * sim.njmax, MIN_SIZE)
     # With nconmax 0, MuJoCo Warp skips collision, so nothing overflows.
-    if not CONTACT_OVERFLOWS.isdisjoint(attempt.overflows) or (sim.nconmax == 0 and attempt.usage.can_touch):
+    if not CONTACT_OVERFLOWS.isdisjoint(overflows) or (sim.nconmax == 0 and usage.can_touch):
         changes["nconmax"] = max(2 * sim.nconmax, MIN_SIZE)
-    return with_sizes(config, changes) if changes else None
+    return changes
 
 
 class BufferGauge:

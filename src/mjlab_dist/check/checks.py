@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import mujoco_warp as mjw
 import torch
 
-from mjlab_dist.buffer_sizes import BufferGauge, Usage
+from mjlab_dist.buffer_sizes import BufferGauge, Usage, larger_sizes
 from mjlab_dist.check.host_syncs import HostReads, HostSyncs, pausing
 from mjlab_dist.check.replay import Recorder, ReplayError
 from mjlab_dist.check.watch import PHYSICS, Entry, Watch, WatchedEnv
@@ -39,6 +39,8 @@ class Check:
     """Whether the task passed it."""
     text: str
     """Measured result. If the check failed: the term at fault, the problem and the fix."""
+    sizes: dict[str, int] = field(default_factory=dict)
+    """If buffers are too small: larger sizes, by name of their field in the config."""
 
 
 def passed(name: str, text: str) -> Check:
@@ -275,16 +277,18 @@ class Buffers:
         """
         sim, usage, task = self._env.cfg.sim, self._gauge.usage(), "mjlab-dist size-buffers TASK"
         overflows = [str(bit.name) for bit in mjw.OverflowType if bool((self._env.sim.overflow & int(bit)).any())]
+        larger = larger_sizes(sim, overflows, usage)
         if overflows:
             fix = f"set larger sizes; {task} measures which sizes the task needs"
-            return failed("buffers", f"overflow of {listed(overflows)} with {_sizes(sim)}; {fix}")
-        if sim.nconmax == 0 and usage.can_touch:
-            return failed(
-                "buffers", f"nconmax 0 turns contacts off, but geoms can collide; {task} measures the size to set"
-            )
-        if margin * usage.rows > sim.njmax or margin * usage.contacts_per_env > sim.nconmax:
-            return failed("buffers", f"{_used(usage)}, so {_sizes(sim)} have no margin; set larger sizes")
-        return passed("buffers", f"{_sizes(sim)}; {_used(usage)}")
+            text = f"overflow of {listed(overflows)} with {_sizes(sim)}; {fix}"
+        elif larger:
+            text = f"nconmax 0 turns contacts off, but geoms can collide; {task} measures the size to set"
+        elif margin * usage.rows > sim.njmax or margin * usage.contacts_per_env > sim.nconmax:
+            larger = {"njmax": max(sim.njmax, usage.njmax), "nconmax": max(sim.nconmax, usage.nconmax)}
+            text = f"{_used(usage)}, so {_sizes(sim)} have no margin; set larger sizes"
+        else:
+            return passed("buffers", f"{_sizes(sim)}; {_used(usage)}")
+        return Check(name="buffers", passed=False, text=text, sizes=larger)
 
 
 def _sizes(sim: SimConfig) -> str:

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import mjlab_dist
 from mjlab_dist import registry
-from mjlab_dist.buffers import MIN_SIZE
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.errors import UserError
 from mjlab_dist.messages import emit
@@ -157,9 +156,9 @@ def _write_and_try(
         config, failed = try_task(names, package.parent)
         # If the buffers are too small, constraints are dropped, and other checks can fail because of this. Therefore,
         # enlarge the buffers before any other failure is reported.
-        if is_last or all(check.name != "buffers" for check in failed):
+        sizes = {name: size for check in failed for name, size in check.sizes.items()}
+        if is_last or not sizes:
             return robot, config, failed[0].text if failed else ""
-        sizes = {"njmax": max(2 * robot.njmax, MIN_SIZE), "nconmax": max(2 * robot.nconmax, MIN_SIZE)}
         robot = dataclasses.replace(robot, **sizes)
         emit("status", text=f"Trying again with njmax {robot.njmax} and nconmax {robot.nconmax}...")
     raise AssertionError

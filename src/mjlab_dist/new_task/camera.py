@@ -32,6 +32,9 @@ class View:
     """Center of this part."""
     extent_m: float
     """Diagonal of the box around this part."""
+    stand_m: float | None
+    """Height of the lowest point of this part and of all fixed geoms, on which the robot stands; None without fixed
+    geoms."""
 
 
 def find_view(model: mujoco.MjModel, start: mujoco.MjData) -> View:
@@ -41,12 +44,14 @@ def find_view(model: mujoco.MjModel, start: mujoco.MjData) -> View:
         model: The model.
         start: The start state.
     """
-    corners = _corners(model, start)
+    corners = _corners(model, start, _shown(model))
     if not len(corners):
-        return View(center_m=(0.0, 0.0, 0.0), extent_m=1.0)
+        return View(center_m=(0.0, 0.0, 0.0), extent_m=1.0, stand_m=None)
     low, high = corners.min(axis=0), corners.max(axis=0)
     x, y, z = map(float, (low + high) / 2)
-    return View(center_m=(x, y, z), extent_m=float(np.linalg.norm(high - low)))
+    fixed = _corners(model, start, (model.body_weldid[model.geom_bodyid] == 0) & (model.geom_rbound > 0.0))
+    stand_m = float(min(low[2], fixed[:, 2].min())) if len(fixed) else None
+    return View(center_m=(x, y, z), extent_m=float(np.linalg.norm(high - low)), stand_m=stand_m)
 
 
 def shows_robot(model: mujoco.MjModel, start: mujoco.MjData) -> bool:
@@ -56,7 +61,7 @@ def shows_robot(model: mujoco.MjModel, start: mujoco.MjData) -> bool:
         model: The model.
         start: The start state.
     """
-    corners = _corners(model, start)
+    corners = _corners(model, start, _shown(model))
     if not model.ncam or not len(corners):
         return bool(model.ncam)
     # Corners in the coordinate system of the camera, which looks along -z
@@ -72,11 +77,15 @@ def shows_robot(model: mujoco.MjModel, start: mujoco.MjData) -> bool:
     return bool(np.ptp(picture[inside], axis=0).max() >= 2 * MIN_SIZE)
 
 
-def _corners(model: mujoco.MjModel, data: mujoco.MjData) -> NDArray[np.float64]:
-    """Return the corners of the boxes around all geoms of the kinematic trees that can move, (8 * geoms, 3), in m."""
+def _shown(model: mujoco.MjModel) -> NDArray[np.bool_]:
+    """Return which geoms belong to a kinematic tree that can move, (num_geoms,)."""
     roots = np.unique(model.body_rootid[model.body_weldid != 0])
-    shown = np.isin(model.body_rootid[model.geom_bodyid], roots) & (model.geom_bodyid != 0)
-    rotation = data.geom_xmat[shown].reshape(-1, 3, 3)
+    return np.isin(model.body_rootid[model.geom_bodyid], roots) & (model.geom_bodyid != 0)
+
+
+def _corners(model: mujoco.MjModel, data: mujoco.MjData, geoms: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Return the corners of the boxes around some geoms, (8 * geoms, 3), in m."""
+    rotation = data.geom_xmat[geoms].reshape(-1, 3, 3)
     signs = np.array(np.meshgrid(*[(-1.0, 1.0)] * 3)).reshape(3, 8).T
-    boxes = model.geom_aabb[shown, None, :3] + signs * model.geom_aabb[shown, None, 3:]
-    return (data.geom_xpos[shown, None] + np.einsum("gij,gcj->gci", rotation, boxes)).reshape(-1, 3)
+    boxes = model.geom_aabb[geoms, None, :3] + signs * model.geom_aabb[geoms, None, 3:]
+    return (data.geom_xpos[geoms, None] + np.einsum("gij,gcj->gci", rotation, boxes)).reshape(-1, 3)

@@ -13,6 +13,7 @@ import numpy as np
 from mjlab_dist.errors import UserError
 from mjlab_dist.new_task.base import GRAVITY_M_S2, has_weight
 from mjlab_dist.new_task.joints import followers, is_below, is_finger, is_hinge, simple_joints
+from mjlab_dist.new_task.legs import corners_below
 from mjlab_dist.wording import listed
 
 if TYPE_CHECKING:
@@ -36,6 +37,9 @@ END_NAMES = re.compile(
     r".*(ee|eef|end.?effector|grip.*|pinch|tcp|tool.*|attachment.*|grasp|finger.?tip|tip)(_site)?", re.I
 )
 """Names of sites that mark an end effector."""
+
+PAD_SHARE = 0.15
+"""Distance from the tip of a finger to the middle of its pad, as a share of the finger's length."""
 
 NUM_REACHED = 500
 """Number of random poses of the arm from which the ranges of targets are computed."""
@@ -184,16 +188,15 @@ def find_end(model: mujoco.MjModel, start: mujoco.MjData, joints: Sequence[int])
     if len(arm) < 2 or len(ends) >= MIN_FINGERS:
         return None
     body = int(model.jnt_bodyid[arm[-1]])
-    # The end effector: a site of the MJCF, the middle of the fingers, or the tip of the last link
+    # The end effector: a site of the MJCF, the point between the fingertips, or the tip of the last link
     sites = [s for s in range(model.nsite) if is_below(model, int(model.site_bodyid[s]), body)]
     named = [s for s in sites if END_NAMES.fullmatch(model.site(s).name)]
     if named:
         body, point, site = int(model.site_bodyid[named[0]]), start.site_xpos[named[0]], model.site(named[0]).name
     else:
         site = None
-        fingers = [start.subtree_com[end] for end in ends]
         tip = 2.0 * start.subtree_com[body] - start.xanchor[arm[-1]]
-        point = np.mean(fingers, axis=0) if len(ends) > 1 else tip
+        point = _between(model, start, ends) if len(ends) > 1 else tip
     local = start.xmat[body].reshape(3, 3).T @ (point - start.xpos[body])
     points = _reached(model, start, arm, body, local)
     low, high = np.quantile(points, [0.05, 0.95], axis=0)
@@ -201,6 +204,19 @@ def find_end(model: mujoco.MjModel, start: mujoco.MjData, joints: Sequence[int])
     return EndEffector(
         body=body, site=site, pos=(float(local[0]), float(local[1]), float(local[2])), box=(box[0], box[1], box[2])
     )
+
+
+def _between(model: mujoco.MjModel, start: mujoco.MjData, fingers: Sequence[int]) -> NDArray[np.float64]:
+    """Return the point between the tips of fingers, with which a gripper holds objects, (3,)."""
+    hand = fingers[0]
+    while not all(is_below(model, finger, hand) for finger in fingers):
+        hand = int(model.body_parentid[hand])
+    middle = np.mean([start.subtree_com[finger] for finger in fingers], axis=0)
+    forward = middle - start.xpos[hand]
+    forward /= max(float(np.linalg.norm(forward)), 1e-6)
+    along = [(corners_below(model, start, finger) - middle) @ forward for finger in fingers]
+    tips = [float(one.max() - PAD_SHARE * np.ptp(one)) for one in along if len(one)]
+    return middle + forward * (np.mean(tips) if tips else 0.0)
 
 
 def _heights(model: mujoco.MjModel, start: mujoco.MjData, hinges: Sequence[int], body: int) -> NDArray[np.float64]:

@@ -117,7 +117,7 @@ def _sim() -> SimConfig:
         # Maximum numbers of constraints and of contacts per env. If a maximum is too small, training restarts with a
         # larger one. If it is too large, steps take longer. To find good values, run
         #     mjlab-dist size-buffers template
-        njmax=20,
+        njmax=24,
         nconmax=8,
         # To save time, do not recompute poses and sensors before observing. They are then one substep old, but
         # this task does not observe them.

@@ -219,13 +219,52 @@ def test_a_goal_that_does_not_suit_the_robot_is_refused(tmp_path: Path, xml: str
         examined(tmp_path, xml, goal)
 
 
+def test_the_tool_point_of_a_gripper_is_between_its_pads(tmp_path: Path) -> None:
+    """A hand with the lengths of the Franka Hand, whose data sheet places the tool point 10.34 cm from the flange."""
+    fingers = "".join(
+        f'<body pos="0 {side}.001 .0584"><joint name="finger{side}" type="slide" axis="0 {side}1 0" range="0 .04"/>'
+        f'<geom type="box" size=".01 .01 .02" pos="0 {side}.01 .015" mass=".01"/>'
+        f'<geom type="box" size=".008 .004 .009" pos="0 {side}.006 .0446" mass=".005"/></body>'
+        for side in ("", "-")
+    )
+    hand = f'<body pos=".2 0 0" euler="0 1.5708 0"><geom size=".03" mass=".7"/>{fingers}</body>'
+    xml = arm().replace(3 * "</body>", hand + 3 * "</body>", 1)
+    end = examined(tmp_path, xml).end
+    assert end is not None
+    np.testing.assert_allclose(end.pos, [0.2 + 0.1034, 0.0, 0.0], atol=3e-3)
+
+
+@pytest.mark.parametrize(("height_m", "pedestal_m"), [(0.0, 0.05), (0.914, 0.05), (0.914, 0.914)])
+def test_an_arm_stands_on_the_floor(tmp_path: Path, height_m: float, pedestal_m: float) -> None:
+    half_m = pedestal_m / 2
+    base = f'<body pos="0 0 {height_m}"><geom type="box" size=".1 .1 {half_m}" pos="0 0 {-half_m}"/>'
+    robot = examined(tmp_path, arm().replace('<body pos="0 0 .5">', base))
+    assert compiled(tmp_path, robot).geom("backdrop").pos[2] == pytest.approx(height_m - pedestal_m, abs=1e-3)
+
+
+@pytest.mark.parametrize("is_moving", [True, False])
+def test_the_light_of_a_robot_that_moves_follows_it(tmp_path: Path, is_moving: bool) -> None:
+    leg = '<body><joint/><geom size=".05" pos=".2 0 0"/></body>'
+    walker = f'<mujoco><worldbody><body pos="0 0 1"><freejoint/><geom size=".1"/>{leg}</body></worldbody></mujoco>'
+    walker = walker if is_moving else arm()
+    model = compiled(tmp_path, examined(tmp_path, walker))
+    data = mujoco.MjData(model)
+    mujoco.mj_forward(model, data)
+    before = data.light_xpos[0].copy()
+    if is_moving:
+        data.qpos[:3] += [3.0, 4.0, 0.0]
+    mujoco.mj_forward(model, data)
+    np.testing.assert_allclose(data.light_xpos[0] - before, [3.0 * is_moving, 4.0 * is_moving, 0.0], atol=1e-6)
+    np.testing.assert_allclose(data.light_xdir[0], model.light_dir[0], atol=1e-6)
+
+
 def test_an_end_effector_is_the_tip_of_an_arm_or_the_middle_of_its_fingers(tmp_path: Path) -> None:
     tip = examined(tmp_path, arm()).end
     assert tip is not None
     np.testing.assert_allclose(tip.pos, [0.2, 0.0, 0.0], atol=1e-3)
     grip = examined(tmp_path, arm(2)).end
     assert grip is not None
-    np.testing.assert_allclose(grip.pos, [0.2, 0.01, 0.0], atol=1e-3)
+    np.testing.assert_allclose(grip.pos, [0.22, 0.01, 0.0], atol=2e-3)
     # The box of targets is not empty, and most of its corners are at most 0.75 m from the base of the arm.
     for low, high in tip.box:
         assert low < high

@@ -59,7 +59,8 @@ def test_buffers_that_are_too_small_are_enlarged(monkeypatch: pytest.MonkeyPatch
     def overflow(names: Names, parent: Path) -> tuple[TrainConfig | None, list[Check]]:
         tried.append((parent / names.module / "config.py").read_text())
         # Both checks fail, because dropped constraints make the physics unstable.
-        problems = [failed("physics", "not finite"), failed("buffers", "overflow")]
+        sizes = {"njmax": 4 * 2 ** len(tried)}
+        problems = [failed("physics", "not finite"), dataclasses.replace(failed("buffers", "overflow"), sizes=sizes)]
         return None, problems if len(tried) < 3 else []
 
     monkeypatch.setattr(new_task, "try_task", overflow)
@@ -71,7 +72,8 @@ def test_buffers_that_are_too_small_are_enlarged(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_task_whose_buffers_never_suffice_is_not_ready(monkeypatch: pytest.MonkeyPatch, arm: Path) -> None:
-    monkeypatch.setattr(new_task, "try_task", lambda *_: (None, [failed("buffers", "overflow of NEFC")]))
+    short = dataclasses.replace(failed("buffers", "overflow of NEFC"), sizes={"njmax": 8})
+    monkeypatch.setattr(new_task, "try_task", lambda *_: (None, [short]))
     assert create("never-enough", arm, arm.parent).problem == "overflow of NEFC"
 
 

@@ -21,7 +21,7 @@ def fixed_source(robot: Robot) -> list[str]:
         robot: The robot in the MJCF.
     """
     # Terms of the goal
-    observed, rewards, terminations = [], [], []
+    observed, rewards, terminations, metrics = [], [], [], []
     commands: list[str] = []
     start = '"joints": event(events.DrawJoints, joints=_JOINTS, position=(-0.1, 0.1)),'
     if robot.end is not None:
@@ -31,6 +31,12 @@ def fixed_source(robot: Robot) -> list[str]:
             '"to_target": observation(terms.ToTarget, command="target", site=_SITE),',
         ]
         rewards = _reach_rewards(robot.end)
+        metrics = [
+            "# Quantities to log: the distance to the target in cm, in the last step of an episode.",
+            "metrics={",
+            '    "distance_cm": metric(terms.DistanceCm, "last", command="target", site=_SITE),',
+            "},",
+        ]
     elif robot.pendulum is not None:
         rewards, terminations = _pendulum_rewards(robot.pendulum), _pendulum_terminations(robot, robot.pendulum)
         width = 3.14 if robot.goal == "swing-up" else 0.1
@@ -53,7 +59,7 @@ def fixed_source(robot: Robot) -> list[str]:
         *env_parts(
             observed=[*observed, *joint_observations(robot)],
             rewards=[*rewards, *action_cost(robot)],
-            terminations=terminations or _NO_TERMINATIONS,
+            terminations=[*(terminations or _NO_TERMINATIONS), *metrics],
             events=[f"# The {what} begin at random {where}.", start],
         ),
     ]

@@ -74,7 +74,7 @@ def _statements(robot: Robot) -> list[str]:
     if lacks.end_site is not None:
         body_name, name, pos = lacks.end_site
         body += [
-            "# The point that reaches for targets: the tip of the last link, or the middle of the fingers.",
+            "# The point that reaches for targets: the tip of the last link, or between the fingertips.",
             f"spec.body({text(body_name)}).add_site(name={text(name)}, pos={_rounded(pos)!r})",
         ]
     if lacks.target:
@@ -86,17 +86,7 @@ def _statements(robot: Robot) -> list[str]:
     if lacks.ground or lacks.backdrop:
         body += _ground_source(robot)
     body += _camera_source(robot) if lacks.camera else []
-    if lacks.light:
-        body += [
-            "# A light from above.",
-            "spec.worldbody.add_light(",
-            f"    name={text(lacks.light)},",
-            "    type=mujoco.mjtLightType.mjLIGHT_DIRECTIONAL,",
-            "    pos=[0.0, 0.0, 4.0],",
-            "    dir=[0.2, 0.3, -1.0],",
-            "    diffuse=[0.6, 0.6, 0.6],",
-            ")",
-        ]
+    body += _light_source(robot) if lacks.light else []
     return body
 
 
@@ -122,13 +112,37 @@ def _ground_source(robot: Robot) -> list[str]:
     what = "A floor, without which the robot would fall forever."
     lacks, mask, low_m = robot.lacks, 1, 0.0
     if not lacks.ground:
-        what, mask = "A floor for videos. Nothing collides with it.", 0
-        low_m = min(0.0, rounded(robot.view.center_m[2] - robot.view.extent_m))
+        what, mask, stand_m = "A floor for videos. Nothing collides with it.", 0, robot.view.stand_m
+        if stand_m is not None and robot.pendulum is None:
+            low_m = round(stand_m, 3)
+        else:  # below all poses of the links
+            low_m = min(0.0, rounded(robot.view.center_m[2] - robot.view.extent_m))
     return [
         f"# {what}",
         *_GROUND.format(
             name=text(lacks.ground or lacks.backdrop), tiles=text(lacks.tiles), mask=mask, z=low_m
         ).splitlines(),
+    ]
+
+
+def _light_source(robot: Robot) -> list[str]:
+    # MuJoCo draws shadows only near the line through the position of a directional light, along its direction
+    at, mode, what, (x, y, _) = "spec.worldbody", [], "A light from above.", robot.view.center_m
+    if robot.base is not None:
+        at, what = f"spec.joint({text(robot.base.joint)}).parent", "A light from above that follows the robot."
+        mode, x, y = ["    mode=mujoco.mjtCamLight.mjCAMLIGHT_TRACKCOM,"], 0.0, 0.0
+    return [
+        f"# {what}",
+        f"{at}.add_light(",
+        f"    name={text(robot.lacks.light)},",
+        *mode,
+        "    type=mujoco.mjtLightType.mjLIGHT_DIRECTIONAL,",
+        f"    pos={_rounded((x - 0.8, y - 1.2, 4.0))!r},",
+        "    dir=[0.2, 0.3, -1.0],",
+        "    diffuse=[0.6, 0.6, 0.6],",
+        ")",
+        "# Draw shadows in an area twice as large as usual, so that its edge is out of view.",
+        "spec.visual.map.shadowclip = 2.0",
     ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-FUNCTIONS = ("event", "observation", "reward", "term", "termination")
+FUNCTIONS = ("event", "metric", "observation", "reward", "term", "termination")
 """Functions that a config may import."""
 
 MODULES = ("commands", "events", "observations", "rewards", "terminations")

@@ -121,6 +121,24 @@ class AtTarget(Term):
     def __call__(self, env: Env) -> torch.Tensor:
         """Return the rewards, (num_envs,)."""
         return torch.exp(-self._to_target(env).square().sum(dim=1) / self._std_m**2)
+
+
+class DistanceCm(Term):
+    """Metric: distance between a site and the target, in cm; (num_envs,)."""
+
+    def __init__(self, env: Env, command: str, site: str) -> None:
+        """Look up the site.
+
+        Args:
+            env: The envs.
+            command: Name of the command.
+            site: Name of the site.
+        """
+        self._to_target = ToTarget(env, command, site)
+
+    def __call__(self, env: Env) -> torch.Tensor:
+        """Return the distances, (num_envs,)."""
+        return 100.0 * self._to_target(env).norm(dim=1)
 '''
 
 _PENDULUM_TERMS = '''from mjlab_dist.env.term import Term
