@@ -28,7 +28,8 @@ class NewTaskConfig:
     mjcf: str = ""
     """The robot's MJCF or URDF."""
     robot: str = ""
-    """Name of a robot, such as go2; replaces --mjcf. The package robot_descriptions downloads the robot's files."""
+    """Name of a robot, such as unitree_go2 or go2; replaces --mjcf. The package mujoco-menagerie downloads the robot's
+    files, or robot_descriptions, which has URDFs."""
     robots_dir: str | None = None
     """Directory that contains the files of --robot, such as a checkout of MuJoCo Menagerie. With this flag, nothing is
     downloaded."""

@@ -12,8 +12,8 @@ from mjlab_dist.wording import did_you_mean, listed
 SUFFIXES = (".xml", ".urdf")
 """Suffixes of the files of robots, in order of preference."""
 
-MODULES = ("{name}_mj_description", "{name}_description", "{name}")
-"""Modules of robot_descriptions for a name, in order of preference: an MJCF before a URDF."""
+MODULES = ("{name}_description", "{name}")
+"""Modules of robot_descriptions with the URDF of a robot, in order of preference."""
 
 
 def find_robot(name: str, directory: Path | None) -> Path:
@@ -21,14 +21,14 @@ def find_robot(name: str, directory: Path | None) -> Path:
 
     Args:
         name: Name of the robot, such as ``go2``.
-        directory: Directory with files of robots, such as a checkout of MuJoCo Menagerie. None: download the files with
-            the package robot_descriptions.
+        directory: Directory with files of robots, such as a checkout of MuJoCo Menagerie. None: download an MJCF with
+            the package mujoco-menagerie, or a URDF with the package robot_descriptions.
 
     Raises:
         UserError: If there is no such robot, or its files cannot be downloaded.
     """
     name = name.lower().replace("-", "_")
-    return _find_description(name) if directory is None else _find_file(name, directory)
+    return _download(name) if directory is None else _find_file(name, directory)
 
 
 def _find_file(name: str, directory: Path) -> Path:
@@ -49,34 +49,70 @@ def _find_file(name: str, directory: Path) -> Path:
     raise UserError(f"--robot {name}: {directory} has no {name}.xml or {name}.urdf; {near}")
 
 
-def _find_description(name: str) -> Path:
-    """Return the file of a robot from the package robot_descriptions, which downloads the file if necessary."""
+def _download(name: str) -> Path:
+    """Return the file of a robot from a package that downloads it if necessary."""
+    packages = {"mujoco-menagerie": _from_menagerie, "robot_descriptions": _from_descriptions}
+    known: set[str] = set()
+    missing: list[str] = []
+    for package, find in packages.items():
+        try:
+            path, names = find(name)
+        except ImportError:
+            missing.append(package)
+            continue
+        if path is not None:
+            return path
+        known |= names
+    near = did_you_mean(name, known, "name a directory of robots with --robots-dir")
+    if missing:
+        near = (f"{near}, or " if known else "") + (
+            f"install {listed(missing, 'or')}, which downloads robots, with uv pip install {missing[0]}"
+        )
+    raise UserError(f"--robot {name}: there is no such robot in {listed(packages, 'or')}; {near}")
+
+
+def _from_menagerie(name: str) -> tuple[Path | None, set[str]]:
+    """Return the MJCF of a robot of MuJoCo Menagerie, or None, and the names of all robots.
+
+    A name may be that of a folder, such as ``unitree_go2``, some of its words, or that of the MJCF.
+    """
+    import mujoco_menagerie as menagerie  # noqa: PLC0415 (an optional package)
+
+    robots = {robot.name: robot for robot in menagerie.robots()}
+    found = [robots[name]] if name in robots else []
+    found = found or [one for one in robots.values() if name == one.default_model.lower()]
+    found = found or [one for one in robots.values() if f"_{name}_" in f"_{one.name}_"]
+    if len(found) > 1:
+        choices = listed((robot.name for robot in found), "or")
+        raise UserError(f"--robot {name}: several robots have this name; choose {choices}")
+    if not found:
+        return None, {*robots, *(robot.default_model for robot in robots.values())}
     try:
-        from robot_descriptions import DESCRIPTIONS  # noqa: PLC0415
-    except ImportError as error:
-        raise UserError(
-            f"--robot {name}: needs the package robot_descriptions, which downloads robots; install it with "
-            "uv pip install robot_descriptions, or name a directory of robots with --robots-dir"
-        ) from error
-    modules = [module.format(name=name) for module in MODULES]
-    module = next((module for module in modules if module in DESCRIPTIONS), None)
-    if module is None:
-        names = {known.removesuffix("_description").removesuffix("_mj") for known in DESCRIPTIONS}
-        near = did_you_mean(name, names, "choose a robot of the package robot_descriptions")
-        raise UserError(f"--robot {name}: robot_descriptions has no such robot; {near}")
-    description = _import_description(name, module)
-    path = getattr(description, "MJCF_PATH", None) or getattr(description, "URDF_PATH", None)
-    if path is None:
-        raise UserError(f"--robot {name}: robot_descriptions has neither an MJCF nor a URDF of it; use --mjcf")
-    return Path(path)
+        return found[0].xml(found[0].default_model), {*robots}
+    except (menagerie.MenagerieError, OSError) as error:
+        raise _undownloaded(name, error) from error
+
+
+def _from_descriptions(name: str) -> tuple[Path | None, set[str]]:
+    """Return the URDF of a robot of the package robot_descriptions, or None, and the names of all robots."""
+    from robot_descriptions import DESCRIPTIONS  # noqa: PLC0415 (an optional package)
+
+    with_urdf = [module for module in DESCRIPTIONS if not module.endswith("_mj_description")]
+    module = next((module for pattern in MODULES if (module := pattern.format(name=name)) in with_urdf), None)
+    path = getattr(_import_description(name, module), "URDF_PATH", None) if module is not None else None
+    return path and Path(path), {module.removesuffix("_description") for module in with_urdf}
 
 
 def _import_description(name: str, module: str) -> ModuleType:
     try:
         return importlib.import_module(f"robot_descriptions.{module}")
     except Exception as error:  # errors of git, of the network and of the file system
-        reason = str(error).strip().splitlines()[-1:] or [type(error).__name__]
-        raise UserError(
-            f"--robot {name}: cannot be downloaded: {reason[0].strip()}; without a network, name a directory of "
-            "robots with --robots-dir"
-        ) from error
+        raise _undownloaded(name, error) from error
+
+
+def _undownloaded(name: str, error: Exception) -> UserError:
+    reason = str(error).strip().splitlines()[-1:] or [type(error).__name__]
+    return UserError(
+        f"--robot {name}: cannot be downloaded: {reason[0].strip()}; without a network, name a directory of robots "
+        "with --robots-dir"
+    )

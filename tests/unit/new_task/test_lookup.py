@@ -1,8 +1,8 @@
-"""The file of a robot is found by its name, in a directory or with the package robot_descriptions."""
+"""The file of a robot is found by its name, in a directory or with a package that downloads it."""
 
-import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -48,36 +48,57 @@ def test_a_directory_that_does_not_exist_is_refused(tmp_path: Path) -> None:
         find_robot("go2", tmp_path / "none")
 
 
-def _commit(repository: Path) -> str:
-    git = ["git", "-C", str(repository), "-c", "user.name=t", "-c", "user.email=t@t"]
-    for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "robots"]):
-        subprocess.run([*git, *command], check=True)
-    return subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+@pytest.mark.parametrize("name", ["unitree_go2", "go2", "Unitree-Go2", "anymal_c", "anybotics"])
+def test_a_robot_of_menagerie_has_several_names(menagerie: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv("MENAGERIE_ROOT", str(menagerie))
+    if name == "anybotics":  # anymal_b and anymal_c
+        with pytest.raises(UserError, match="choose anybotics_anymal_b or anybotics_anymal_c"):
+            find_robot(name, None)
+        return
+    folder, file = ("unitree_go2", "go2.xml") if "go2" in name.lower() else ("anybotics_anymal_c", "anymal_c.xml")
+    assert find_robot(name, None) == menagerie / folder / file
 
 
-def test_robot_descriptions_finds_a_robot_in_its_cache(
-    menagerie: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    commit = _commit(menagerie)
-    cache = tmp_path_factory.mktemp("cache")
-    cached = cache / f"mujoco_menagerie-{commit}" / "mujoco_menagerie"
-    cached.parent.mkdir()
-    menagerie.rename(cached)
-    monkeypatch.setenv("ROBOT_DESCRIPTIONS_CACHE", str(cache))
-    monkeypatch.setenv("ROBOT_DESCRIPTION_COMMIT", commit)
-    monkeypatch.delitem(sys.modules, "robot_descriptions.go2_mj_description", raising=False)
-    assert find_robot("go2", None) == cached / "unitree_go2" / "go2.xml"
-    monkeypatch.delitem(sys.modules, "robot_descriptions.go2_mj_description")
+def test_robot_descriptions_has_urdfs_of_other_robots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace the module of a robot, because it would be downloaded when it is imported."""
+    module = ModuleType("robot_descriptions.double_pendulum_description")
+    module.__dict__["URDF_PATH"] = str(tmp_path / "double_pendulum.urdf")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    assert find_robot("double_pendulum", None) == tmp_path / "double_pendulum.urdf"
 
 
-def test_a_robot_that_is_not_in_robot_descriptions_is_refused() -> None:
-    with pytest.raises(UserError, match="go2"):
+def test_an_unknown_robot_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(UserError, match=r"mujoco-menagerie or robot_descriptions; .*go2"):
         find_robot("go22", None)
 
 
-def test_a_failed_download_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("missing", "robot", "part"),
+    [
+        (
+            ("mujoco_menagerie", "robot_descriptions"),
+            "unitree_go2",
+            "; install mujoco-menagerie or robot_descriptions,",
+        ),
+        (("mujoco_menagerie",), "iit_softfoot", "uv pip install mujoco-menagerie$"),
+        (("robot_descriptions",), "double_pendulum", "uv pip install robot_descriptions$"),
+    ],
+)
+def test_packages_that_download_robots_are_optional(
+    monkeypatch: pytest.MonkeyPatch, missing: tuple[str, ...], robot: str, part: str
+) -> None:
+    for package in missing:
+        monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(UserError, match=part):
+        find_robot(robot, None)
+
+
+@pytest.mark.parametrize("name", ["unitree_go1", "double_pendulum"])
+def test_a_failed_download_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv("MENAGERIE_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("MENAGERIE_BASE_URL", "http://127.0.0.1:1")
     monkeypatch.setenv("ROBOT_DESCRIPTIONS_CACHE", str(tmp_path))
     monkeypatch.setenv("GIT_ALLOW_PROTOCOL", "none")  # git refuses to use the network
-    with pytest.raises(UserError, match="--robots-dir") as caught:
-        find_robot("go1", None)
+    with pytest.raises(UserError, match=r"cannot be downloaded: .*--robots-dir") as caught:
+        find_robot(name, None)
     assert "\n" not in str(caught.value)
