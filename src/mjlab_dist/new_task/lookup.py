@@ -32,12 +32,16 @@ def find_robot(name: str, directory: Path | None) -> Path:
 
 
 def _find_file(name: str, directory: Path) -> Path:
-    """Return the file with the robot's name from a directory."""
+    """Return the file with the robot's name from a directory. The file unitree_go2/go2.xml is also found by its folder."""
     if not directory.is_dir():
         raise UserError(f"--robots-dir {directory}: there is no such directory")
     files = sorted(path for path in directory.rglob("*") if path.suffix in SUFFIXES)
     for suffix in SUFFIXES:
-        found = [path for path in files if path.stem.lower() == name and path.suffix == suffix]
+        named = {path: path.stem.lower() for path in files if path.suffix == suffix}
+        found = [path for path, stem in named.items() if stem == name]
+        found = found or [
+            path for path, stem in named.items() if path.parent.name.lower() == name and name.endswith(f"_{stem}")
+        ]
         if len(found) > 1:
             raise UserError(
                 f"--robot {name}: {directory} has {len(found)} files with this name; choose one with --mjcf: "
@@ -45,7 +49,9 @@ def _find_file(name: str, directory: Path) -> Path:
             )
         if found:
             return found[0]
-    near = did_you_mean(name, {path.stem for path in files}, "choose one of its files with --mjcf")
+    near = did_you_mean(
+        name, {word for path in files for word in (path.stem, path.parent.name)}, "choose one of its files with --mjcf"
+    )
     raise UserError(f"--robot {name}: {directory} has no {name}.xml or {name}.urdf; {near}")
 
 

@@ -22,7 +22,7 @@ def menagerie(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("name", ["anymal_c", "anymal-c", "ANYmal_C"])
+@pytest.mark.parametrize("name", ["anymal_c", "anymal-c", "ANYmal_C", "anybotics_anymal_c"])
 def test_a_directory_has_the_file_of_a_robot(menagerie: Path, name: str) -> None:
     assert find_robot(name, menagerie) == menagerie / "anybotics_anymal_c" / "anymal_c.xml"
 
