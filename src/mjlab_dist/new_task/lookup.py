@@ -32,7 +32,7 @@ def find_robot(name: str, directory: Path | None) -> Path:
 
 
 def _find_file(name: str, directory: Path) -> Path:
-    """Return the file with the robot's name from a directory. The file unitree_go2/go2.xml is also found by its folder."""
+    """Return the file with the robot's name from a directory; unitree_go2/go2.xml also has the name of its folder."""
     if not directory.is_dir():
         raise UserError(f"--robots-dir {directory}: there is no such directory")
     files = sorted(path for path in directory.rglob("*") if path.suffix in SUFFIXES)
