@@ -83,7 +83,9 @@ def find_blocks(
             block = dataclasses.replace(block, scale=rounded(strong[joint] / gain), is_clipped=True)
         if block is not None:
             blocks[model.actuator(i).name] = block
-    blocks |= _hovering(model, start)
+    is_drone = 0 < len(thrusters(model)) == model.nu
+    if is_drone and len(blocks) == model.nu and all(block.kind == "effort" for block in blocks.values()):
+        blocks = _hovering(model, start)
     blocks |= {model.joint(joint).name: _position_of(model, joint) for joint in motored}
     rolling = Block(actuators=(), kind="velocity", scale=1.0, offset=0.0)
     blocks |= {model.joint(j).name: dataclasses.replace(rolling, scale=rad_s) for j, rad_s in wheels.items()}
@@ -91,15 +93,14 @@ def find_blocks(
 
 
 def _hovering(model: mujoco.MjModel, start: mujoco.MjData) -> dict[str, Block]:
-    """Return the blocks of thrusters, by name: with action 0, they carry the weight of a robot in the start state."""
-    rotors = thrusters(model)
-    forces = np.zeros((len(rotors), model.nv))  # for an input of 1
-    for force, i in zip(forces, rotors, strict=True):
+    """Return the blocks of a drone's thrusters, by name: with action 0, they carry its weight in the start state."""
+    forces = np.zeros((model.nu, model.nv))  # for an input of 1
+    for i, force in enumerate(forces):
         row = slice(start.moment_rowadr[i], start.moment_rowadr[i] + start.moment_rownnz[i])
         force[start.moment_colind[row]] = start.actuator_moment[row] * model.actuator_gainprm[i, 0]
     inputs = np.linalg.lstsq(forces.T, start.qfrc_bias, rcond=None)[0]
     blocks: dict[str, Block] = {}
-    for i, needed in zip(rotors, inputs, strict=True):
+    for i, needed in enumerate(inputs):
         limited = bool(model.actuator_ctrllimited[i])
         low, high = model.actuator_ctrlrange[i] if limited else (-np.inf, np.inf)
         held = float(np.clip(needed, low, high))
