@@ -13,7 +13,7 @@ from mjlab_dist.launch.plan import RunPlan
 from mjlab_dist.launch.regroup import TooFewHostsError, regroup
 from mjlab_dist.launch.spare import Spare
 from mjlab_dist.messages import Event, Listener
-from mjlab_dist.run_dir import list_checkpoints, read_config_file, read_metrics
+from mjlab_dist.run_dir import CONFIG_FILE, list_checkpoints, read_config_file, read_metrics
 from mjlab_dist.worker import RunResult
 
 FIRST_PAUSE_S = 1.0
@@ -183,8 +183,11 @@ def _raise_if_stopped_by_others(result: RunResult, control: Control) -> RunResul
 
 
 def _with_grown_buffers(config: TrainConfig, plan: RunPlan) -> TrainConfig:
-    """Return the config with the current buffer sizes, which the ranks may have enlarged and written to config.yaml."""
-    if config.env.sim.on_overflow != "grow":
+    """Return the config with the current buffer sizes, which the ranks may have enlarged and written to config.yaml.
+
+    There is no such file if rank 0 ended before it wrote the file, or runs on another machine.
+    """
+    if config.env.sim.on_overflow != "grow" or not (plan.run_dir / CONFIG_FILE).is_file():
         return config
     sim = read_config_file(plan.run_dir, trust=True).env.sim
     return with_sizes(config, {"njmax": sim.njmax, "nconmax": sim.nconmax})
