@@ -143,7 +143,7 @@ def read_config_file(path: Path, *, trust: bool = False, uses_ssh: bool = True) 
     try:
         config = from_plain(plain)
     except FieldError as error:
-        line = line_of_field(text, error.path, error.value)
+        line = line_of_field(text, error.path)
         raise UserError(f"--config {path}: {f'line {line}: ' if line else ''}{error}") from error
     if not trust:
         try:

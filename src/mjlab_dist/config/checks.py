@@ -183,18 +183,11 @@ def _validate_sync(config: TrainConfig) -> None:
 
 def _validate_types(config: TrainConfig) -> None:
     """Raise if a field has the wrong type, or is none of its choices. Python does not check this."""
-    plain = as_tuples(to_plain(config))
     try:
-        typed(plain)
+        typed(as_tuples(to_plain(config)))
     except FieldError as error:
-        fix = f"; write ({error.value!r},)" if str(error).endswith("takes texts") else ""
-        # Add the names of parents that the error leaves out, such as the name of a term
-        *parents, field = error.path.split(".")
-        for name, value in paths(plain):
-            *names, last = name.split(".")
-            rest = iter(names)
-            if last == field and value == error.value and all(parent in rest for parent in parents):
-                raise UserError(f"{str(error).replace(error.path, name, 1)}{fix}") from error
+        if isinstance(error.value, str) and str(error).endswith("takes texts"):
+            raise UserError(f"{error}; write ({error.value!r},)") from error
         raise
 
 

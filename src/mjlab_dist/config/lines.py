@@ -112,32 +112,25 @@ def line_of_problem(error: yaml.YAMLError, text: str) -> tuple[int, str]:
     return text.count("\n", 0, position) + 1, getattr(error, "reason", "cannot be parsed")
 
 
-def line_of_field(text: str, path: str, value: Any) -> int | None:
+def line_of_field(text: str, path: str) -> int | None:
     """Return the line number of a field in a config file, counted from 1; None if the file does not contain it.
 
     Args:
         text: The file, which is YAML.
-        path: Dotted name of the field. Names of parents, such as the name of a term, may be missing in it.
-        value: The field's value, which selects one of several fields with the same name.
+        path: Dotted name of the field, or the last part of it.
     """
     import yaml  # noqa: PLC0415 (not needed to print help)
 
-    found: list[tuple[bool, int]] = []
-    *parents, name = path.split(".")
-    for names, key, node in _fields(yaml.compose(text, yaml.SafeLoader), ()):
-        rest = iter(names)
-        if key.value == name and all(parent in rest for parent in parents):
-            found.append((node.value != str(value), key.start_mark.line + 1))
-    return min(found)[1] if found else None
+    fields = _fields(yaml.compose(text, yaml.SafeLoader), "")
+    return next((line for name, line in fields if f".{name}".endswith(f".{path}")), None)
 
 
-def _fields(
-    node: yaml.Node | None, names: tuple[str, ...]
-) -> Iterator[tuple[tuple[str, ...], yaml.ScalarNode, yaml.Node]]:
-    """Yield one tuple per field: the names of its parents, its key and its value."""
+def _fields(node: yaml.Node | None, prefix: str) -> Iterator[tuple[str, int]]:
+    """Yield the dotted name and the line number of each field."""
     import yaml  # noqa: PLC0415
 
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
-            yield names, key, value
-            yield from _fields(value, (*names, str(key.value)))
+            name = f"{prefix}{key.value}"
+            yield name, key.start_mark.line + 1
+            yield from _fields(value, f"{name}.")

@@ -47,7 +47,7 @@ class FieldError(UserError):
     """A field of a config is missing, unknown or of the wrong type.
 
     Attributes:
-        path: Dotted name of the field. Names of parents, such as the name of a term, may be missing in it.
+        path: Dotted name of the field; for an unknown field, without its parents.
         value: Its value; None if it is missing or unknown.
     """
 
@@ -162,13 +162,25 @@ def typed(plain: dict[str, Any], *, texts_as_numbers: bool = False) -> TrainConf
         return dacite.from_dict(TrainConfig, plain, config=dacite.Config(type_hooks=hooks, strict=True))
     except dacite.WrongTypeError as error:
         given = reprlib.repr(error.value)
-        path = error.field_path or ""
+        path = _whole_path(plain, error.field_path or "", error.value)
         raise FieldError(f"{path} {given}: takes {in_words(error.field_type)}", path, error.value) from error
     except dacite.UnexpectedDataError as error:
         unknown = sorted(map(str, error.keys))  # YAML keys can also be numbers, for example
         raise FieldError(f"{', '.join(unknown)}: unknown field", unknown[0]) from error
     except dacite.DaciteFieldError as error:
         raise FieldError(str(error), error.field_path or "") from error
+
+
+def _whole_path(plain: Mapping[str, Any], path: str, value: Any) -> str:
+    """Return the dotted name of a field. In the path from dacite, names of parents such as terms are missing."""
+    *parents, field = path.split(".")
+    for name, found in paths(plain):
+        *names, last = name.split(".")
+        rest = iter(names)
+        is_same = repr(as_tuples(found)) == repr(as_tuples(value))  # the number 1 equals True
+        if last == field and is_same and all(parent in rest for parent in parents):
+            return name
+    return path
 
 
 def _upgraded(plain: dict[str, Any]) -> dict[str, Any]:

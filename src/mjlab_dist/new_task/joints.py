@@ -41,6 +41,7 @@ def find_root(model: mujoco.MjModel) -> list[int]:
 
     simple = set(simple_joints(model))
     actuated = _actuated(model) & simple
+    pushed = model.site_bodyid[model.actuator_trnid[thrusters(model), 0]].tolist()
     candidates: list[tuple[int, list[int]]] = []
     for body in range(1, model.nbody):
         joints = [j for j in range(model.njnt) if model.jnt_bodyid[j] == body and not is_stuck(model, j)]
@@ -50,19 +51,18 @@ def find_root(model: mujoco.MjModel) -> list[int]:
         slides = any(model.jnt_type[j] == mujoco.mjtJoint.mjJNT_SLIDE for j in joints)
         is_planar = len(joints) > 1 and slides and simple.issuperset(joints)
         behind = {j for j in actuated or simple if is_below(model, int(model.jnt_bodyid[j]), body)} - set(joints)
-        pushing = [i for i in thrusters(model) if is_below(model, _pushed_body(model, i), body)]
-        if (is_free or is_planar) and (behind or pushing):
-            candidates.append((len(behind) + len(pushing), joints))
+        num_driven = len(behind) + sum(is_below(model, one, body) for one in pushed)
+        if (is_free or is_planar) and num_driven:
+            candidates.append((num_driven, joints))
     return max(candidates, default=(0, []), key=lambda one: one[0])[1]
 
 
 def driven_joints(model: mujoco.MjModel, root: list[int]) -> list[int]:
     """Return the hinge and slide joints that actuators move; without actuators, the joints that should get motors.
 
-    A drone, which only thrusters move, has none.
-
     A joint that an equality constraint couples to another joint is not driven, because it follows the other joint. If
-    motors are added, they do not drive the joints of the root; in a cart with poles, they drive only the cart.
+    motors are added, they do not drive the joints of the root; in a cart with poles, they drive only the cart. A drone,
+    which only thrusters move, gets no motors.
 
     Args:
         model: The MuJoCo model.
@@ -233,10 +233,6 @@ def is_below(model: mujoco.MjModel, body: int, ancestor: int) -> bool:
     while body > ancestor:  # the id of a parent is smaller than the ids of its children
         body = int(model.body_parentid[body])
     return body == ancestor
-
-
-def _pushed_body(model: mujoco.MjModel, thruster: int) -> int:
-    return int(model.site_bodyid[model.actuator_trnid[thruster, 0]])
 
 
 def _actuated(model: mujoco.MjModel) -> set[int]:

@@ -124,7 +124,7 @@ def sample_sizes(
     import mujoco
 
     rng = np.random.default_rng(0)
-    free = [j for j in root if model.jnt_type[j] == mujoco.mjtJoint.mjJNT_FREE]
+    is_free = bool(root) and bool(model.jnt_type[root[0]] == mujoco.mjtJoint.mjJNT_FREE)
     data = mujoco.MjData(model)
     planes, others = _plane_pairs(model)
     inputs = action_inputs(model, start.qpos, blocks)
@@ -133,8 +133,8 @@ def sample_sizes(
     for episode in range(NUM_SAMPLED):
         mujoco.mj_resetData(model, data)
         data.qpos[:] = start.qpos
-        if free and episode % 4 < 2:
-            column = model.jnt_qposadr[free[0]]
+        if is_free and episode % 4 < 2:
+            column = model.jnt_qposadr[root[0]]
             data.qpos[column + 3 : column + 7] = rng.normal(size=4)  # MuJoCo normalizes quaternions
             mujoco.mj_forward(model, data)
             data.qpos[column + 2] += max(0.0, -data.contact.dist.min(initial=0.0))

@@ -24,8 +24,17 @@ from mjlab_dist.errors import CheckError, UserError
 from mjlab_dist.learn.random_state import random_state
 
 NAMES_OF_CHECKS = [
-    "terms", "physics", "finite", "seeds", "resume", "host syncs", "replay", "episodes", "buffers", "speed",
-]  # fmt: skip
+    "terms",
+    "physics",
+    "finite",
+    "seeds",
+    "resume",
+    "host syncs",
+    "replay",
+    "episodes",
+    "buffers",
+    "speed",
+]
 
 
 NUM_STEPS = 75
