@@ -28,7 +28,7 @@ from mjlab_dist.distributed import Rank
 from mjlab_dist.env import Env, sizing
 from mjlab_dist.errors import Exit
 from mjlab_dist.learn import Runner
-from mjlab_dist.learn.capture import CapturedCall, CapturedStep
+from mjlab_dist.learn.capture import CapturedCall, CapturedStep, GraphSequence
 from mjlab_dist.learn.checkpoint import CheckpointStore
 from mjlab_dist.learn.distribution import BoundedGaussian
 from mjlab_dist.run_dir import PROVENANCE_FILE, RANKS_FILE, checkpoint_path, find_checkpoint, read_metrics
@@ -254,6 +254,23 @@ def test_captured_equals_eager_bit_for_bit(simulate: Callable[..., Simulation]) 
     assert all(torch.equal(a, b) for a, b in zip(ours, oracle, strict=True))
     assert not torch.equal(ours[0], ours[-1])
     assert ours[-1].isfinite().all()
+
+
+@needs_gpu
+def test_random_numbers_never_repeat_in_graphs_also_after_a_capture_that_failed() -> None:
+    start_warp(DEVICE)
+    recorded, failed = (GraphSequence(DEVICE) for _ in range(2))
+    with torch.inference_mode(), recorded.recording():
+        first = torch.rand(4, device=DEVICE)
+        recorded.cut(lambda: None)
+        second = torch.rand(4, device=DEVICE)
+    with torch.inference_mode(), pytest.raises(RuntimeError), failed.recording():
+        torch.rand(4, device=DEVICE).sum().item()  # waits for the GPU
+    seen = []
+    for _ in range(3):
+        recorded.replay()
+        seen += [tuple(drawn.tolist()) for drawn in (first, second, torch.rand(4, device=DEVICE))]
+    assert len(set(seen)) == len(seen)
 
 
 @needs_gpu
