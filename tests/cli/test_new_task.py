@@ -245,6 +245,14 @@ def test_the_ant_of_gymnasium_becomes_a_package_that_trains(command: Command) ->
     assert config.env.sim.options.integrator == "implicitfast"
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("robot", sorted(ASSETS.glob("*.xml")), ids=lambda robot: robot.stem)
+def test_every_robot_of_gymnasium_becomes_a_task_that_trains(command: Command, robot: Path) -> None:
+    made(command(*NEW_TASK, "my-robot", "--mjcf", str(robot), timeout_s=600))
+    env = install(command.cwd / "my_robot", command.cwd / "site")
+    trained(command, "my-robot", env)
+
+
 @pytest.mark.slow
 def test_an_arm_of_gymnasium_becomes_a_task_of_a_checkout_that_trains(command: Command, checkout: Path) -> None:
     env = in_checkout(command, checkout)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-import itertools
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -31,12 +28,3 @@ def test_another_seed_rank_or_iteration_changes_every_generator(other: tuple[int
 
 def test_a_rank_has_the_seed_of_the_run_plus_its_rank() -> None:
     assert draws(1, 3) == draws(4, 0)
-
-
-@pytest.mark.parametrize("name", ["bench_training", "plot_synchronisation"])
-def test_scripts_train_with_seeds_that_share_no_rank(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "scripts")
-    script = importlib.import_module(name)
-    own = [{seed + rank for rank in range(max(script.RANKS))} for seed in script.SEEDS]
-    assert len(own) > 1
-    assert all(a.isdisjoint(b) for a, b in itertools.combinations(own, 2))
