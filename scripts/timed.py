@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -11,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,18 +68,6 @@ def run(command: Sequence[str], first: str, *, env: Mapping[str, str], cwd: str)
     if process.wait() or first_s is None:
         sys.exit(f"{' '.join(command)} ended with {process.returncode}:\n{''.join(lines[-20:])}")
     return first_s, lines
-
-
-@contextlib.contextmanager
-def busy(programs: int) -> Iterator[None]:
-    """Run a number of other programs, each of which keeps a core busy, while the context is open."""
-    running = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(programs)]
-    try:
-        yield
-    finally:
-        for process in running:
-            process.kill()
-            process.wait()
 
 
 def spread(values: Sequence[float], digits: int = 0) -> str:

@@ -144,7 +144,7 @@ class Lab:
         return with_argument(self.processes("a"), str(BIN / "train"))[0]
 
     def agent(self, host: str) -> psutil.Process:
-        """Return the agent of the ranks that train: the oldest agent, because the agent of spare ranks starts later."""
+        """Return the agent of the ranks."""
         return with_argument(self.processes(host), AGENT_MODULE)[0]
 
     def rank(self, number: int) -> psutil.Process:

@@ -28,7 +28,7 @@ SSH_DIRS = ("~/.ssh", "/etc/ssh")
 """A config may name only SSH config files in these directories, because SSH config files can run programs."""
 
 
-PLACES = ("hosts", "sync_code", "log_root", "torchrunx_log_dir")
+PLACES = ("hosts", "log_root", "torchrunx_log_dir")
 """Fields that choose machines and directories."""
 
 Definition = tuple[str, ast.FunctionDef | ast.ClassDef]

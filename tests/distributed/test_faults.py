@@ -104,7 +104,7 @@ def test_rows_2_and_7_a_killed_run_resumes_with_identical_results(
     run = only_run(command.cwd)
     # Rank 1 is slow in iteration 7, so that the agent is killed during this iteration.
     wait_for(checkpoint_path(run, 6).is_file)
-    with_argument(command.processes(), AGENT_MODULE)[0].kill()  # the oldest agent; a newer one has the spare ranks
+    with_argument(command.processes(), AGENT_MODULE)[0].kill()
     done = command.finish(process)
     assert done.code == Exit.DONE, done.out + done.err
     assert re.search(r"^Warning: .*\brank 1 .*\(1 of 2\)", done.out, re.MULTILINE)
@@ -211,7 +211,7 @@ def test_row_6_nothing_outlives_the_launcher(
     command: Command, training: Training, short_tmp: Path, wait_for: WaitFor
 ) -> None:
     process = training("--max-restarts", "1", env={"TMPDIR": str(short_tmp)})
-    wait_for(lambda: len(list(short_tmp.iterdir())) == 2)  # one for these ranks, one for the spare ranks
+    wait_for(lambda: len(list(short_tmp.iterdir())) == 1)
     process.kill()
     process.communicate()
     wait_for(lambda: not command.leftovers() and not list(short_tmp.iterdir()))

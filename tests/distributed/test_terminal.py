@@ -177,23 +177,3 @@ def test_an_agent_that_ends_at_its_start_is_noticed_and_named(
     assert done.code == Exit.INFRASTRUCTURE
     assert "agent" in done.err
     assert_within(done.took_s, 5)
-
-
-@pytest.mark.parametrize("spare_is_lost", [False, True])
-def test_a_restart_uses_the_spare_launch_unless_that_is_lost(
-    command: Command, wait_for: WaitFor, spare_is_lost: bool
-) -> None:
-    process = command.start(*TRAIN, "--cpu-ranks", "2", *ENDLESS, "--max-restarts", "9", "--checkpoint.interval", "1")
-    wait_for(lambda: len(agents_of(process)) == 2)
-    used, spare = agents_of(process)
-    if spare_is_lost:
-        spare.kill()
-        wait_for(lambda: spare.status() == psutil.STATUS_ZOMBIE)
-    # Ranks end when their agent is killed. The restart uses the spare launch, which was prepared in advance. When the
-    # restarted ranks train, another spare launch is prepared
-    used.kill()
-    wait_for(lambda: len(set(agents_of(process)) - {used, spare}) == 1 + spare_is_lost)
-    assert (spare in agents_of(process)) is not spare_is_lost
-    process.send_signal(signal.SIGTERM)
-    stopped = command.finish(process)
-    assert stopped.code == Exit.RESUMABLE, stopped.out + stopped.err

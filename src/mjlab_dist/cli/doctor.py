@@ -63,7 +63,7 @@ def main(argv: Sequence[str], prog: str) -> None:
 
         hosts = named_hosts(config.hosts, os.environ)
         run = dataclasses.replace(general_config(), hosts=hosts, ssh_config=config.ssh_config)
-        validate_hosts(hosts, None, 0, copies=False)
+        validate_hosts(hosts, None, 0)
         names = [host.name for host in other_hosts(run)]
         check_hosts(names, config.ssh_config)
         other = examine_hosts(names, config.ssh_config)

@@ -23,7 +23,7 @@ from mjlab_dist.wording import did_you_mean
 
 EVERYDAY = {
     "Run": ("config", "seed", "run_name", "log_root", "print_config", "dry_run", "verbose"),
-    "Devices": ("gpu_ids", "cpu_ranks", "hosts", "sync_code"),
+    "Devices": ("gpu_ids", "cpu_ranks", "hosts"),
     "Budget": ("num_envs", "total_num_envs", "max_iterations", "total_timesteps"),
     "Saving and resuming": (
         "resume",

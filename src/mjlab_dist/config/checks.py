@@ -56,7 +56,7 @@ def validate(config: TrainConfig) -> None:
         validate_rollout(config.agent, config.num_envs)
     # Ranks and hosts
     _validate_sync(config)
-    validate_hosts(config.hosts, config.min_hosts, config.max_restarts, copies=config.sync_code is not None)
+    validate_hosts(config.hosts, config.min_hosts, config.max_restarts)
     if config.port_range is not None:
         first, last = config.port_range
         if first < 1024 or last < first + 2 or last > 65535:

@@ -49,14 +49,13 @@ def _is_ipv6(text: str) -> bool:
     return True
 
 
-def validate_hosts(entries: tuple[str, ...], min_hosts: int | None, max_restarts: int, *, copies: bool) -> None:
-    """Raise if ``--hosts``, ``--min-hosts`` or ``--sync-code`` is wrong. The hosts' devices are checked elsewhere.
+def validate_hosts(entries: tuple[str, ...], min_hosts: int | None, max_restarts: int) -> None:
+    """Raise if ``--hosts`` or ``--min-hosts`` is wrong. The hosts' devices are checked elsewhere.
 
     Args:
         entries: The value of ``--hosts``.
         min_hosts: The value of ``--min-hosts``.
         max_restarts: The value of ``--max-restarts``.
-        copies: Whether ``--sync-code`` copies the project.
 
     Raises:
         UserError: One line that names the flag, its value and the fix.
@@ -77,9 +76,7 @@ def validate_hosts(entries: tuple[str, ...], min_hosts: int | None, max_restarts
     repeated = [name for name in names if names.count(name) > 1]
     if repeated:
         raise UserError(f"--hosts {shown}: {repeated[0]} is repeated; name each host once")
-    # Flags that need several machines
-    if copies and not entries:
-        raise UserError("--sync-code: has no effect on one machine; add --hosts")
+    # A flag that needs several machines
     if min_hosts is None:
         return
     if min_hosts < 1:

@@ -87,10 +87,6 @@ class TrainConfig:
     same path."""
     ssh_config: str | None = None
     """SSH config file for hosts. Default: ~/.ssh/config, then /etc/ssh/ssh_config."""
-    sync_code: Literal["keep", "overwrite"] | None = None
-    """Copy the project to the other hosts before the start. The project is the git repository around the current
-    directory, with uncommitted and new files, but not what git ignores. keep: refuse to overwrite
-    uncommitted changes on another host. overwrite: overwrite them. Needs rsync."""
     port_range: tuple[int, int] | None = None
     """First and last port for connections to the launcher. A firewall between hosts must allow these ports, and three
     of them must be free. Ranks connect to each other on other ports. Default: any free ports."""

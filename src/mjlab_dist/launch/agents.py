@@ -23,7 +23,7 @@ from typing import IO, Protocol
 from mjlab_dist.control import STOP_SIGNALS
 from mjlab_dist.errors import Exit, PreflightError, RankError
 from mjlab_dist.launch.agent import HEARTBEAT, OWN_DIRECTORY, SILENCE
-from mjlab_dist.launch.hosts import CONNECT_TIMEOUT_S, connect, in_thread, program
+from mjlab_dist.launch.hosts import connect, program
 from mjlab_dist.launch.supervision import Ended
 
 HEARTBEAT_S = 5.0
@@ -53,10 +53,6 @@ class Agent(Protocol):
 
     def ended(self) -> Ended | None:
         """Return how the agent ended; None while it runs, or if :meth:`end` has ended it."""
-        ...
-
-    def answers(self) -> bool:
-        """Return whether the agent's machine can be reached and the agent has not ended."""
         ...
 
     def end(self, patience_s: float = 0.0) -> None:
@@ -145,9 +141,6 @@ class _LocalAgent:
         code = self._process.poll()
         return None if code is None or self._is_stopped else Ended("torchrunx's agent", code)
 
-    def answers(self) -> bool:
-        return self._process.poll() is None
-
     def end(self, patience_s: float = 0.0) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(patience_s)
@@ -197,17 +190,6 @@ class _RemoteAgent:
             return None
         # The status is -1 if a signal killed the agent, or the connection is lost
         return Ended(f"torchrunx's agent on {self.host}", self._channel.recv_exit_status())
-
-    def answers(self) -> bool:
-        transport = self._connection.transport
-        assert transport is not None
-        # OpenSSH's server replies that it does not support this request. Any reply shows that it can be reached.
-        asked = in_thread("keepalive", lambda: transport.global_request("keepalive@openssh.com", wait=True))
-        try:
-            asked.result(CONNECT_TIMEOUT_S)
-        except Exception:  # noqa: BLE001 (the SSH library raises many types of errors)
-            return False
-        return transport.is_active() and not self._channel.exit_status_ready()
 
     def end(self, patience_s: float = 0.0) -> None:
         self._channel.status_event.wait(patience_s)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from dataclasses import dataclass
 
@@ -58,11 +57,10 @@ def dry_run(config: TrainConfig, listen: Listener) -> DryRun:
     """
     if launcher := outside_launcher(os.environ):
         raise UserError(f"--dry-run: only describes ranks that this command starts; run it without {launcher}")
-    # Plan: devices, hosts, budget, directory. The project is not copied to other machines
+    # Plan: devices, hosts, budget, directory
     check_config(config)
     number_by_bus(os.environ)
-    config = dataclasses.replace(config, sync_code=None)
-    plan, config = plan_run(config, os.environ, find_gpus(), next_run_dir, listen)
+    plan, config = plan_run(config, os.environ, find_gpus(), next_run_dir)
     # Measure the memory of an env with a few envs
     with start_up():
         prepare_process(plan.own_devices[0], Rank(), config.seed)

@@ -20,13 +20,11 @@ from mjlab_dist.errors import UserError
 from mjlab_dist.faults import read_fault
 from mjlab_dist.launch.host_checks import choose_hosts
 from mjlab_dist.launch.hosts import Host
-from mjlab_dist.launch.sync_code import sync_code
 from mjlab_dist.lease import Lease
 from mjlab_dist.logger import check_loggers
 from mjlab_dist.machine.devices import Gpu, plan_devices, shared_cores
 from mjlab_dist.machine.memory import check_memory
 from mjlab_dist.machine.preflight import check_machine
-from mjlab_dist.messages import Listener
 from mjlab_dist.resuming import AUTO
 from mjlab_dist.run_dir import (
     CONFIG_FILE,
@@ -106,7 +104,6 @@ def plan_run(
     environ: Mapping[str, str],
     gpus: list[Gpu],
     new_run_dir: Callable[[TrainConfig], Path],
-    listen: Listener,
 ) -> tuple[RunPlan, TrainConfig]:
     """Plan a run: resolve ``auto``, ``all``, ``latest``, ``slurm`` and totals over ranks.
 
@@ -116,7 +113,6 @@ def plan_run(
         gpus: The machine's GPUs.
         new_run_dir: Creates the directory of a new run; called last, so that a run that cannot start leaves no
             directory.
-        listen: Receives a line for each machine that files were copied to.
 
     Returns:
         The plan, and the config, :func:`settled`.
@@ -126,7 +122,7 @@ def plan_run(
     """
     # Hosts and devices
     warnings: list[str] = []
-    hosts = plan_hosts(config, environ, gpus, warnings.append, listen)
+    hosts = plan_hosts(config, environ, gpus, warnings.append)
     own = hosts[0].devices
     if config.env.sim.deterministic and all(device.device == "cpu" for device in devices_of(hosts)):
         raise UserError(
@@ -161,19 +157,14 @@ def plan_hosts(
     environ: Mapping[str, str],
     gpus: list[Gpu],
     warn: Callable[[str], None],
-    listen: Listener,
 ) -> tuple[Host, ...]:
-    """Choose the machines and devices of all ranks. With ``--sync-code``, also copy the project to the other machines.
-
-    Every command that starts ranks on several machines calls this function. It first chooses this machine's devices,
-    then copies files, and checks the other machines last, because they use the copied files.
+    """Choose the machines and devices of all ranks. Every command that starts ranks calls this function.
 
     Args:
         config: The run's config.
         environ: Environment variables, such as CUDA_VISIBLE_DEVICES.
         gpus: This machine's GPUs.
         warn: Called with one line per warning.
-        listen: Receives a line for each machine that files were copied to.
 
     Returns:
         The machines, with the device of each of their ranks; the first is this machine.
@@ -184,7 +175,6 @@ def plan_hosts(
     """
     config = dataclasses.replace(config, hosts=named_hosts(config.hosts, environ))
     own = plan_devices(config, environ, gpus, parse_host(config.hosts[0]).num_ranks if config.hosts else None)
-    sync_code(config, listen)
     for warning in shared_cores(own):
         warn(warning)
     return choose_hosts(config, environ, own, warn)

@@ -27,7 +27,6 @@ from mjlab_dist.launch.log_records import LogFiles, LogServer
 from mjlab_dist.launch.plan import RunPlan
 from mjlab_dist.launch.preparation import Launch, end_processes, prepared, remote_timeout_s
 from mjlab_dist.launch.rank_entry import run_or_die
-from mjlab_dist.launch.spare import Spare
 from mjlab_dist.launch.supervision import SETTLED_S, Ended, Ranks
 from mjlab_dist.machine.preflight import require_connections
 from mjlab_dist.machine.processes import die_with_parent
@@ -64,7 +63,7 @@ def run_ranks(
     *,
     listen: Listener,
     control: Control,
-    spare: Spare | None = None,
+    left: dict[str, list[str]] | None = None,
     attempt: int = 0,
     secret: str | None = None,
 ) -> list[T]:
@@ -77,7 +76,8 @@ def run_ranks(
         plan: Devices, hosts and run directory.
         listen: Called with the ranks' events for the user, in a separate thread.
         control: Receives requests to stop the run, which are forwarded to the ranks.
-        spare: Prepares launches for restarts in advance; None if there are no restarts.
+        left: Receives the name of this launch for each machine that does not answer at its end, where processes of
+            the launch may still run.
         attempt: Number of earlier starts of these ranks.
         secret: Secret of the launch, which the caller uses to connect to the ranks; None to create one.
 
@@ -93,8 +93,7 @@ def run_ranks(
     with _one_at_a_time(), child_errors() as errors, contextlib.ExitStack() as stack:
         require_connections()
         # Start the agents. They import their libraries while this process imports its own.
-        preparing = prepared(config, plan, attempt, listen, secret) if spare is None else spare.launch(attempt)
-        launch = stack.enter_context(preparing)
+        launch = stack.enter_context(prepared(config, plan, attempt, listen, secret))
         with start_up():
             import torchrunx  # noqa: F401
         # Store. It is closed when this variable is deleted.
@@ -113,7 +112,9 @@ def run_ranks(
                 raise _with_log(error, logs, plan, launch.errors, errors) from None
             finally:
                 # torchrunx asks its agents to end, but does not wait for them
-                _end(config, plan, launch, spare, listen)
+                for host in end_processes(config, plan.host_names, launch.name, listen):
+                    if left is not None:
+                        left.setdefault(host, []).append(launch.name)
                 adapted.group.abort()
     return [_decoded(result_type, result) for result in results]
 
@@ -127,14 +128,6 @@ def _one_at_a_time() -> Iterator[None]:
         yield
     finally:
         _launching.release()
-
-
-def _end(config: TrainConfig, plan: RunPlan, launch: Launch, spare: Spare | None, listen: Listener) -> None:
-    """Kill all processes of a launch. The spare records the machines that do not answer, for the next restart."""
-    if spare is None:
-        end_processes(config, plan.host_names, launch.name, listen)
-    else:
-        spare.end(launch.name, plan.host_names)
 
 
 def _torchrunx_launcher(config: TrainConfig, plan: RunPlan, logs: Path | None) -> torchrunx.Launcher:

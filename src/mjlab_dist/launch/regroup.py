@@ -12,7 +12,6 @@ from mjlab_dist.control import Control
 from mjlab_dist.launch.host_checks import ask_hosts, describe_faults, with_equal_threads
 from mjlab_dist.launch.hosts import Host
 from mjlab_dist.launch.plan import RunPlan
-from mjlab_dist.launch.spare import Spare
 from mjlab_dist.machine.device_answer import DeviceRequest
 from mjlab_dist.messages import Listener
 
@@ -24,7 +23,7 @@ class TooFewHostsError(Exception):
     """Too few machines answer. The message gives the reason for each machine that does not answer."""
 
 
-def regroup(config: TrainConfig, plan: RunPlan, spare: Spare, listen: Listener, control: Control) -> RunPlan:
+def regroup(config: TrainConfig, plan: RunPlan, listen: Listener, control: Control) -> RunPlan:
     """Return the plan of the next attempt, on all machines of the run that answer.
 
     A machine that an earlier attempt left out is used again if it answers. If fewer than ``--min-hosts`` machines
@@ -33,8 +32,6 @@ def regroup(config: TrainConfig, plan: RunPlan, spare: Spare, listen: Listener, 
     Args:
         config: The run's config.
         plan: Plan of the attempt that failed.
-        spare: May have started agents for the next attempt. A machine whose agent answers can train, so it is not
-            checked again.
         listen: Receives a warning if machines are left out, and a line if they are used again.
         control: A stop request ends the wait.
 
@@ -47,7 +44,7 @@ def regroup(config: TrainConfig, plan: RunPlan, spare: Spare, listen: Listener, 
     deadline = time.monotonic() + config.hang_timeout
     is_reported = False
     while True:
-        hosts, faults = _answering(config, plan, spare)
+        hosts, faults = _answering(config, plan)
         if len(hosts) >= (config.min_hosts or len(plan.entries)):
             break
         if time.monotonic() > deadline or control.stop_requested:
@@ -59,10 +56,7 @@ def regroup(config: TrainConfig, plan: RunPlan, spare: Spare, listen: Listener, 
         control.wait_for_stop(RETRY_S)
 
     # If the machines are the same, keep the plan
-    names = tuple(host.name for host in hosts)
-    spare.end_leftovers(names)
     if hosts == plan.hosts:
-        spare.keep_if_answering()
         return plan
     # If they differ, divide the envs among the new ranks
     new = dataclasses.replace(plan, hosts=hosts)
@@ -73,21 +67,13 @@ def regroup(config: TrainConfig, plan: RunPlan, spare: Spare, listen: Listener, 
         listen({"kind": "warning", "text": f"{text}: {describe_faults(faults)}"})
     else:
         listen({"kind": "status", "text": f"{text}."})
-    spare.replan(new)
     return new
 
 
-def _answering(config: TrainConfig, plan: RunPlan, spare: Spare) -> tuple[tuple[Host, ...], dict[str, str]]:
+def _answering(config: TrainConfig, plan: RunPlan) -> tuple[tuple[Host, ...], dict[str, str]]:
     """Return the machines that can train now, and the faults of the other machines."""
-    own = plan.hosts[0]
-    known = {host.name: host for host in plan.hosts if host.name in spare.answering()}
-    # Machines without an agent that answers are checked as at the start of the run
-    entries = plan.entries[1:]
-    requests = {
-        name: DeviceRequest.of(config, num_ranks, os.environ, own.devices)
-        for name, num_ranks in entries
-        if name not in known
-    }
+    own, entries = plan.hosts[0], plan.entries[1:]
+    requests = {name: DeviceRequest.of(config, num_ranks, os.environ, own.devices) for name, num_ranks in entries}
     answers, faults = ask_hosts(requests, config.ssh_config)
-    known |= {name: Host(name=name, devices=answer.devices) for name, answer in answers.items()}
-    return with_equal_threads([own, *(known[name] for name, _ in entries if name in known)]), faults
+    others = [Host(name=name, devices=answers[name].devices) for name, _ in entries if name in answers]
+    return with_equal_threads([own, *others]), faults

@@ -9,9 +9,9 @@ from mjlab_dist.buffers import with_sizes
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.control import Control
 from mjlab_dist.errors import Exit, RankError, UserError
+from mjlab_dist.launch.hosts import end_on_hosts
 from mjlab_dist.launch.plan import RunPlan
 from mjlab_dist.launch.regroup import TooFewHostsError, regroup
-from mjlab_dist.launch.spare import Spare
 from mjlab_dist.messages import Event, Listener
 from mjlab_dist.run_dir import CONFIG_FILE, list_checkpoints, read_config_file, read_metrics
 from mjlab_dist.worker import RunResult
@@ -44,22 +44,14 @@ def run_with_restarts(config: TrainConfig, plan: RunPlan, listen: Listener, cont
         RankError: If a rank ended early and the run is not restarted.
         TakenOverError: If another launch trains this run now, so that it is not restarted.
     """
-    with Spare(config, plan, listen) as spare:
-        return _run_with_restarts(config, plan, listen, control, spare)
-
-
-def _run_with_restarts(
-    config: TrainConfig, plan: RunPlan, listen: Listener, control: Control, spare: Spare
-) -> RunResult:
     from mjlab_dist.launch.ranks import run_ranks  # noqa: PLC0415 (torchrunx imports torch)
 
-    attempt, progress = 0, _Progress()
+    progress = _Progress()
+    left: dict[str, list[str]] = {}  # launches that may still have processes, by machine that did not answer
 
     def listen_for_progress(event: Event) -> None:
         if event["kind"] == "iteration":
             progress.reach(event["row"]["iteration"])
-            if attempt < config.max_restarts:
-                spare.prepare(attempt + 1)
         listen(event)
 
     for attempt in range(config.max_restarts + 1):
@@ -72,7 +64,7 @@ def _run_with_restarts(
                 plan,
                 listen=listen_for_progress,
                 control=control,
-                spare=spare,
+                left=left,
                 attempt=attempt,
             )
             return _raise_if_stopped_by_others(results[0], control)
@@ -88,7 +80,7 @@ def _run_with_restarts(
             when = f" in {pause_s:g} s" if pause_s else ""
             listen({"kind": "warning", "text": f"{error}. Restarting{when} ({attempt + 1} of {config.max_restarts})."})
             control.wait_for_stop(pause_s)
-            plan = _plan_again(error, config, plan, spare, listen=listen, control=control)
+            plan = _plan_again(error, config, plan, left, listen=listen, control=control)
             if control.stop_requested:
                 if stopped := _at_checkpoint(error, config, plan, listen):
                     return stopped
@@ -97,15 +89,27 @@ def _run_with_restarts(
 
 
 def _plan_again(
-    error: RankError, config: TrainConfig, plan: RunPlan, spare: Spare, *, listen: Listener, control: Control
+    error: RankError,
+    config: TrainConfig,
+    plan: RunPlan,
+    left: dict[str, list[str]],
+    *,
+    listen: Listener,
+    control: Control,
 ) -> RunPlan:
     """Return the plan of the next attempt; if no attempt is possible, raise the error of the previous one."""
     try:
-        return regroup(config, plan, spare, listen, control)
+        plan = regroup(config, plan, listen, control)
     except (TooFewHostsError, UserError) as fault:
         if control.stop_requested:
             return plan
         raise _with_reason(error, f"Not restarting: {fault}") from None
+    # Processes that an earlier launch left on a machine that answers again would use memory that the next ranks need
+    here, *others = plan.host_names
+    for host in others:
+        for launch in left.pop(host, []):
+            end_on_hosts((here, host), config.ssh_config, launch)
+    return plan
 
 
 class _Progress:

@@ -92,7 +92,7 @@ def _train(
         # Plan: devices, hosts, budget, run directory
         stack.enter_context(_reserved_name(config, listen))
         asked = config
-        plan, config = plan_run(config, os.environ, gpus, create_run_dir, listen)
+        plan, config = plan_run(config, os.environ, gpus, create_run_dir)
         names = [device.name for device in plan.devices]
         listen = stack.enter_context(_given_paths(plan.run_dir, listen))
         lease = stack.enter_context(_reserved(plan.run_dir, config, names, listen, is_new=plan.is_new))

@@ -32,7 +32,7 @@ PACKAGE = "mjlab-dist"
 """The distribution whose requirements the installed packages must meet."""
 
 SEMAPHORES_BYTES = 256 * 1024
-"""Shared memory for the semaphores of a launch and of its spare, in bytes: ten and two per rank, with a page each."""
+"""Shared memory for the semaphores of a launch, in bytes: ten and two per rank, with a page each."""
 
 NEEDED_BYTES = 10**6
 """Size of a test file, in bytes. Writing a file is the only test of a quota, which can forbid writing even if the disk

@@ -124,7 +124,7 @@ def _hosts(config: TrainConfig, gpus: list[Gpu], listen: Listener) -> tuple[Host
         config = dataclasses.replace(config, gpu_ids="all")
     elif config.cpu_ranks is None and (config.gpu_ids is None or not gpus):
         config = dataclasses.replace(config, gpu_ids=None, cpu_ranks=cores())
-    return plan_hosts(config, os.environ, gpus, lambda text: listen({"kind": "warning", "text": text}), listen)
+    return plan_hosts(config, os.environ, gpus, lambda text: listen({"kind": "warning", "text": text}))
 
 
 def _first(hosts: Sequence[Host], num_ranks: int) -> tuple[Host, ...]:
@@ -162,7 +162,6 @@ def _case(config: TrainConfig, mode: Mode, hosts: tuple[Host, ...], gpus: list[G
         gpu_ids=None if devices[0].device == "cpu" else config.gpu_ids,
         cpu_ranks=len(devices) if devices[0].device == "cpu" else None,
         hosts=(),
-        sync_code=None,
         num_envs=num_envs,
         total_num_envs=None,
         fsdp_devices=min(config.fsdp_devices, len(devices)),

@@ -51,11 +51,11 @@ def make(
     total = 1 if config.total_num_envs is None else config.total_num_envs
     for one in variants:
         validate(dataclasses.replace(one, num_envs=1, total_num_envs=total, resume=None, init_from=None))
-    validate_hosts(config.hosts, config.min_hosts, config.max_restarts, copies=config.sync_code is not None)
+    validate_hosts(config.hosts, config.min_hosts, config.max_restarts)
 
     # Machines and devices
     gpus = find_gpus()
-    hosts = plan_hosts(config, os.environ, gpus, lambda text: listen({"kind": "warning", "text": text}), listen)
+    hosts = plan_hosts(config, os.environ, gpus, lambda text: listen({"kind": "warning", "text": text}))
     own = hosts[0].devices
     devices = devices_of(hosts)
     config, num_ranks = settled(config, devices), len(devices)

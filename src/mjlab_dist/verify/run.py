@@ -45,7 +45,7 @@ def verify(config: TrainConfig, listen: Listener) -> VerifyReport:
     if launcher:
         raise UserError(f"verify: starts its own ranks; run it without {launcher}")
     # Devices, hosts and number of iterations
-    hosts = plan_hosts(config, os.environ, find_gpus(), lambda text: listen({"kind": "warning", "text": text}), listen)
+    hosts = plan_hosts(config, os.environ, find_gpus(), lambda text: listen({"kind": "warning", "text": text}))
     config, num_ranks = settled(config, devices_of(hosts)), len(devices_of(hosts))
     budget = plan_budget(config, num_ranks)
     max_iterations = budget.max_iterations if budget else config.max_iterations

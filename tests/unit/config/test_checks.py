@@ -245,12 +245,6 @@ def test_a_minimum_number_of_hosts_needs_hosts_and_restarts(config: TrainConfig)
         assert refusal_of(wrong).startswith(f"--min-hosts {wrong.min_hosts}: ")
 
 
-def test_copying_the_project_needs_hosts(config: TrainConfig):
-    copying = changed(config, "sync_code", "keep")
-    validate(changed(copying, "hosts", ("localhost", "node7")))
-    assert refusal_of(copying).startswith("--sync-code: ")
-
-
 @pytest.mark.parametrize("rnn", ["lstm", "gru"])
 def test_mini_batches_of_recurrent_networks_contain_whole_envs(config: TrainConfig, rnn: str):
     config = changed(changed(config, "num_envs", 6), "agent.num_steps_per_env", 32)

@@ -70,24 +70,21 @@ def test_an_episode_shorter_than_a_control_step_is_refused(config: TrainConfig, 
         check_config(dataclasses.replace(config, env=env))
 
 
-def test_devices_are_checked_before_files_are_copied_and_hosts_are_checked(
-    config: TrainConfig, monkeypatch: pytest.MonkeyPatch
-):
+def test_devices_are_checked_before_hosts_are(config: TrainConfig, monkeypatch: pytest.MonkeyPatch):
     calls: list[str] = []
-    monkeypatch.setattr(plan, "sync_code", lambda *_: calls.append("copy"))
     monkeypatch.setattr(plan, "choose_hosts", lambda *_: calls.append("hosts"))
-    config = dataclasses.replace(config, hosts=("slurm",), sync_code="keep", gpu_ids=(5,))
+    config = dataclasses.replace(config, hosts=("slurm",), gpu_ids=(5,))
 
     def planned(**changes: Any) -> None:
         changed = dataclasses.replace(config, **changes)
-        plan.plan_hosts(changed, {"SLURM_JOB_NODELIST": "a,b"}, [], calls.append, lambda _: None)
+        plan.plan_hosts(changed, {"SLURM_JOB_NODELIST": "a,b"}, [], calls.append)
 
     with pytest.raises(UserError, match="--gpu-ids 5"):
         planned()
     assert not calls
     planned(gpu_ids=None, cpu_ranks=len(os.sched_getaffinity(0)) + 1)
-    copy, warning, hosts = calls
-    assert (copy, hosts) == ("copy", "hosts")
+    warning, hosts = calls
+    assert hosts == "hosts"
     assert "share" in warning
 
 
@@ -98,17 +95,17 @@ def test_a_run_is_resumed_with_its_engine(config: TrainConfig, tmp_path: Path) -
     resumed = dataclasses.replace(config, gpu_ids=None, resume=str(run_dir))
     for trained, other in (("warp", "mujoco"), ("mujoco", "warp")):
         (run_dir / CONFIG_FILE).write_text(to_yaml(replaced(config, engine, trained)))
-        _, settled = plan_run(replaced(resumed, engine, trained), {}, [], lambda _: tmp_path, lambda _: None)
+        _, settled = plan_run(replaced(resumed, engine, trained), {}, [], lambda _: tmp_path)
         assert settled.env.sim.engine == trained
         with pytest.raises(UserError, match=rf"^--env\.sim\.engine {other}: .* {trained}; .*--init-from"):
-            plan_run(replaced(resumed, engine, other), {}, [], lambda _: tmp_path, lambda _: None)
+            plan_run(replaced(resumed, engine, other), {}, [], lambda _: tmp_path)
 
 
 def test_options_of_an_entity_that_do_not_apply_are_warned_about(config: TrainConfig, tmp_path: Path) -> None:
     cube = '<mujoco><option impratio="10"/><worldbody><body><freejoint/><geom size=".1"/></body></worldbody></mujoco>'
     config = replaced(config, ["env", "sim", "entities"], {"cube": EntityConfig(model=cube)})
     chosen = dataclasses.replace(config, gpu_ids=None)
-    planned, _ = plan_run(chosen, {}, [], lambda _: tmp_path, lambda _: None)
+    planned, _ = plan_run(chosen, {}, [], lambda _: tmp_path)
     (warning,) = planned.warnings
     assert warning.startswith("--env.sim.entities.cube.model ")
     assert "impratio" in warning
@@ -122,4 +119,4 @@ def test_the_deterministic_mode_is_refused_without_a_gpu(
     config = dataclasses.replace(config, gpu_ids=None, env=dataclasses.replace(config.env, sim=sim))
     refused = pytest.raises(UserError, match=r"^--env\.sim\.deterministic: .*\bCPU\b.*repeatable")
     with refused if deterministic else contextlib.nullcontext():
-        plan_run(config, {}, [], lambda _: tmp_path, lambda _: None)
+        plan_run(config, {}, [], lambda _: tmp_path)

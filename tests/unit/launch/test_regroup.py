@@ -29,31 +29,17 @@ CPU = RankDevice(device="cpu", name="cpu", torch_threads=2, backend="gloo")
 
 
 class Machines:
-    """Replaces real machines, which may not answer, and the spare launch, which is prepared for the next restart."""
+    """Replaces real machines, which may not answer."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.up = {"node7": 1, "node8": 2}
-        self.waiting: set[str] = set()
         self.asked: list[set[str]] = []
-        self.plans: list[RunPlan] = []
         monkeypatch.setattr(module, "ask_hosts", self.ask)
 
     def ask(self, requests: Mapping[str, DeviceRequest], _: Any) -> tuple[dict[str, DeviceAnswer], dict[str, str]]:
         self.asked.append(set(requests))
         answers = {name: DeviceAnswer(devices=(CPU,) * self.up[name]) for name in requests if name in self.up}
         return answers, {name: "no answer" for name in requests if name not in self.up}
-
-    def answering(self) -> set[str]:
-        return self.waiting
-
-    def replan(self, plan: RunPlan) -> None:
-        self.plans.append(plan)
-
-    def keep_if_answering(self) -> None:
-        """Do nothing: there is no real spare launch to check."""
-
-    def end_leftovers(self, hosts: tuple[str, ...]) -> None:
-        assert hosts[0] == HERE
 
 
 @pytest.fixture
@@ -73,19 +59,17 @@ def plan_of(config: TrainConfig) -> RunPlan:
     return RunPlan(hosts=hosts, entries=entries, budget=plan_budget(config, 4), run_dir=Path("run"))
 
 
-def again(config: TrainConfig, plan: RunPlan, machines: Machines) -> tuple[RunPlan, list[Event]]:
+def again(config: TrainConfig, plan: RunPlan) -> tuple[RunPlan, list[Event]]:
     events: list[Event] = []
-    return regroup(config, plan, machines, events.append, Control()), events  # pyright: ignore[reportArgumentType]
+    return regroup(config, plan, events.append, Control()), events
 
 
-def test_the_same_machines_keep_the_plan_and_machines_of_the_spare_launch_are_not_asked(machines: Machines):
+def test_the_same_machines_keep_the_plan(machines: Machines):
     config = config_of(min_hosts=1)
     plan = plan_of(config)
-    machines.waiting = {HERE, "node7"}
-    new, events = again(config, plan, machines)
+    new, events = again(config, plan)
     assert new is plan
-    assert machines.asked == [{"node8"}]
-    assert not machines.plans
+    assert machines.asked == [{"node7", "node8"}]
     assert not events
 
 
@@ -93,7 +77,7 @@ def test_a_lost_machine_is_left_out_and_taken_back(machines: Machines):
     config = config_of(min_hosts=2, num_envs=1, total_num_envs=24)
     plan = plan_of(config)
     del machines.up["node8"]
-    two, (warning,) = again(config, plan, machines)
+    two, (warning,) = again(config, plan)
     assert two.host_names == (HERE, "node7")
     assert two.num_ranks == 2
     assert two.budget is not None
@@ -101,10 +85,9 @@ def test_a_lost_machine_is_left_out_and_taken_back(machines: Machines):
     assert warning["kind"] == "warning"
     assert "host node8: no answer" in warning["text"]
     machines.up["node8"] = 1  # one of its two devices is missing
-    three, (status,) = again(config, two, machines)
+    three, (status,) = again(config, two)
     assert [len(host.devices) for host in three.hosts] == [1, 1, 1]
     assert status["kind"] == "status"
-    assert machines.plans == [two, three]
 
 
 def test_a_restart_waits_for_all_machines_by_default(machines: Machines, monkeypatch: pytest.MonkeyPatch):
@@ -120,7 +103,7 @@ def test_a_restart_waits_for_all_machines_by_default(machines: Machines, monkeyp
 
     monkeypatch.setattr(Control, "wait_for_stop", wait)
     plan = plan_of(config)
-    new, (warning,) = again(config, plan, machines)
+    new, (warning,) = again(config, plan)
     assert new is plan
     assert len(waits) == 3
     assert "host node8: no answer" in warning["text"]
@@ -130,7 +113,7 @@ def test_the_wait_for_machines_is_limited(machines: Machines):
     config = config_of(min_hosts=2, hang_timeout=1e-9)
     machines.up.clear()
     with pytest.raises(TooFewHostsError, match="hosts node7, node8: no answer"):
-        again(config, plan_of(config), machines)
+        again(config, plan_of(config))
 
 
 def test_a_total_that_cannot_be_split_over_the_remaining_ranks_is_refused(machines: Machines):
@@ -138,14 +121,14 @@ def test_a_total_that_cannot_be_split_over_the_remaining_ranks_is_refused(machin
     plan = plan_of(config)
     del machines.up["node7"]
     with pytest.raises(UserError, match=r"^--total-num-envs 20: .* 3 ranks"):
-        again(config, plan, machines)
+        again(config, plan)
 
 
-def test_threads_are_equal_on_all_machines(machines: Machines, monkeypatch: pytest.MonkeyPatch):
+def test_threads_are_equal_on_all_machines(monkeypatch: pytest.MonkeyPatch):
     config = config_of()
     one = dataclasses.replace(CPU, torch_threads=1)
     monkeypatch.setattr(
         module, "ask_hosts", lambda requests, _: ({name: DeviceAnswer(devices=(one,)) for name in requests}, {})
     )
-    new, _ = again(config, plan_of(config), machines)
+    new, _ = again(config, plan_of(config))
     assert {device.torch_threads for device in new.devices} == {1}
