@@ -116,12 +116,10 @@ def read_config_file(path: Path, *, trust: bool = False, uses_ssh: bool = True) 
     """
     import yaml  # noqa: PLC0415 (not needed to print help)
 
-    is_run = path.is_dir()
-    path = path / CONFIG_FILE if is_run else path
+    path = path / CONFIG_FILE if path.is_dir() else path
     data = b""
     try:
         if is_pack(path):
-            is_run = True
             data = read_part(path, CONFIG_FILE)
         else:
             with open_file(path) as file:
@@ -137,9 +135,6 @@ def read_config_file(path: Path, *, trust: bool = False, uses_ssh: bool = True) 
         raise UserError(f"--config {path}: line {line}: is not YAML ({problem})") from error
     if not isinstance(plain, dict):
         raise UserError(f"--config {path}: contains no config; use the {CONFIG_FILE} of a run directory")
-    env = plain.get("env")
-    if is_run and isinstance(env, dict) and isinstance(env.get("sim"), dict):
-        env["sim"].setdefault("engine", "warp")  # the only engine of runs whose config does not name one
     try:
         config = from_plain(plain)
     except FieldError as error:

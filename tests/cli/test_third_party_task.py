@@ -32,7 +32,7 @@ def far_away(env, limit):
 
 CONFIG = """
 from mjlab_dist.config import ActionConfig, EnvConfig, EventConfig, ObservationConfig, RewardConfig
-from mjlab_dist.config import SimConfig, TermConfig, TrainConfig
+from mjlab_dist.config import SimConfig, TermConfig, TerminationConfig, TrainConfig
 
 def stay() -> TrainConfig:
     \"\"\"Stay in the middle.\"\"\"
@@ -49,7 +49,7 @@ def stay() -> TrainConfig:
                 "velocity": ObservationConfig(func="mjlab_dist.mdp.observations:joint_velocity", params={"joint": "x"}),
             }},
             rewards={"near": RewardConfig(func="ball_tasks.terms:near_the_middle", weight=2.0)},
-            terminations={"far": TermConfig(func="ball_tasks.terms:far_away", params={"limit": 0.5})},
+            terminations={"far": TerminationConfig(func="ball_tasks.terms:far_away", params={"limit": 0.5})},
             events={"start": EventConfig(
                 func="mjlab_dist.mdp.events:draw_joint_position", params={"joint": "x", "low": -0.4, "high": 0.4}
             )},

@@ -15,7 +15,7 @@ from conftest import Command
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from mjlab_dist.errors import Exit
-from mjlab_dist.run_dir import CONFIG_FILE, read_config_file, read_metrics, video_path
+from mjlab_dist.run_dir import CONFIG_FILE, read_metrics, video_path
 
 pytestmark = pytest.mark.slow
 
@@ -167,20 +167,6 @@ def test_a_logger_that_does_not_exist_is_refused_before_anything_starts(command:
         assert f"--logger {name}: " in line
         assert problem in line.partition(name)[2]
     assert not (command.cwd / "logs").exists()
-
-
-@pytest.mark.usefixtures("own")
-def test_a_config_of_an_older_version_names_one_logger(command: Command) -> None:
-    done = command(*TRAIN, "--logger", "own_loggers:Lines", "--max-iterations", "2")
-    assert done.code == 0, done.err
-    file = only_run(command.cwd) / CONFIG_FILE
-    text = file.read_text().replace("logger:\n- own_loggers:Lines\n", "logger: tensorboard\n")
-    file.write_text(text)
-    assert read_config_file(file).logger == ("tensorboard",)
-    done = command(*TRAIN, "--resume", "latest", "--max-iterations", "4")
-    assert done.code == 0, done.err
-    assert [step for step, _ in returns(only_run(command.cwd))] == [3, 4]
-    assert sum("start" in line for line in lines(command.cwd)) == 1
 
 
 # trackio

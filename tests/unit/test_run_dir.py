@@ -241,14 +241,6 @@ def test_a_run_of_another_task_is_refused(config: TrainConfig):
     assert re.search(r" cartpole-balance\b.* cartpole-swingup\b", message)
 
 
-def test_a_run_whose_config_names_no_engine_was_simulated_by_mujoco_warp(config: TrainConfig, tmp_path: Path):
-    text = to_yaml(config).replace("    engine: auto\n", "")
-    assert text != to_yaml(config)
-    (tmp_path / CONFIG_FILE).write_text(text)
-    assert read_config_file(tmp_path).env.sim.engine == "warp"
-    assert read_config_file(tmp_path / CONFIG_FILE).env.sim.engine == "auto", "this is a file that a user wrote"
-
-
 def test_a_path_that_is_not_a_run_is_refused(config: TrainConfig, tmp_path: Path):
     message = refusal_of(config.log_root, config.task, str(tmp_path))
     assert message.startswith(f"--run {tmp_path}: ")

@@ -12,7 +12,7 @@ from mjlab_dist.config.entries import entry
 from mjlab_dist.config.hosts import validate_hosts
 from mjlab_dist.config.loggers import validate_loggers
 from mjlab_dist.config.run import COMPRESSIONS, TrainConfig
-from mjlab_dist.config.serialization import FieldError, as_tuples, paths, to_plain, typed
+from mjlab_dist.config.serialization import FieldError, as_tuples, from_plain, paths, to_plain
 from mjlab_dist.config.signatures import PARAMETERS, check_model_params, parameters_of
 from mjlab_dist.config.task import EnvConfig, ObservationConfig, TerrainConfig, TerrainPartConfig
 from mjlab_dist.errors import UserError
@@ -184,7 +184,7 @@ def _validate_sync(config: TrainConfig) -> None:
 def _validate_types(config: TrainConfig) -> None:
     """Raise if a field has the wrong type, or is none of its choices. Python does not check this."""
     try:
-        typed(as_tuples(to_plain(config)))
+        from_plain(as_tuples(to_plain(config)), from_yaml=False)
     except FieldError as error:
         if isinstance(error.value, str) and str(error).endswith("takes texts"):
             raise UserError(f"{error}; write ({error.value!r},)") from error

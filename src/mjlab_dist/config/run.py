@@ -146,11 +146,6 @@ class TrainConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     """Checkpoints."""
 
-    def __post_init__(self) -> None:
-        """Accept a single logger as a string, because in configs of older versions, ``logger`` is a string."""
-        if isinstance(self.logger, str):
-            object.__setattr__(self, "logger", (self.logger,))
-
 
 @dataclass(frozen=True, kw_only=True)
 class PlayConfig:

@@ -13,34 +13,9 @@ from typing import Any
 from mjlab_dist.config.loggers import LOGGERS
 from mjlab_dist.config.references import name_of
 from mjlab_dist.config.run import TrainConfig
+from mjlab_dist.config.task import CaptureMode, ParamValue
 from mjlab_dist.config.type_words import in_words
 from mjlab_dist.errors import UserError
-
-MOVED_MODULES = {
-    "mjlab_dist.env.terms": "mjlab_dist.mdp.observations",
-    **{
-        f"mjlab_dist.env.{name}": f"mjlab_dist.mdp.{name}"
-        for name in ("commands", "curricula", "events", "height_scan", "motion", "rewards", "sensors", "terminations")
-    },
-}
-"""Former names of modules in config files of older versions, and the names of these modules now."""
-
-MOVED_PARAMETERS = {
-    "mjlab_dist.mdp.motion:lost": {"most_m": "max_m", "most_rad": "max_rad"},
-    "mjlab_dist.mdp.rewards:contacts": {"least_n": "min_n"},
-    "mjlab_dist.mdp.rewards:feet_air_time": {"least_s": "min_s"},
-    "mjlab_dist.mdp.terminations:illegal_contact": {"least_n": "min_n"},
-    "mjlab_dist.mdp.terminations:out_of_bounds": {"most_m": "max_m"},
-    "mjlab_dist.mdp.terminations:tilted": {"most_rad": "max_rad"},
-    "mjlab_dist.mdp.terminations:too_low": {"least_m": "min_m"},
-    "mjlab_dist_tasks.arm.terms:Grasp": {"most_m": "max_m"},
-    "mjlab_dist_tasks.cartpole.terms:small_control": {"most": "max_reward"},
-    "mjlab_dist_tasks.gym.terms:healthy": {"most": "max_magnitude"},
-    "mjlab_dist_tasks.gym.terms:unhealthy": {"most": "max_magnitude"},
-    "mjlab_dist_tasks.gym.terms:wrench_cost": {"most": "max_sum", "each": "max_component"},
-    "mjlab_dist_tasks.template.terms:forward_speed": {"most_m_s": "max_m_s"},
-}
-"""For each function, former names of its parameters in config files of older versions, and their names now."""
 
 
 class FieldError(UserError):
@@ -108,21 +83,12 @@ def paths(plain: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield from paths(value, f"{prefix}{name}.")
 
 
-def from_plain(plain: dict[str, Any]) -> TrainConfig:
-    """Convert plain data from :func:`to_plain`, also of older versions, back to a config.
-
-    Raises:
-        FieldError: If a field is missing, unknown or of the wrong type.
-    """
-    return typed(_upgraded(plain), texts_as_numbers=True)
-
-
-def typed(plain: dict[str, Any], *, texts_as_numbers: bool = False) -> TrainConfig:
+def from_plain(plain: dict[str, Any], *, from_yaml: bool = True) -> TrainConfig:
     """Convert plain data from :func:`to_plain` back to a config.
 
     Args:
-        plain: The data, with tuples in the parameters of terms.
-        texts_as_numbers: Whether a text such as 1e-3 is a number, as YAML reads this number as a text.
+        plain: The data.
+        from_yaml: Whether a text such as 1e-3 is a number, and False is off, because YAML reads them as these values.
 
     Raises:
         FieldError: If a field is missing, unknown or of the wrong type.
@@ -130,10 +96,10 @@ def typed(plain: dict[str, Any], *, texts_as_numbers: bool = False) -> TrainConf
     import dacite  # noqa: PLC0415 (not needed to print help)
 
     # Conversions of values; the sign + is an error before a text
-    number = float if texts_as_numbers else operator.pos
+    number = float if from_yaml else operator.pos
 
     def tuple_of_list(hint: Any, value: Any) -> tuple[Any, ...]:
-        if not isinstance(value, list | tuple):  # parameters of terms are tuples already
+        if not isinstance(value, list | tuple):
             raise dacite.WrongTypeError(hint, value)
         return tuple(value)
 
@@ -156,7 +122,9 @@ def typed(plain: dict[str, Any], *, texts_as_numbers: bool = False) -> TrainConf
         tuple[int, int],
         *(tuple[(float,) * length] for length in (2, 3, 4)),
     )
-    hooks = {int: without_bool, float: real} | {hint: functools.partial(tuple_of_list, hint) for hint in tuples}
+    hooks = {int: without_bool, float: real, dict[str, ParamValue]: as_tuples}
+    hooks |= {CaptureMode: lambda value: "off" if value is False and from_yaml else value}
+    hooks |= {hint: functools.partial(tuple_of_list, hint) for hint in tuples}
     # Config, or an error that names the field
     try:
         return dacite.from_dict(TrainConfig, plain, config=dacite.Config(type_hooks=hooks, strict=True))
@@ -181,44 +149,3 @@ def _whole_path(plain: Mapping[str, Any], path: str, value: Any) -> str:
         if last == field and is_same and all(parent in rest for parent in parents):
             return name
     return path
-
-
-def _upgraded(plain: dict[str, Any]) -> dict[str, Any]:
-    """Convert configs of older versions to the current format.
-
-    In older versions, ``env.sim.capture`` was a bool, ``logger`` was a single name, ``fsdp_min_size_mb`` was not in
-    ``sync``, and some modules and parameters had other names.
-    """
-    plain = _renamed(plain)
-    if isinstance(plain.get("logger"), str):
-        plain = {**plain, "logger": [plain["logger"]]}
-    if "fsdp_min_size_mb" in plain:
-        moved = {"fsdp_min_size_mb": plain.pop("fsdp_min_size_mb")}
-        plain["sync"] = {**moved, **(plain.get("sync") or {})}
-    match plain:
-        case {"env": {"sim": {"capture": bool(captures)} as sim} as env}:
-            capture = "physics" if captures else "off"
-            return {**plain, "env": {**env, "sim": {**sim, "capture": capture}}}
-    return plain
-
-
-def _renamed(value: Any) -> Any:
-    """Replace former names of modules and parameters in plain data with their current names.
-
-    Modules are named in references ``package.module:name``. In the parameters of terms, lists also become tuples.
-    """
-    if isinstance(value, dict):
-        renamed = {key: _renamed(part) for key, part in value.items()}
-        match renamed:
-            case {"func": str(func), "params": dict(params)}:
-                names = MOVED_PARAMETERS.get(func, {})
-                renamed["params"] = {names.get(name, name): as_tuples(part) for name, part in params.items()}
-            case {"model": str(), "model_params": dict(params)}:
-                renamed["model_params"] = as_tuples(params)
-        return renamed
-    if isinstance(value, list):
-        return [_renamed(part) for part in value]
-    if isinstance(value, str):
-        module, colon, name = value.partition(":")
-        return f"{MOVED_MODULES.get(module, module)}{colon}{name}" if colon else value
-    return value

@@ -430,11 +430,3 @@ class EnvConfig:
     """What to do if physics, observations or rewards are not finite. stop: training ends in that iteration, and the
     state is saved for play --nan-dump. reset: the affected envs start a new episode, and are counted; in observations,
     numbers that are not finite are replaced by 0."""
-
-    def __post_init__(self) -> None:
-        # Packages that were written for older versions make terminations with term(...): convert them.
-        terminations = {
-            name: one if isinstance(one, TerminationConfig) else TerminationConfig(func=one.func, params=one.params)
-            for name, one in self.terminations.items()
-        }
-        object.__setattr__(self, "terminations", terminations)

@@ -46,7 +46,7 @@ def _forms(hint: Any) -> Iterator[str]:
     elif origin is Literal:
         yield from map(str, args)
     elif origin is tuple and args[-1] is Ellipsis and typing.get_origin(args[0]) is not None:
-        yield from _forms(args[0])
+        yield f"a list of {in_words(args[0])}"
     elif origin is tuple and args[-1] is Ellipsis:
         yield _WORDS[args[0]][1] if args[0] in _WORDS else "a list"
     elif origin is tuple:

@@ -287,8 +287,6 @@ def import_term(flag: str, func: str) -> Callable[..., Any]:
     """
     try:
         found = resolve(func)
-    except UserError as error:  # The imported module raises it, for example if a curriculum has a method go_on.
-        raise UserError(f"{flag} {func}: {error}") from error
     except Exception as error:
         # The module belongs to the user, so any exception is an error in the value of this flag.
         if place_of(error, func):

@@ -259,15 +259,6 @@ class Command(Term):
 
         self._advance = env.sim.record(advance, changes_state=False)
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        if "update" in vars(cls):
-            raise UserError(
-                f"{cls.__module__}.{cls.__qualname__}.update: is no longer called, because commands are now drawn "
-                "before reset events; draw values in the method draw, and adjust them in the method follow, which runs "
-                "after reset events"
-            )
-
     def draw(self, env: Env, mask: torch.Tensor) -> None:
         """Draw new values.
 
@@ -324,11 +315,6 @@ class Command(Term):
 
 class Curriculum(Term):
     """A term that adapts the difficulty: per env when its episode ends, or for all envs at the end of an iteration."""
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        if hasattr(cls, "go_on"):
-            raise UserError(f"{cls.__module__}.{cls.__qualname__}.go_on: this method is now named resume; rename it")
 
     @classmethod
     def changes(cls, params: Mapping[str, ParamValue]) -> Sequence[str]:  # noqa: ARG003 (for subclasses)

@@ -49,29 +49,6 @@ def unpack(packed: torch.Tensor, like: Mapping[str, torch.Tensor]) -> RankState:
     }
 
 
-_ADDED = ("env/episode_metrics", "env/outcome_totals", "env/broken")
-"""Tensors that checkpoints of older versions lack, or that have another shape if the task had other metrics."""
-
-_ADDED_TO_TERMS = (".last_contact_time_s",)
-"""Suffixes of the names of tensors that terms of older versions did not have."""
-
-
-def upgraded(state: Mapping[str, torch.Tensor], like: Mapping[str, torch.Tensor]) -> RankState:
-    """Return a saved state with zeros in place of the tensors that older versions did not have.
-
-    Args:
-        state: The saved state.
-        like: A state of the task as it is now.
-    """
-    lacking = {
-        name: torch.zeros_like(like[name])
-        for name in like
-        if (name in _ADDED or name.endswith(_ADDED_TO_TERMS))
-        and (name not in state or state[name].shape != like[name].shape)
-    }
-    return {**state, **lacking}
-
-
 def fits(state: Mapping[str, torch.Tensor], like: Mapping[str, torch.Tensor]) -> bool:
     """Return whether a state has all tensors of ``like``, with the same shapes and dtypes, so that it can be loaded."""
     return all(

@@ -36,7 +36,7 @@ from mjlab_dist.learn.optimizer import linear_rate
 from mjlab_dist.learn.overflow import OverflowCheck
 from mjlab_dist.learn.ppo import flatten, make_ppo
 from mjlab_dist.learn.random_state import random_state, restore_random_state
-from mjlab_dist.learn.rank_state import RankState, difference, fits, pack, unpack, upgraded
+from mjlab_dist.learn.rank_state import RankState, difference, fits, pack, unpack
 from mjlab_dist.learn.writers import CheckpointWriter, Writer, writers
 from mjlab_dist.lease import Lease
 from mjlab_dist.messages import emit
@@ -229,7 +229,7 @@ class Runner:
         # Check whether the state of every rank can be restored
         obs = self.env.get_observations()
         own = self._rank_state(obs)
-        states = [upgraded(state, own) for state in content.get("ranks") or []]
+        states = content.get("ranks") or []
         same = len(states) == self._rank.world_size and fits(states[self._rank.rank], own)
         if self._rank.is_main:
             emit(

@@ -60,7 +60,7 @@ def verify(config: TrainConfig, listen: Listener) -> VerifyReport:
         config = dataclasses.replace(
             config,
             log_root=log_root,
-            logger="tensorboard",
+            logger=("tensorboard",),
             torchrunx_log_dir=config.torchrunx_log_dir or "",
             checkpoint=dataclasses.replace(config.checkpoint, interval=NEVER),
             sync=dataclasses.replace(config.sync, check_interval=NEVER),

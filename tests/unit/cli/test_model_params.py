@@ -137,12 +137,6 @@ def test_a_model_may_have_a_parameter_that_the_env_passes_to_terms(default: Trai
     assert build_model(config.env.sim).geom("ball").size[0] == 0.2
 
 
-def test_configs_of_older_versions_have_no_parameters() -> None:
-    plain = to_plain(registry.task_config("cartpole-balance"))
-    del plain["env"]["sim"]["model_params"]
-    assert from_plain(plain) == registry.task_config("cartpole-balance")
-
-
 @pytest.mark.parametrize(
     ("model", "params", "message"),
     [

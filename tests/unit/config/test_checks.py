@@ -325,6 +325,7 @@ def test_a_bad_value_of_a_term_is_refused(path: str, value: Any, flag: str, fix:
         ("env.nan_policy", "ignore", "stop, or reset"),
         ("env.sim.capture", True, "off, physics, or step"),
         ("agent.rnn", "LSTM", "none, lstm, or gru"),
+        ("logger", "wandb", "a list of tensorboard, wandb, trackio, or a text"),
         ("env.actions.rear.offset", "default", "a number, home"),
         ("env.actions.rear.actuators", ".*", "texts; write ('.*',)"),
         ("env.actions.rear.clip", 1.0, "2 numbers"),

@@ -225,7 +225,7 @@ def test_only_an_episode_that_did_not_terminate_is_a_time_out() -> None:
 
 
 def test_any_of_several_terminations_ends_an_episode() -> None:
-    slow = TermConfig(func=f"{TERMS}:fast", params={"limit": 3.0})
+    slow = TerminationConfig(func=f"{TERMS}:fast", params={"limit": 3.0})
     env = make(num_envs=4, terminations={**CONFIG.terminations, "fast": slow})
     env.sim.qpos[:, 0] = torch.tensor([0.0, 0.5, 0.0, 0.5])
     env.sim.qvel[:, 0] = torch.tensor([0.0, 0.0, 5.0, 5.0])
@@ -860,7 +860,7 @@ def test_an_unknown_joint_is_refused_with_the_available_joints() -> None:
 
 @pytest.mark.parametrize(
     ("where", "kind"),
-    [("terminations", TermConfig), ("events", EventConfig), ("observations.actor", ObservationConfig)],
+    [("terminations", TerminationConfig), ("events", EventConfig), ("observations.actor", ObservationConfig)],
 )
 def test_the_message_for_an_unknown_function_names_the_config_field(where: str, kind: type) -> None:
     terms = {"odd": kind(func=f"{TERMS}:nothing")}

@@ -10,7 +10,7 @@ import torch
 
 from mjlab_dist.errors import UserError
 from mjlab_dist.learn.random_state import random_state, restore_random_state
-from mjlab_dist.learn.rank_state import fits, pack, unpack, upgraded
+from mjlab_dist.learn.rank_state import fits, pack, unpack
 
 STATE = {
     "env/qpos": torch.randn(3, 5),
@@ -38,15 +38,6 @@ def test_a_state_fits_only_the_same_shapes():
     assert not fits({k: t for k, t in STATE.items() if k != "env/act"}, STATE)
     assert not fits({**STATE, "env/qpos": torch.zeros(4, 5)}, STATE)
     assert not fits({**STATE, "env/qpos": torch.zeros(3, 5, dtype=torch.float64)}, STATE)
-
-
-def test_a_state_of_an_older_version_gets_zeros_for_what_it_lacks():
-    name = "env/sensors.feet.last_contact_time_s"
-    now = {**STATE, name: torch.ones(3, 4)}
-    assert fits(upgraded(STATE, now), now)
-    assert not upgraded(STATE, now)[name].any()
-    assert torch.equal(upgraded(now, now)[name], torch.ones(3, 4))
-    assert not fits(upgraded(STATE, {**now, "env/other": torch.ones(3)}), {**now, "env/other": torch.ones(3)})
 
 
 def draws() -> list[float]:

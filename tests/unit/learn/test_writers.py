@@ -260,7 +260,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainConfig:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("WANDB_API_KEY", KEY)
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
-    return dataclasses.replace(registry.task_config("cartpole-balance"), logger="wandb", wandb_project="proj")
+    return dataclasses.replace(registry.task_config("cartpole-balance"), logger=("wandb",), wandb_project="proj")
 
 
 @pytest.fixture

@@ -421,14 +421,14 @@ def write_login(file: Path, host: str) -> None:
 
 @pytest.mark.parametrize("environ", [{}, {"WANDB_API_KEY": ""}, {"WANDB_MODE": "online"}, {"WANDB_MODE": ""}])
 def test_wandb_without_an_account_causes_a_warning(environ: dict[str, str]):
-    (line,) = [line for line in checked(chosen(logger="wandb"), environ) if "wandb" in line]
+    (line,) = [line for line in checked(chosen(logger=("wandb",)), environ) if "wandb" in line]
     assert line.startswith("--logger wandb: ")
     assert all(part in line for part in ("uv run wandb login", "WANDB_API_KEY", "`uv run wandb sync`"))
 
 
 def test_a_wandb_server_that_does_not_answer_causes_a_warning(closed: str):
     environ = {"WANDB_API_KEY": KEY, "WANDB_BASE_URL": f"http://{closed}"}
-    (line,) = [line for line in checked(chosen(logger="wandb"), environ) if "wandb" in line]
+    (line,) = [line for line in checked(chosen(logger=("wandb",)), environ) if "wandb" in line]
     assert line.startswith(f"--logger wandb: http://{closed} ")
     assert "Connection refused" in line
     assert KEY not in line

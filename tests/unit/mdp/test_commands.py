@@ -14,7 +14,6 @@ from legged import DT_S, assert_independent, assert_uniform, end_episodes, float
 
 from mjlab_dist.config import EventConfig, TermConfig
 from mjlab_dist.env import Env
-from mjlab_dist.env.term import Command
 from mjlab_dist.errors import UserError
 from mjlab_dist.mdp.commands import Velocity
 from mjlab_dist.sim import start_warp
@@ -250,13 +249,6 @@ def test_a_command_is_cleared_and_reset_before_it_is_drawn_and_follows_the_start
     assert command.draws.tolist() == [1.0] * 4
     assert command.height_at_draw_m.tolist() == [float(env.reference.qpos[0, 2])] * 4
     assert command.value[ends, 0].tolist() == [3.0] * 2
-
-
-def test_a_command_that_implements_update_is_refused() -> None:
-    with pytest.raises(UserError, match=r"\.Old\.update: .*draw.*follow"):
-
-        class Old(Command):
-            def update(self, env: Env) -> None: ...
 
 
 # Several commands, and wrong configs

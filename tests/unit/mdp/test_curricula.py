@@ -504,12 +504,3 @@ def test_a_schedule_continues_after_a_resume() -> None:
 )
 def test_mistakes_are_refused(changes: dict[str, Any], params: dict[str, Any], start: str) -> None:
     assert re.match(f"env.curricula.it: {start}", refused(**{**TASK, **changes, "curricula": curricula(it=params)}))
-
-
-def test_a_curriculum_with_the_old_method_go_on_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = "from mjlab_dist.env.term import Curriculum\n\n\nclass Old(Curriculum):\n    def go_on(self, saved): ...\n"
-    (tmp_path / "own_curricula.py").write_text(source)
-    monkeypatch.syspath_prepend(tmp_path)
-    message = refused(**{**TASK, "curricula": {"own": TermConfig(func="own_curricula:Old", params={})}})
-    assert message.startswith("--env.curricula.own.func own_curricula:Old: own_curricula.Old.go_on: ")
-    assert " resume" in message

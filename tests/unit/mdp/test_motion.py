@@ -15,7 +15,7 @@ import torch
 from legged import CONFIG, DT_S, end_episodes, float64, make, refused
 
 from mjlab_dist.check.host_syncs import HostSyncs
-from mjlab_dist.config import EventConfig, ObservationConfig, ParamValue, RewardConfig, TermConfig
+from mjlab_dist.config import EventConfig, ObservationConfig, ParamValue, RewardConfig, TermConfig, TerminationConfig
 from mjlab_dist.env import Env
 from mjlab_dist.mdp import motion as terms
 from mjlab_dist.mdp.motion import Motion
@@ -361,7 +361,7 @@ def test_a_step_never_waits(file: str) -> None:
             name: RewardConfig(func=f"{MOTION}:imitate_{name}", weight=0.1, params=ALL)
             for name in ("joints", "joint_velocities", "sites", "root_pose", "root_velocity")
         },
-        terminations={"lost": TermConfig(func=f"{MOTION}:lost", params={**ALL, "max_m": 0.2, "max_rad": 0.5})},
+        terminations={"lost": TerminationConfig(func=f"{MOTION}:lost", params={**ALL, "max_m": 0.2, "max_rad": 0.5})},
     )
     env = make(8, config=config)
     with HostSyncs() as syncs:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from legged import CONFIG, FEET, HOME, c_copies, end_episodes, float64, make, randomize_state, refused
 
-from mjlab_dist.config import ActionConfig, EventConfig, ObservationConfig, RewardConfig, TermConfig
+from mjlab_dist.config import ActionConfig, EventConfig, ObservationConfig, RewardConfig, TermConfig, TerminationConfig
 from mjlab_dist.env import Env
 from mjlab_dist.mdp.rewards import JointLimits
 from mjlab_dist.mdp.sensors import Contact
@@ -328,7 +328,7 @@ def test_alive_and_terminated_follow_the_reason_of_an_episode_end() -> None:
             name: RewardConfig(func=f"{REWARDS}:{name}", weight=weight)
             for name, weight in (("alive", 1.0), ("terminated", -10.0))
         },
-        terminations={"low": TermConfig(func=f"{TERMINATIONS}:too_low", params={"min_m": 0.2})},
+        terminations={"low": TerminationConfig(func=f"{TERMINATIONS}:too_low", params={"min_m": 0.2})},
     )  # fmt: skip
     env.sim.qpos[:2, 2] = 0.1
     end_episodes(env, torch.tensor([False, True, True, False, False, False]))
@@ -432,7 +432,7 @@ def ends_of(func: str, params: dict[str, Any]) -> tuple[Env, np.ndarray, Oracle]
     env = make(
         NUM_ENVS,
         config=EVERYTHING,
-        terminations={"it": TermConfig(func=f"{TERMINATIONS}:{func}", params=params)},
+        terminations={"it": TerminationConfig(func=f"{TERMINATIONS}:{func}", params=params)},
     )
     for each in (twin, env):
         randomize_state(each)
@@ -467,8 +467,8 @@ def test_out_of_bounds_ends_episodes_at_a_horizontal_distance() -> None:
 
 
 def test_height_and_bounds_are_relative_to_the_origin_of_the_env() -> None:
-    env = make(3, terminations={"far": TermConfig(func=f"{TERMINATIONS}:out_of_bounds", params={"max_m": 1.0})})
-    low = TermConfig(func=f"{TERMINATIONS}:too_low", params={"min_m": 0.2})
+    env = make(3, terminations={"far": TerminationConfig(func=f"{TERMINATIONS}:out_of_bounds", params={"max_m": 1.0})})
+    low = TerminationConfig(func=f"{TERMINATIONS}:too_low", params={"min_m": 0.2})
     origins = torch.tensor([[0.0, 0.0, 0.0], [5.0, 0.0, 0.0], [0.0, 0.0, -0.5]])
     env.origins.copy_(origins)
     assert env.step(torch.zeros(3, 4))[2].tolist() == [False, True, False]
@@ -483,7 +483,9 @@ def test_a_strong_enough_contact_of_the_trunk_ends_an_episode(min_n: float) -> N
         NUM_ENVS,
         config=dataclasses.replace(EVERYTHING, events={}),
         terminations={
-            "fall": TermConfig(func=f"{TERMINATIONS}:illegal_contact", params={"sensor": "trunk", "min_n": min_n})
+            "fall": TerminationConfig(
+                func=f"{TERMINATIONS}:illegal_contact", params={"sensor": "trunk", "min_n": min_n}
+            )
         },
     )
     env.sim.qpos[:, 2] = torch.linspace(0.044, 0.056, NUM_ENVS)
@@ -504,7 +506,7 @@ def test_a_strong_enough_contact_of_the_trunk_ends_an_episode(min_n: float) -> N
 
 
 def test_a_nan_state_ends_an_episode() -> None:
-    env = make(5, terminations={"nan": TermConfig(func=f"{TERMINATIONS}:not_finite")})
+    env = make(5, terminations={"nan": TerminationConfig(func=f"{TERMINATIONS}:not_finite")})
     env.sim.qvel[1, 4] = float("nan")
     env.sim.qpos[3, 8] = float("inf")
     _, _, dones, extras = env.step(torch.zeros(5, 4))
