@@ -35,7 +35,7 @@ _MODULES = {
 
 def __getattr__(name: str) -> object:
     # Import modules at first use, so that this package is imported quickly: before that, a command cannot handle Ctrl-C
-    import importlib  # noqa: PLC0415
+    import importlib
 
     for module, names in _MODULES.items():
         if name in names:

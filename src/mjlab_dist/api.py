@@ -71,12 +71,12 @@ def train(task: str | TrainConfig, *, quiet: bool = False, trust: bool = False, 
     if start.resume is not None:
         check_same_run(config, start)
 
-    from mjlab_dist.launch.train import train as launch  # noqa: PLC0415
+    from mjlab_dist.launch.train import train as launch
 
     # Training
     if quiet:
         return launch(config, lambda _: None, lambda *_: None)
-    from mjlab_dist.cli.console import TrainConsole, make_console  # noqa: PLC0415
+    from mjlab_dist.cli.console import TrainConsole, make_console
 
     # Plain lines, because a live display and the caller's own output would overwrite each other
     plain = make_console(force_terminal=False, force_jupyter=False, soft_wrap=True)
@@ -125,7 +125,7 @@ def make(
     config = configured(_start(task, {}, trust=False), fields)
     configs = [one if isinstance(one, TrainConfig) else configured(config, one) for one in variants]
 
-    from mjlab_dist.simulate.make import make as make_envs  # noqa: PLC0415
+    from mjlab_dist.simulate.make import make as make_envs
 
     listen = _printer(quiet=quiet)
     return make_envs(config, configs or [config], arrays, listen, final_observations=final_observations)
@@ -135,7 +135,7 @@ def _printer(*, quiet: bool) -> Listener:
     """Return a listener that prints plain lines, or, with ``quiet``, one that prints nothing."""
     if quiet:
         return lambda _: None
-    from mjlab_dist.cli.console import EventPrinter, make_console  # noqa: PLC0415
+    from mjlab_dist.cli.console import EventPrinter, make_console
 
     return EventPrinter(make_console(force_terminal=False, force_jupyter=False, soft_wrap=True)).listen
 
@@ -164,7 +164,7 @@ def load_policy(
     Raises:
         UserError: If the run or the checkpoint does not exist or is damaged.
     """
-    from mjlab_dist.learn.policy import Policy  # noqa: PLC0415 (imports torch)
+    from mjlab_dist.learn.policy import Policy  # imports torch
 
     run_dir = find_any_run(log_root, str(run))
     config = read_config_file(run_dir, trust=trust, uses_ssh=False)
@@ -192,7 +192,7 @@ def check_task(task: str | TrainConfig, **fields: Any) -> None:
     )
     config = configured(base, fields)
 
-    from mjlab_dist.check.run import check  # noqa: PLC0415
+    from mjlab_dist.check.run import check
 
     failures = [f"{result.name}: {result.text}" for result in check(config) if not result.passed]
     if failures:

@@ -136,7 +136,7 @@ def measure(
     """
     with start_up():
         prepare_process(device, Rank(), config.seed)
-        from mjlab_dist.env import Env  # noqa: F401, PLC0415 (while the garbage collector is off)
+        from mjlab_dist.env import Env  # noqa: F401 (while the garbage collector is off)
 
     attempts: list[Attempt] = []
     while True:
@@ -155,7 +155,7 @@ def _attempt(config: TrainConfig, device: str, num_envs: int, num_steps: int, ch
     import mujoco_warp as mjw
     import torch
 
-    from mjlab_dist.env import Env  # noqa: PLC0415
+    from mjlab_dist.env import Env
 
     # Envs and actions
     env = Env(replaced(config.env, ["sim", "engine"], "warp"), num_envs, device)
@@ -184,7 +184,7 @@ def _random(env: Env, std: float) -> Callable[[TensorDict, torch.Tensor], torch.
 
 
 def _policy(env: Env, config: TrainConfig, checkpoint: Path) -> Callable[[TensorDict, torch.Tensor], torch.Tensor]:
-    from mjlab_dist.learn import load_policy  # noqa: PLC0415
+    from mjlab_dist.learn import load_policy
 
     policy = load_policy(env, config, checkpoint)
 

@@ -29,7 +29,7 @@ def check_figure_file(flag: str, file: str, suffixes: Sequence[str]) -> None:
     """
     check_output(flag, file, suffixes)
     try:
-        import matplotlib  # noqa: F401, PLC0415 (an extra)
+        import matplotlib  # noqa: F401 (an extra)
     except ImportError:
         raise UserError(f"{flag} {file}: needs the package matplotlib; install mjlab-dist[plots]") from None
 

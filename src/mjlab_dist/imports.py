@@ -58,7 +58,7 @@ def import_triton() -> None:
     torch.optim imports, has an LLVM of its own: if it is loaded after Mesa, it calls the wrong one and crashes.
     """
     with contextlib.suppress(ImportError):
-        import triton  # noqa: F401, PLC0415
+        import triton  # noqa: F401
 
 
 def prepare_opengl(environ: MutableMapping[str, str]) -> str:
@@ -96,7 +96,7 @@ def is_loadable(library: str) -> bool:
     Args:
         library: Name of its file.
     """
-    import ctypes  # noqa: PLC0415 (commands that do not render start faster without it)
+    import ctypes  # commands that do not render start faster without it
 
     try:
         ctypes.CDLL(library)

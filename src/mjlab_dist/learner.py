@@ -59,7 +59,7 @@ class Learner:
                     raise
                 self.config = with_sizes(self.config, overflow.larger)
                 if self.info.rank == 0:
-                    from mjlab_dist.learn.overflow import record_growth  # noqa: PLC0415 (imports torch)
+                    from mjlab_dist.learn.overflow import record_growth  # imports torch
 
                     record_growth(self.run_dir, self.config, overflow)
             # Pause the watchdog: compiling kernels for the new sizes may take longer than --hang-timeout

@@ -114,7 +114,7 @@ def read_config_file(path: Path, *, trust: bool = False, uses_ssh: bool = True) 
         UserError: If there is no such file, if it does not contain a config, or if the config could run any code and
             ``trust`` is False. If a value is wrong, the message names its line.
     """
-    import yaml  # noqa: PLC0415 (not needed to print help)
+    import yaml  # not needed to print help
 
     path = path / CONFIG_FILE if path.is_dir() else path
     data = b""

@@ -106,7 +106,7 @@ def by_column(rows: Sequence[dict[str, Any]]) -> dict[str, NDArray[np.float64]]:
     Args:
         rows: Rows of numbers. The keys are names of columns; None stands for a missing value.
     """
-    import numpy as np  # noqa: PLC0415 (not needed to print help)
+    import numpy as np  # not needed to print help
 
     columns = dict.fromkeys(name for row in rows for name in row)
     # NumPy converts None to NaN.

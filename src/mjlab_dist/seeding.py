@@ -26,7 +26,7 @@ def seed_generators(seed: int, rank: int = 0, resumed_iteration: int = 0) -> Non
         resumed_iteration: Number of completed iterations for a run that resumes without its saved random state, so
             that the run does not repeat the random numbers of its start; otherwise 0.
     """
-    import numpy as np  # noqa: PLC0415
+    import numpy as np
     import torch
 
     own = seed + rank + RESUME_STRIDE * resumed_iteration

@@ -93,7 +93,7 @@ def run(config: TrainConfig, plan: RankPlan, control: Control, store: Store | No
     with explaining(plan.run_dir), contextlib.ExitStack() as parting, joined(config, plan, store) as learner:
         _inject_fault(learner.runner, learner.info.rank)
         if config.evaluate_interval is not None:
-            from mjlab_dist.learn.evaluation import Evaluation  # noqa: PLC0415 (only needed here)
+            from mjlab_dist.learn.evaluation import Evaluation
 
             learner.runner.hooks.append(Evaluation(config, rank_from_environment(os.environ), control))
         row = learner.train(control, parting)
@@ -121,10 +121,10 @@ def joined(config: TrainConfig, plan: RankPlan, store: Store | None = None) -> I
         prepare_process(plan.device, rank, config.seed)
         _report_step(rank, f"device {device}, {_visible_device()}seed {config.seed + rank.rank}")
 
-        from mjlab_dist.distributed.group import meet, process_group, wait_for_all  # noqa: PLC0415
-        from mjlab_dist.distributed.same_task import check_same_task  # noqa: PLC0415
-        from mjlab_dist.env import Env  # noqa: PLC0415
-        from mjlab_dist.learn import Runner  # noqa: PLC0415
+        from mjlab_dist.distributed.group import meet, process_group, wait_for_all
+        from mjlab_dist.distributed.same_task import check_same_task
+        from mjlab_dist.env import Env
+        from mjlab_dist.learn import Runner
 
         # Store, through which ranks exchange their backend, device and number of envs before there is a process group
         if store is None:
@@ -193,7 +193,7 @@ def _inject_fault(runner: Runner, rank: int) -> None:
     """Add the fault that an environment variable requests for this rank, if any."""
     fault = read_fault(os.environ)
     if fault is not None and fault.rank == rank:
-        from mjlab_dist.learn.fault_injection import FaultInjection  # noqa: PLC0415
+        from mjlab_dist.learn.fault_injection import FaultInjection
 
         runner.hooks.append(FaultInjection(fault))
 
@@ -212,7 +212,7 @@ def set_interfaces(rank: Rank, environ: MutableMapping[str, str]) -> None:
     """
     if rank.world_size == 1:
         return
-    import psutil  # noqa: PLC0415 (slow to import)
+    import psutil  # slow to import
 
     with contextlib.suppress(OSError):
         target = LOOPBACK if rank.on_one_machine else rank.master_address
@@ -248,7 +248,7 @@ def _meet_devices(config: TrainConfig, rank: Rank, store: Store | None, device: 
 
 def _measure_budget(config: TrainConfig, rank: Rank, store: Store | None, devices: list[DeviceInfo]) -> Budget:
     """Return the budget, with a number of envs per rank for which every rank has enough memory."""
-    from mjlab_dist.env import sizing  # noqa: PLC0415 (imports torch)
+    from mjlab_dist.env import sizing  # imports torch
 
     own = devices[rank.rank]
     num_ranks_here = sum(other.host == own.host for other in devices)
@@ -319,7 +319,7 @@ def prepare_process(device: RankDevice, rank: Rank, seed: int) -> None:
 
     import torch
 
-    from mjlab_dist.sim import start_warp  # noqa: PLC0415
+    from mjlab_dist.sim import start_warp
 
     # Threads, device, seed, Warp
     torch.set_num_threads(device.torch_threads)

@@ -38,7 +38,7 @@ def main(argv: Sequence[str], prog: str) -> None:
 
     require_kernel_cache(os.environ)
     import_learner()
-    from mjlab_dist.check.run import check  # noqa: PLC0415 (--help does not need it)
+    from mjlab_dist.check.run import check  # --help does not need it
 
     console, results = make_console(soft_wrap=True), []
     with EventPrinter(console) as printer, listening(printer.listen):

@@ -37,9 +37,9 @@ def main(argv: Sequence[str], prog: str) -> None:
     if not words:
         raise UserError(f"no run is named; type {prog} RUN..., where each RUN is the directory of a run or of a task")
 
-    from mjlab_dist.compare.figures import curve, summarize  # noqa: PLC0415 (--help does not need NumPy)
-    from mjlab_dist.compare.report import write_report  # noqa: PLC0415
-    from mjlab_dist.compare.runs import (  # noqa: PLC0415
+    from mjlab_dist.compare.figures import curve, summarize  # --help does not need NumPy
+    from mjlab_dist.compare.report import write_report
+    from mjlab_dist.compare.runs import (
         config_differences,
         find_runs,
         origin_differences,

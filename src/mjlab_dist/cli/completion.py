@@ -111,15 +111,15 @@ def _flags(command: str, task: str | None) -> list[Flag]:
     if (own := _own_config(command)) is not None:
         return [*flags_of(own), *HELP_FLAGS]
     if command == "train":
-        from mjlab_dist.cli.train import HELP  # noqa: PLC0415
+        from mjlab_dist.cli.train import HELP
     elif command == "check":
-        from mjlab_dist.cli.check import HELP  # noqa: PLC0415
+        from mjlab_dist.cli.check import HELP
     elif command == "verify":
-        from mjlab_dist.cli.verify import HELP  # noqa: PLC0415
+        from mjlab_dist.cli.verify import HELP
     elif command == "scaling":
-        from mjlab_dist.cli.scaling import HELP  # noqa: PLC0415
+        from mjlab_dist.cli.scaling import HELP
     elif command == "size-buffers":
-        from mjlab_dist.cli.size_buffers import HELP  # noqa: PLC0415
+        from mjlab_dist.cli.size_buffers import HELP
     else:
         return [HELP_FLAGS[0]]
     return [*run_flags, *HELP.all_own, _HELP_ON_GROUP, HELP_FLAGS[1]]
@@ -128,15 +128,15 @@ def _flags(command: str, task: str | None) -> list[Flag]:
 def _own_config(command: str) -> object | None:
     """Return the config whose fields are the flags of a command; None for commands without such a config."""
     if command == "demo":
-        from mjlab_dist.cli.demo import DemoConfig  # noqa: PLC0415 (each command has imports of its own)
+        from mjlab_dist.cli.demo import DemoConfig  # each command has imports of its own
 
         return DemoConfig()
     if command == "doctor":
-        from mjlab_dist.cli.doctor import DoctorConfig  # noqa: PLC0415
+        from mjlab_dist.cli.doctor import DoctorConfig
 
         return DoctorConfig()
     if command == "new-task":
-        from mjlab_dist.cli.new_task import NewTaskConfig  # noqa: PLC0415
+        from mjlab_dist.cli.new_task import NewTaskConfig
 
         return NewTaskConfig()
     own = {"watch": WatchConfig(), "compare": CompareConfig(), "export": ExportConfig(), "pack": PackConfig()}

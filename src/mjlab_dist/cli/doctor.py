@@ -53,13 +53,13 @@ def main(argv: Sequence[str], prog: str) -> None:
     """
     config = parse(DoctorConfig(), argv, prog)
 
-    from mjlab_dist.machine.doctor import examine  # noqa: PLC0415 (--help does not need it)
+    from mjlab_dist.machine.doctor import examine  # --help does not need it
 
     # Other machines
     other: dict[str, list[Finding]] = {}
     if config.hosts:
-        from mjlab_dist.launch.examination import examine_hosts  # noqa: PLC0415 (the same)
-        from mjlab_dist.launch.host_checks import check_hosts, other_hosts  # noqa: PLC0415 (the same)
+        from mjlab_dist.launch.examination import examine_hosts
+        from mjlab_dist.launch.host_checks import check_hosts, other_hosts
 
         hosts = named_hosts(config.hosts, os.environ)
         run = dataclasses.replace(general_config(), hosts=hosts, ssh_config=config.ssh_config)

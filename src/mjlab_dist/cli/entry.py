@@ -13,7 +13,7 @@ import os
 def train() -> None:
     """Entry point of ``train``."""
     end_at_interrupt()
-    from mjlab_dist.cli import main  # noqa: PLC0415 (Ctrl-C is handled first)
+    from mjlab_dist.cli import main  # Ctrl-C is handled first
 
     main.train()
 
@@ -21,7 +21,7 @@ def train() -> None:
 def play() -> None:
     """Entry point of ``play``."""
     end_at_interrupt()
-    from mjlab_dist.cli import main  # noqa: PLC0415 (Ctrl-C is handled first)
+    from mjlab_dist.cli import main  # Ctrl-C is handled first
 
     main.play()
 
@@ -29,7 +29,7 @@ def play() -> None:
 def list_tasks() -> None:
     """Entry point of ``list-tasks``."""
     end_at_interrupt()
-    from mjlab_dist.cli import main  # noqa: PLC0415 (Ctrl-C is handled first)
+    from mjlab_dist.cli import main  # Ctrl-C is handled first
 
     main.list_tasks()
 
@@ -37,7 +37,7 @@ def list_tasks() -> None:
 def umbrella() -> None:
     """Entry point of ``mjlab-dist``."""
     end_at_interrupt()
-    from mjlab_dist.cli import main  # noqa: PLC0415 (Ctrl-C is handled first)
+    from mjlab_dist.cli import main  # Ctrl-C is handled first
 
     main.umbrella()
 

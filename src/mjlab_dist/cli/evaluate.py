@@ -36,8 +36,8 @@ def main(argv: Sequence[str], prog: str) -> None:
     config = parse(EvaluateConfig(), flags, f"{prog} {task or 'TASK'}")
     task = known_task(task, prog)
 
-    from mjlab_dist.evaluate.plot import check_plot, plot  # noqa: PLC0415 (--help does not need it)
-    from mjlab_dist.evaluate.run import check, evaluate  # noqa: PLC0415
+    from mjlab_dist.evaluate.plot import check_plot, plot  # --help does not need it
+    from mjlab_dist.evaluate.run import check, evaluate
 
     check(config)
     if config.plot is not None:

@@ -61,8 +61,8 @@ def main(argv: Sequence[str], prog: str) -> None:
     if config.robots_dir is not None and not config.robot:
         raise UserError(f"--robots-dir {config.robots_dir}: needs a robot to search for; add --robot NAME")
 
-    from mjlab_dist.new_task import create  # noqa: PLC0415 (--help does not need it)
-    from mjlab_dist.new_task.lookup import find_robot  # noqa: PLC0415 (as above)
+    from mjlab_dist.new_task import create  # --help does not need it
+    from mjlab_dist.new_task.lookup import find_robot
 
     with EventPrinter(make_console(soft_wrap=True)) as printer, listening(printer.listen):
         directory = None if config.dir is None else Path(config.dir)
@@ -78,7 +78,7 @@ def main(argv: Sequence[str], prog: str) -> None:
 
 def _show(made: NewTask) -> None:
     """Print what was found and guessed, the files, and the commands to run next."""
-    from mjlab_dist.new_task.summary import first_flags, found, guessed  # noqa: PLC0415 (as above)
+    from mjlab_dist.new_task.summary import first_flags, found, guessed
 
     # The robot
     print(f"Found: {found(made.robot)}.")

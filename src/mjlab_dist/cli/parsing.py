@@ -50,7 +50,7 @@ def parse(default: ConfigT, argv: Sequence[str], prog: str, own: Iterable[Flag] 
     if not flags:
         return default
 
-    import tyro  # noqa: PLC0415 (slow; short help needs none of it)
+    import tyro  # slow; short help needs none of it
 
     args, rules, stderr = _in_form_of_tyro(flags, default, prog), tyro.constructors.ConstructorRegistry(), io.StringIO()
     rules.primitive_rule(_whole_number_rule)
@@ -201,7 +201,7 @@ def _whole_number_rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[int]
     """Let tyro read whole numbers with :func:`whole_number`."""
     if info.type is not int:
         return None
-    from tyro.constructors import PrimitiveConstructorSpec  # noqa: PLC0415 (as above)
+    from tyro.constructors import PrimitiveConstructorSpec
 
     return PrimitiveConstructorSpec(
         nargs=1,

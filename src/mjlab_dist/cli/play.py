@@ -53,7 +53,7 @@ def show(task: str, config: PlayConfig, prog: str, changes: Sequence[str] = ()) 
     Raises:
         UserError: If the run does not exist or cannot be played.
     """
-    from mjlab_dist import play  # noqa: PLC0415 (--help does not need it)
+    from mjlab_dist import play  # --help does not need it
 
     viewer = choose_viewer(config, os.environ)
 
@@ -92,7 +92,7 @@ def chosen_run(
     Raises:
         UserError: If the run does not exist, or the flags do not fit its env.
     """
-    from mjlab_dist import play  # noqa: PLC0415 (--help does not need it)
+    from mjlab_dist import play  # --help does not need it
 
     train_config, path = play.resolve(task, config, warn)
     if changes:
@@ -109,7 +109,7 @@ def _warner(printer: EventPrinter) -> Callable[[str], None]:
 
 def _view(train_config: TrainConfig, path: Path, config: PlayConfig, printer: EventPrinter) -> NoReturn:
     """Show a checkpoint or a dump in a viewer, and end the process without waiting for open pages to close."""
-    from mjlab_dist.view.run import view, view_dump  # noqa: PLC0415 (--help does not need it)
+    from mjlab_dist.view.run import view, view_dump  # --help does not need it
 
     print(f"Playing {path}", flush=True)
     with printer, listening(printer.listen):

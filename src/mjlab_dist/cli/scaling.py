@@ -65,8 +65,8 @@ def main(argv: Sequence[str], prog: str) -> None:
     length = {} if until_return is not None else {"max_iterations": ITERATIONS}
     config = read_config(rest, prog, HELP, total_timesteps=None, **length)
 
-    from mjlab_dist.scaling.plot import plot  # noqa: PLC0415 (--help needs none of it)
-    from mjlab_dist.scaling.run import measure  # noqa: PLC0415
+    from mjlab_dist.scaling.plot import plot  # --help needs none of it
+    from mjlab_dist.scaling.run import measure
 
     if file is not None:
         check_figure_file("--plot", file, [".png"])
@@ -111,7 +111,7 @@ def _plain(scaling: Scaling) -> dict[str, object]:
 
 
 def _show(scaling: Scaling, until_return: float | None, console: Console) -> None:
-    from mjlab_dist.scaling.figures import Shares  # noqa: PLC0415 (--help does not need it)
+    from mjlab_dist.scaling.figures import Shares  # --help does not need it
 
     # Speeds
     reached = [] if until_return is None else [f"seconds to {until_return:g}"]

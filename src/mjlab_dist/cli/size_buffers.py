@@ -65,10 +65,10 @@ def main(argv: Sequence[str], prog: str) -> None:
         total_timesteps=None,
     )
 
-    from mjlab_dist.budget import plan_budget  # noqa: PLC0415 (--help needs none of it)
-    from mjlab_dist.buffer_sizes import measure  # noqa: PLC0415
-    from mjlab_dist.config.checks import validate  # noqa: PLC0415
-    from mjlab_dist.machine.devices import find_gpus, plan_devices  # noqa: PLC0415
+    from mjlab_dist.budget import plan_budget  # --help needs none of it
+    from mjlab_dist.buffer_sizes import measure
+    from mjlab_dist.config.checks import validate
+    from mjlab_dist.machine.devices import find_gpus, plan_devices
 
     # Number of envs, and the device
     validate(config)

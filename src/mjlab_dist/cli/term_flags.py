@@ -143,7 +143,7 @@ def _is_plain(value: Any) -> bool:
 
 def _read(flag: str, values: Sequence[str], annotation: str, is_tuple: bool) -> Any:
     """Read the values of a flag according to the parameter's annotation, if it has one."""
-    import yaml  # noqa: PLC0415 (most command lines do not need it)
+    import yaml  # most command lines do not need it
 
     is_text = "str" in annotation and not any(kind in annotation for kind in ("int", "float", "bool"))
     try:

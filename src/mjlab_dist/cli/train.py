@@ -74,10 +74,10 @@ def main(argv: Sequence[str], prog: str) -> None:
         return
     validate(config)  # before the imports, so that mistakes are reported at once
 
-    from mjlab_dist.cli.console import TrainConsole  # noqa: PLC0415
-    from mjlab_dist.control import Control  # noqa: PLC0415
-    from mjlab_dist.launch.signals import stopping_on_signal, stopping_with_others  # noqa: PLC0415
-    from mjlab_dist.launch.train import train  # noqa: PLC0415 (--help does not need it)
+    from mjlab_dist.cli.console import TrainConsole
+    from mjlab_dist.control import Control
+    from mjlab_dist.launch.signals import stopping_on_signal, stopping_with_others
+    from mjlab_dist.launch.train import train  # --help does not need it
 
     # Train
     console, control = TrainConsole(config.task, verbose=verbose), Control()
@@ -102,11 +102,11 @@ def main(argv: Sequence[str], prog: str) -> None:
 
 
 def _show_dry_run(config: TrainConfig) -> None:
-    from rich.table import Table  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
+    from rich.table import Table
+    from rich.text import Text
 
-    from mjlab_dist.cli.console import EventPrinter, make_console  # noqa: PLC0415
-    from mjlab_dist.launch.dry_run import describe, dry_run  # noqa: PLC0415 (--help needs none of it)
+    from mjlab_dist.cli.console import EventPrinter, make_console
+    from mjlab_dist.launch.dry_run import describe, dry_run  # --help needs none of it
 
     import_learner()
     with EventPrinter(make_console(stderr=True, soft_wrap=True)) as printer:
@@ -198,7 +198,7 @@ def _name_places(read: TrainConfig, source: Path | str | None, flags: Sequence[s
 
 
 def _printer() -> EventPrinter:
-    from mjlab_dist.cli.console import EventPrinter, make_console  # noqa: PLC0415 (imports rich)
+    from mjlab_dist.cli.console import EventPrinter, make_console  # imports rich
 
     # Standard error, because --print-config writes YAML to standard output
     return EventPrinter(make_console(stderr=True, soft_wrap=True))

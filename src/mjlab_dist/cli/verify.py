@@ -52,7 +52,7 @@ def main(argv: Sequence[str], prog: str) -> None:
         total_timesteps=None,
     )
 
-    from mjlab_dist.verify.run import verify  # noqa: PLC0415 (--help does not need it)
+    from mjlab_dist.verify.run import verify  # --help does not need it
 
     # Checks
     with waiting_for_ranks(prog) as listen:

@@ -37,7 +37,7 @@ def main(argv: Sequence[str], prog: str) -> None:
     train_config = read_config_file(run_dir, trust=config.trust, uses_ssh=False)
     print(f"Watching {run_dir}", flush=True)
 
-    from mjlab_dist.view.run import watch  # noqa: PLC0415 (--help does not need it)
+    from mjlab_dist.view.run import watch  # --help does not need it
 
     import_learner()
     printer = EventPrinter(make_console(soft_wrap=True))

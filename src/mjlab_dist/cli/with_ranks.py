@@ -25,7 +25,7 @@ def waiting_for_ranks(prog: str) -> Iterator[Listener]:
     Raises:
         RankError: If a rank failed; its report has been printed.
     """
-    from mjlab_dist.launch.signals import handled_signals  # noqa: PLC0415 (--help does not need it)
+    from mjlab_dist.launch.signals import handled_signals  # --help does not need it
 
     # Handle SIGTERM and SIGHUP like Ctrl-C: end the ranks, remove temporary files, and exit.
     for signum in handled_signals() - {signal.SIGINT}:

@@ -50,8 +50,8 @@ def write_report(
         threshold: Value to draw as a horizontal line, if any.
         tables: Tables of the page, by title. The first row of a table contains the column titles.
     """
-    from matplotlib.figure import Figure  # noqa: PLC0415 (an extra, and slow to import)
-    from matplotlib.ticker import EngFormatter  # noqa: PLC0415
+    from matplotlib.figure import Figure  # an extra, and slow to import
+    from matplotlib.ticker import EngFormatter
 
     figure = Figure(figsize=(7.0, 4.2), dpi=DPI, layout="constrained")
     axes = figure.add_subplot()

@@ -184,11 +184,17 @@ def _validate_sync(config: TrainConfig) -> None:
 def _validate_types(config: TrainConfig) -> None:
     """Raise if a field has the wrong type, or is none of its choices. Python does not check this."""
     try:
-        from_plain(as_tuples(to_plain(config)), from_yaml=False)
+        expected = from_plain(as_tuples(to_plain(config)), from_yaml=False).env
     except FieldError as error:
         if isinstance(error.value, str) and str(error).endswith("takes texts"):
             raise UserError(f"{error}; write ({error.value!r},)") from error
         raise
+    # Terms of another group, such as term(...) among the terminations
+    for group in ("rewards", "terminations", "metrics", "events"):
+        for name, term in getattr(config.env, group).items():
+            needed = type(getattr(expected, group)[name])
+            if not isinstance(term, needed):
+                raise UserError(f"env.{group}.{name}: is a {type(term).__name__}, but must be a {needed.__name__}")
 
 
 def _validate_numbers(config: TrainConfig) -> None:

@@ -30,7 +30,7 @@ def load_yaml(text: str) -> Any:
     Raises:
         yaml.YAMLError: If the text is not YAML, contains too many values, or repeats a key.
     """
-    import yaml  # noqa: PLC0415 (not needed to print help)
+    import yaml  # not needed to print help
 
     class Loader(yaml.SafeLoader):
         def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
@@ -66,7 +66,7 @@ def dump_yaml(plain: Any) -> str:
     Args:
         plain: The data.
     """
-    import yaml  # noqa: PLC0415 (not needed to print help)
+    import yaml  # not needed to print help
 
     class Dumper(yaml.SafeDumper):
         pass
@@ -76,7 +76,7 @@ def dump_yaml(plain: Any) -> str:
 
 
 def _refuse_repeated_keys(node: yaml.Node) -> None:
-    import yaml  # noqa: PLC0415 (not needed to print help)
+    import yaml  # not needed to print help
 
     lines: dict[tuple[str, str], int] = {}
     for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
@@ -104,7 +104,7 @@ def line_of_problem(error: yaml.YAMLError, text: str) -> tuple[int, str]:
         error: The error of the parser.
         text: The text.
     """
-    import yaml  # noqa: PLC0415 (not needed to print help)
+    import yaml  # not needed to print help
 
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         return error.problem_mark.line + 1, error.problem or "cannot be parsed"
@@ -119,7 +119,7 @@ def line_of_field(text: str, path: str) -> int | None:
         text: The file, which is YAML.
         path: Dotted name of the field, or the last part of it.
     """
-    import yaml  # noqa: PLC0415 (not needed to print help)
+    import yaml  # not needed to print help
 
     fields = _fields(yaml.compose(text, yaml.SafeLoader), "")
     return next((line for name, line in fields if f".{name}".endswith(f".{path}")), None)
@@ -127,7 +127,7 @@ def line_of_field(text: str, path: str) -> int | None:
 
 def _fields(node: yaml.Node | None, prefix: str) -> Iterator[tuple[str, int]]:
     """Yield the dotted name and the line number of each field."""
-    import yaml  # noqa: PLC0415
+    import yaml
 
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:

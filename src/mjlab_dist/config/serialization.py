@@ -93,7 +93,7 @@ def from_plain(plain: dict[str, Any], *, from_yaml: bool = True) -> TrainConfig:
     Raises:
         FieldError: If a field is missing, unknown or of the wrong type.
     """
-    import dacite  # noqa: PLC0415 (not needed to print help)
+    import dacite  # not needed to print help
 
     # Conversions of values; the sign + is an error before a text
     number = float if from_yaml else operator.pos

@@ -62,7 +62,7 @@ def describe_device(device: str, egl_device: str | None) -> DeviceInfo:
         egl_device: MUJOCO_EGL_DEVICE_ID of this process; None if it is not set.
     """
     if device == "cpu":
-        import psutil  # noqa: PLC0415 (the launcher imports this module without needing psutil)
+        import psutil  # the launcher imports this module without needing psutil
 
         name, memory, capability = _cpu_name(), psutil.virtual_memory().total, None
     else:

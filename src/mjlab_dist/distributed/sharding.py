@@ -65,8 +65,8 @@ class Sharding:
         self._num_devices = num_devices
         if num_devices == 1:
             return
-        from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415
-        from torch.distributed.fsdp import MixedPrecisionPolicy  # noqa: PLC0415
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import MixedPrecisionPolicy
 
         # Mesh of (replicas, shards)
         self._mesh = init_device_mesh(
@@ -81,8 +81,8 @@ class Sharding:
                 self._shard_module(f"{prefix}.{path}", module, min_size_mb, policy)
 
     def _shard_module(self, path: str, module: nn.Module, min_size_mb: float, policy: Any) -> None:
-        from torch.distributed.fsdp import fully_shard  # noqa: PLC0415
-        from torch.distributed.tensor import DTensor, Shard  # noqa: PLC0415
+        from torch.distributed.fsdp import fully_shard
+        from torch.distributed.tensor import DTensor, Shard
 
         # Parameters of this module that are large enough, with the dimension to split
         own = dict(module.named_parameters(recurse=False))
@@ -201,7 +201,7 @@ class Sharding:
         module.load_state_dict(placed, strict=strict)
 
     def _as_parts(self, local: torch.Tensor, entry: ShardedParameter) -> DTensor:
-        from torch.distributed.tensor import DTensor  # noqa: PLC0415
+        from torch.distributed.tensor import DTensor
 
         return DTensor.from_local(local, self._mesh, entry.parameter.placements)
 

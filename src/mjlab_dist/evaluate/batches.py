@@ -103,8 +103,8 @@ def play_batches(job: Job, config: TrainConfig, plan: RankPlan, control: Control
     rank = rank_from_environment(os.environ)
     with start_up():
         prepare_process(plan.device, rank, job.seed)
-        import mjlab_dist.env.whole_episodes  # noqa: PLC0415 (imports torch)
-        import mjlab_dist.learn  # noqa: F401, PLC0415 (imports torch)
+        import mjlab_dist.env.whole_episodes  # imports torch
+        import mjlab_dist.learn  # noqa: F401 (imports torch)
     own = range(rank.rank, len(job.batches), rank.world_size)
     results, reported = [], 0
     with frozen():  # the garbage collector then visits only objects that are created for the batches
@@ -120,9 +120,9 @@ def play_batches(job: Job, config: TrainConfig, plan: RankPlan, control: Control
 
 def _play(job: Job, position: int, device: str, control: Control) -> BatchSums:
     """Play a batch in new envs."""
-    from mjlab_dist.env import Env  # noqa: PLC0415 (imports torch)
-    from mjlab_dist.env.whole_episodes import episode_columns, play_episodes  # noqa: PLC0415
-    from mjlab_dist.learn import load_policy  # noqa: PLC0415
+    from mjlab_dist.env import Env  # imports torch
+    from mjlab_dist.env.whole_episodes import episode_columns, play_episodes
+    from mjlab_dist.learn import load_policy
 
     # Envs and policy
     batch = job.batches[position]

@@ -42,7 +42,7 @@ def plot(results: Sequence[Evaluated], title: str, file: str) -> None:
         title: Title of the picture.
         file: PNG file to write.
     """
-    from matplotlib.figure import Figure  # noqa: PLC0415 (an extra, and slow to import)
+    from matplotlib.figure import Figure  # an extra, and slow to import
 
     kinds = list(dict.fromkeys(result.actions for result in results))
     is_map = len(results[0].varied) == MAX_AXES

@@ -146,7 +146,7 @@ def _play(job: Job, config: TrainConfig, listen: Listener) -> list[RankSums]:
             import_learner()
             with listening(listen):
                 return [entry(config, plan.rank_plans[0], Control())]
-        from mjlab_dist.launch.ranks import run_ranks  # noqa: PLC0415 (torchrunx imports torch)
+        from mjlab_dist.launch.ranks import run_ranks  # torchrunx imports torch
 
         return run_ranks(entry, RankSums, config, plan, listen=listen, control=Control())
 

@@ -49,7 +49,7 @@ def to_onnx(exported: ExportedPolicy, description: Mapping[str, Any]) -> bytes:
         exported: The policy.
         description: Description of the policy. Every entry is stored as JSON in the file's metadata.
     """
-    import onnx  # noqa: PLC0415 (an extra)
+    import onnx  # an extra
 
     has_state = exported.num_states > 0
     num_rows = torch.export.Dim("rows")
@@ -87,7 +87,7 @@ def run_onnx(contents: bytes) -> Runner:
     Args:
         contents: The file.
     """
-    import onnxruntime  # noqa: PLC0415 (an extra)
+    import onnxruntime  # an extra
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1

@@ -116,15 +116,15 @@ def make(train_config: TrainConfig, checkpoint: Path, config: ExportConfig, warn
         CheckError: If a file gives different results from the policy.
     """
     # Env and policy
-    from mjlab_dist.play import load_env_and_policy, without_disturbances  # noqa: PLC0415 (imports torch)
+    from mjlab_dist.play import load_env_and_policy, without_disturbances  # imports torch
 
     num_envs = min(MAX_ENVS, config.num_checked)
     calm = dataclasses.replace(train_config, env=without_disturbances(train_config.env))
     env, policy = load_env_and_policy(calm, checkpoint, num_envs, config.seed)
     with start_up():
-        from mjlab_dist.export import files  # noqa: PLC0415 (imports torch)
-        from mjlab_dist.export.description import describe  # noqa: PLC0415 (imports torch)
-        from mjlab_dist.export.network import ExportedPolicy  # noqa: PLC0415 (imports torch)
+        from mjlab_dist.export import files  # imports torch
+        from mjlab_dist.export.description import describe  # imports torch
+        from mjlab_dist.export.network import ExportedPolicy  # imports torch
     # Contents of the files
     exported = ExportedPolicy(policy, env)
     description = describe(env, train_config, checkpoint, exported, warn)
@@ -183,7 +183,7 @@ def largest_difference(
     """
     import torch
 
-    from mjlab_dist.export.network import measured  # noqa: PLC0415 (imports torch)
+    from mjlab_dist.export.network import measured  # imports torch
 
     states = {name: torch.zeros(env.num_envs, num_states) for name in runners}
     max_difference = 0.0
@@ -221,7 +221,7 @@ def _inputs(env: Env, targets: torch.Tensor, dones: torch.Tensor) -> tuple[torch
     """For envs whose episode continues, return the actuator inputs from a file, and those of the env."""
     import torch
 
-    from mjlab_dist.export.network import control_limits  # noqa: PLC0415 (imports torch)
+    from mjlab_dist.export.network import control_limits  # imports torch
 
     given: list[torch.Tensor] = []
     expected: list[torch.Tensor] = []

@@ -85,8 +85,8 @@ def _run() -> None:
         import torchrunx.agent
         import torchrunx.utils.log_streaming
 
-        from mjlab_dist.launch.agent_group import AgentGroup  # noqa: PLC0415 (imports torch)
-        from mjlab_dist.launch.rank_entry import run_rank  # noqa: PLC0415 (imports more than the start needs)
+        from mjlab_dist.launch.agent_group import AgentGroup  # imports torch
+        from mjlab_dist.launch.rank_entry import run_rank  # imports more than the start needs
 
     logging.getLogger(REPORTS_FAILURES).addFilter(format_error)
 

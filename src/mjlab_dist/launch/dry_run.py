@@ -64,7 +64,7 @@ def dry_run(config: TrainConfig, listen: Listener) -> DryRun:
     # Measure the memory of an env with a few envs
     with start_up():
         prepare_process(plan.own_devices[0], Rank(), config.seed)
-        from mjlab_dist.env import sizing  # noqa: PLC0415 (imports torch)
+        from mjlab_dist.env import sizing  # imports torch
     with listening(listen):
         room = sizing.measure_room(config, plan.own_devices[0].device, len(plan.own_devices))
     # Choose the number of envs for --num-envs auto

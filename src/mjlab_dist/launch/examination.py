@@ -34,7 +34,7 @@ def examine_hosts(hosts: Sequence[str], ssh_config: str | None) -> dict[str, lis
 
 
 def _examine(host: str, ssh_config: str | None) -> list[Finding]:
-    import dacite  # noqa: PLC0415 (not needed without other machines)
+    import dacite  # not needed without other machines
 
     command = shlex.join((sys.executable, "-P", "-m", "mjlab_dist", "doctor", "--json"))
     try:

@@ -170,7 +170,7 @@ def ask_hosts(
     Raises:
         UserError: If SSH's config file cannot be read.
     """
-    import paramiko  # noqa: PLC0415 (not needed if all ranks run on this machine)
+    import paramiko  # not needed if all ranks run on this machine
 
     # SSH connections, which are opened later
     try:
@@ -244,9 +244,9 @@ def _check_host(host: str, connection: fabric.Connection, request: DeviceRequest
 
 
 def _check_ssh(host: str, connection: fabric.Connection, request: DeviceRequest | None) -> DeviceAnswer:
-    import paramiko  # noqa: PLC0415
+    import paramiko
 
-    from mjlab_dist.launch.ssh import HostKeyError  # noqa: PLC0415
+    from mjlab_dist.launch.ssh import HostKeyError
 
     client = connection.client
     assert isinstance(client, paramiko.SSHClient)
@@ -278,7 +278,7 @@ def _check_ssh(host: str, connection: fabric.Connection, request: DeviceRequest 
 
 
 def _describe_socket_error(error: OSError, port: int | None) -> str:
-    from paramiko.ssh_exception import NoValidConnectionsError  # noqa: PLC0415
+    from paramiko.ssh_exception import NoValidConnectionsError
 
     if isinstance(error, NoValidConnectionsError):  # holds an error for each of the host's addresses
         return _describe_socket_error(next(e for e in error.errors.values() if isinstance(e, OSError)), port)

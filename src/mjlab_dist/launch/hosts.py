@@ -141,7 +141,7 @@ def is_this_machine(host: str) -> bool:
     Raises:
         OSError: If the name does not resolve.
     """
-    import psutil  # noqa: PLC0415 (slow to import, and needed only with --hosts)
+    import psutil  # slow to import, and needed only with --hosts
 
     own = {each.address.partition("%")[0] for addresses in psutil.net_if_addrs().values() for each in addresses}
     return any(address.is_loopback or str(address) in own for address in _addresses(host))
@@ -163,9 +163,9 @@ def connect(host: str, ssh_config: str | None) -> fabric.Connection:
         host: Name or address.
         ssh_config: SSH's config file; None for the config files of the user and the system.
     """
-    import fabric  # noqa: PLC0415 (not needed if all ranks run on this machine)
+    import fabric  # not needed if all ranks run on this machine
 
-    from mjlab_dist.launch.ssh import verifying  # noqa: PLC0415 (the same)
+    from mjlab_dist.launch.ssh import verifying
 
     # One config per host, because fabric adds the key files of the host's entry to the config
     config = fabric.Config(runtime_ssh_path=ssh_config)

@@ -135,7 +135,7 @@ def plan_run(
     if budget is not None:
         check_memory(config, budget.num_envs, own, gpus)
     if config.env.sim.entities:
-        from mjlab_dist.sim.scene import ignored_options  # noqa: PLC0415 (imports MuJoCo)
+        from mjlab_dist.sim.scene import ignored_options  # imports MuJoCo
 
         warnings += ignored_options(config.env.sim)
     # Run directory
@@ -239,7 +239,7 @@ def check_config(config: TrainConfig) -> None:
     """
     validate(config)
     if config.env.episode_length_s < MAX_TIMESTEP_S * config.env.sim.decimation:
-        from mjlab_dist.sim import build_model  # noqa: PLC0415 (imports torch)
+        from mjlab_dist.sim import build_model  # imports torch
 
         timestep_s = float(build_model(config.env.sim).opt.timestep)
         episode_steps(config.env, timestep_s * config.env.sim.decimation)
@@ -247,7 +247,7 @@ def check_config(config: TrainConfig) -> None:
     if config.init_from is not None and config.resume in {None, AUTO}:
         _check_init_from(config, config.init_from)
     if config.sync.synchronizer is not None:
-        from mjlab_dist.distributed.synchronizer import find_synchronizer  # noqa: PLC0415 (imports torch)
+        from mjlab_dist.distributed.synchronizer import find_synchronizer  # imports torch
 
         find_synchronizer(config.sync.synchronizer)
     check_loggers(config.logger)
@@ -313,7 +313,7 @@ def _check_init_from(config: TrainConfig, file: str) -> None:
             f"--init-from {file}: there is no such file; give a checkpoint of a run, model_<iteration>.pt, or a pack"
         )
     readable(Path(file))
-    from mjlab_dist.learn import checkpoint  # noqa: PLC0415 (imports torch)
+    from mjlab_dist.learn import checkpoint  # imports torch
 
     # Networks
     content = checkpoint.load(Path(file), "cpu")

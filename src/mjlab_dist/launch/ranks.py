@@ -188,7 +188,7 @@ def _with_log(error: RankError, logs: Path | None, plan: RunPlan, *outputs: IO[s
 
 
 def _decoded(result_type: type[T], plain: dict[str, Any]) -> T:
-    import dacite  # noqa: PLC0415 (only needed at the end)
+    import dacite  # only needed at the end
 
     return dacite.from_dict(result_type, plain, config=dacite.Config(cast=[Path], strict=True))  # pyright: ignore[reportArgumentType]
 
@@ -215,7 +215,7 @@ def _adapted_torchrunx(launch: Launch, admit_rank: Callable[[int, Connection], N
     import torchrunx.launcher
     import torchrunx.utils.log_streaming
 
-    from mjlab_dist.launch.agent_group import LauncherGroup  # noqa: PLC0415 (imports torch)
+    from mjlab_dist.launch.agent_group import LauncherGroup  # imports torch
 
     created: list[_LogProcess] = []
     is_over = threading.Event()

@@ -44,7 +44,7 @@ def run_with_restarts(config: TrainConfig, plan: RunPlan, listen: Listener, cont
         RankError: If a rank ended early and the run is not restarted.
         TakenOverError: If another launch trains this run now, so that it is not restarted.
     """
-    from mjlab_dist.launch.ranks import run_ranks  # noqa: PLC0415 (torchrunx imports torch)
+    from mjlab_dist.launch.ranks import run_ranks  # torchrunx imports torch
 
     progress = _Progress()
     left: dict[str, list[str]] = {}  # launches that may still have processes, by machine that did not answer

@@ -301,7 +301,7 @@ class Ranks:
 
     def _process_state(self, rank: int) -> str:
         """Describe the process of a rank that sent no report."""
-        import psutil  # noqa: PLC0415 (slow to import, and needed only after a failure)
+        import psutil  # slow to import, and needed only after a failure
 
         if rank >= self._num_own:
             return f"its process on {self._hosts[rank]} sent no report"

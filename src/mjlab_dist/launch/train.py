@@ -141,7 +141,7 @@ def _train_as_one_of_many(config: TrainConfig, listen: Listener, control: Contro
 
     # Store where ranks meet
     with start_up():
-        from mjlab_dist.distributed.group import meet  # noqa: PLC0415 (imports torch)
+        from mjlab_dist.distributed.group import meet  # imports torch
 
         worker.set_interfaces(rank, os.environ)
         store = meet(rank)

@@ -205,7 +205,7 @@ class Runner:
         rows, loggers = writers(self._config, self._output_dir, done if has_rows else None)
         outputs = [rows, loggers, CheckpointWriter(self._store, loggers)]
         if self._config.video_interval is not None:
-            from mjlab_dist.learn.videos import VideoWriter  # noqa: PLC0415 (only needed here)
+            from mjlab_dist.learn.videos import VideoWriter
 
             self._videos = VideoWriter(self._output_dir, self._config, loggers)
             outputs.append(self._videos)

@@ -86,7 +86,7 @@ def find_gpus() -> list[Gpu]:
 
     A GPU that cannot be used stays in the list, so that the indices of the others do not shift.
     """
-    import pynvml  # noqa: PLC0415 (not needed to print help)
+    import pynvml  # not needed to print help
 
     try:
         pynvml.nvmlInit()
@@ -230,7 +230,7 @@ def _index_here(token: str, tokens: list[str]) -> int | None:
 
 def _query_card(card: int) -> list[Gpu]:
     """Return a GPU, or its instances if it is in MIG mode."""
-    import pynvml  # noqa: PLC0415
+    import pynvml
 
     uuid, name, fault = "", "GPU", ""
     try:
@@ -252,7 +252,7 @@ def _query_card(card: int) -> list[Gpu]:
 
 def _query_instances(handle: Any) -> list[tuple[str, str | None]]:
     """Return the UUID and model name of each of a GPU's MIG instances that this user may use."""
-    import pynvml  # noqa: PLC0415
+    import pynvml
 
     found: list[tuple[str, str | None]] = []
     for i in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
@@ -266,7 +266,7 @@ def _query_instances(handle: Any) -> list[tuple[str, str | None]]:
 
 def _query(function: Callable[[Any], Any], handle: Any) -> Any:
     """Return the result of an optional NVML function, or None if it fails; raise if the GPU is lost."""
-    import pynvml  # noqa: PLC0415
+    import pynvml
 
     try:
         return function(handle)

@@ -105,7 +105,7 @@ def judge_cuda(
 
 def driver_cuda() -> tuple[int, int] | None:
     """Return the newest version of CUDA, major and minor, that the NVIDIA driver supports; None without a driver."""
-    import pynvml  # noqa: PLC0415 (not needed without a GPU)
+    import pynvml  # not needed without a GPU
 
     try:
         pynvml.nvmlInit()
@@ -131,7 +131,7 @@ def check_gpus(gpus: Sequence[Gpu]) -> list[Finding]:
     Args:
         gpus: The GPUs to look at.
     """
-    import pynvml  # noqa: PLC0415 (not needed without a GPU)
+    import pynvml  # not needed without a GPU
 
     if not gpus:
         return []
@@ -144,7 +144,7 @@ def check_gpus(gpus: Sequence[Gpu]) -> list[Finding]:
 
 def total_bytes(gpu: Gpu) -> int | None:
     """Return the memory of a GPU in bytes; None if it is unknown."""
-    import pynvml  # noqa: PLC0415
+    import pynvml
 
     pynvml.nvmlInit()
     try:
@@ -157,13 +157,13 @@ def total_bytes(gpu: Gpu) -> int | None:
 
 def _handle(gpu: Gpu) -> Any:
     """Return NVML's handle of a GPU or MIG instance."""
-    import pynvml  # noqa: PLC0415
+    import pynvml
 
     return pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid) if gpu.is_mig else pynvml.nvmlDeviceGetHandleByIndex(gpu.card)
 
 
 def _check_gpu(gpu: Gpu) -> Finding:
-    import pynvml  # noqa: PLC0415
+    import pynvml
 
     if gpu.fault:
         return _unusable(gpu, gpu.fault)

@@ -48,7 +48,7 @@ def die_with_parent() -> None:
 
 def kill_with_descendants(process: subprocess.Popen[bytes]) -> None:
     """Kill a child process and all processes that it started, and wait for it briefly."""
-    import psutil  # noqa: PLC0415 (slow to import, and needed at the end only)
+    import psutil  # slow to import, and needed at the end only
 
     with contextlib.suppress(psutil.NoSuchProcess):
         for descendant in psutil.Process(process.pid).children(recursive=True):
@@ -141,7 +141,7 @@ def end_children(launch: str | None = None) -> None:
         launch: Kill only processes that inherited this value of :data:`LAUNCH`: a notebook may have other children,
             which must keep running. None kills all.
     """
-    import psutil  # noqa: PLC0415 (slow to import, and needed at the end only)
+    import psutil  # slow to import, and needed at the end only
 
     children = psutil.Process().children(recursive=True)
     if launch is not None:
@@ -165,7 +165,7 @@ def _wait_until_ended(processes: Sequence[psutil.Process]) -> None:
     container, this first process is often a program that never removes zombies. A zombie therefore counts as ended,
     unless it still has threads.
     """
-    import psutil  # noqa: PLC0415
+    import psutil
 
     deadline = time.monotonic() + PATIENCE_S
     while not all(_has_ended(process) for process in processes) and time.monotonic() < deadline:
@@ -176,7 +176,7 @@ def _wait_until_ended(processes: Sequence[psutil.Process]) -> None:
 
 
 def _has_ended(process: psutil.Process) -> bool:
-    import psutil  # noqa: PLC0415
+    import psutil
 
     try:
         return process.status() == psutil.STATUS_ZOMBIE and process.num_threads() <= 1
@@ -209,7 +209,7 @@ def run_program(program: str, *args: str, timeout_s: float) -> str:
 
 
 def _command(process: psutil.Process) -> str:
-    import psutil  # noqa: PLC0415
+    import psutil
 
     try:
         return " ".join(process.cmdline())
@@ -218,7 +218,7 @@ def _command(process: psutil.Process) -> str:
 
 
 def _environ(process: psutil.Process) -> dict[str, str]:
-    import psutil  # noqa: PLC0415
+    import psutil
 
     try:
         return process.environ()

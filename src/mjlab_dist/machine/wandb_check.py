@@ -85,7 +85,7 @@ def _wandb_peer(environ: Mapping[str, str]) -> tuple[str, int]:
     Raises:
         ValueError: If the address of the server or proxy is not a URL.
     """
-    from urllib.request import getproxies, proxy_bypass  # noqa: PLC0415 (slow to import, and needed here only)
+    from urllib.request import getproxies, proxy_bypass  # slow to import, and needed here only
 
     url, whose = urlsplit(_wandb_server(environ)), "its"
     proxy = getproxies().get(url.scheme)

@@ -96,7 +96,7 @@ def create(
     _refuse_missing(mjcf)
     emit("status", text=f"Reading {mjcf}...")
 
-    from mjlab_dist.sim.quiet import quiet  # noqa: PLC0415 (imports torch, which takes a while)
+    from mjlab_dist.sim.quiet import quiet  # imports torch, which takes a while
 
     with tempfile.TemporaryDirectory(prefix="new-task-") as scratch, quiet():
         # Find the files of the MJCF, and examine the robot

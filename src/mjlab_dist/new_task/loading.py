@@ -106,7 +106,7 @@ def put_on_device(flag: str, model: mujoco.MjModel) -> mjw.Model:
     import mujoco_warp as mjw
     import warp as wp
 
-    from mjlab_dist.sim.start import start_warp  # noqa: PLC0415 (imports torch and Warp)
+    from mjlab_dist.sim.start import start_warp  # imports torch and Warp
 
     start_warp("cpu")
     try:

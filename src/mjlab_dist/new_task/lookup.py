@@ -82,7 +82,7 @@ def _from_menagerie(name: str) -> tuple[Path | None, set[str]]:
 
     A name may be that of a folder, such as ``unitree_go2``, some of its words, or that of the MJCF.
     """
-    import mujoco_menagerie as menagerie  # noqa: PLC0415 (an optional package)
+    import mujoco_menagerie as menagerie  # an optional package
 
     robots = {robot.name: robot for robot in menagerie.robots()}
     found = [robots[name]] if name in robots else []
@@ -101,7 +101,7 @@ def _from_menagerie(name: str) -> tuple[Path | None, set[str]]:
 
 def _from_descriptions(name: str) -> tuple[Path | None, set[str]]:
     """Return the URDF of a robot of the package robot_descriptions, or None, and the names of all robots."""
-    from robot_descriptions import DESCRIPTIONS  # noqa: PLC0415 (an optional package)
+    from robot_descriptions import DESCRIPTIONS  # an optional package
 
     with_urdf = [module for module in DESCRIPTIONS if not module.endswith("_mj_description")]
     module = next((module for pattern in MODULES if (module := pattern.format(name=name)) in with_urdf), None)

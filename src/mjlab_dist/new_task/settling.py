@@ -127,7 +127,7 @@ def add_motors(spec: mujoco.MjSpec, motors: dict[str, ActuatorConfig]) -> None:
     """
     import mujoco
 
-    from mjlab_dist.sim import scene  # noqa: PLC0415 (imports Warp)
+    from mjlab_dist.sim import scene  # imports Warp
 
     if not motors:
         return

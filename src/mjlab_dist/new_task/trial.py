@@ -33,8 +33,8 @@ def try_task(names: Names, parent: Path) -> tuple[TrainConfig | None, list[Check
         The config, or None if it cannot be imported; and a list of the failed checks, which is empty if the task is
         ready.
     """
-    from mjlab_dist.check.checks import failed  # noqa: PLC0415 (imports torch)
-    from mjlab_dist.check.run import try_out  # noqa: PLC0415 (as above)
+    from mjlab_dist.check.checks import failed  # imports torch
+    from mjlab_dist.check.run import try_out
 
     with importable(names.module, parent):
         try:

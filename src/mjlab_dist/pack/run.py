@@ -95,7 +95,7 @@ def pack(source: Source, config: PackConfig, warn: Callable[[str], None]) -> Map
         UserError: If the checkpoint cannot be read, the policy cannot be exported, or the file cannot be written.
         CheckError: If the exported policy computes different actions from the policy.
     """
-    from mjlab_dist.learn import checkpoint as checkpoints  # noqa: PLC0415 (imports torch)
+    from mjlab_dist.learn import checkpoint as checkpoints  # imports torch
 
     content = checkpoints.load(source.checkpoint, "cpu")
     iteration = content.get("iter")
@@ -170,7 +170,7 @@ def _portable_command(words: Sequence[str]) -> list[str]:
 
 
 def _exported(source: Source, warn: Callable[[str], None]) -> Any:
-    from mjlab_dist.export.run import check, make  # noqa: PLC0415 (imports torch)
+    from mjlab_dist.export.run import check, make  # imports torch
 
     export = ExportConfig()
     try:

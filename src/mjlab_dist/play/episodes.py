@@ -54,7 +54,7 @@ def load_env_and_policy(train_config: TrainConfig, checkpoint: Path, num_envs: i
     """
     env = load_env(train_config, num_envs, seed)
 
-    from mjlab_dist.learn import load_policy  # noqa: PLC0415
+    from mjlab_dist.learn import load_policy
 
     return env, load_policy(env, train_config, checkpoint)
 
@@ -70,8 +70,8 @@ def load_env(train_config: TrainConfig, num_envs: int, seed: int) -> Env:
     choose_opengl(os.environ)
 
     with start_up():
-        from mjlab_dist.env import Env  # noqa: PLC0415
-        from mjlab_dist.sim import start_warp  # noqa: PLC0415
+        from mjlab_dist.env import Env
+        from mjlab_dist.sim import start_warp
 
     start_warp("cpu")
     seed_generators(seed)

@@ -117,7 +117,7 @@ class _Camera:
             import_learner()
             self._env = load_env(self._config, play.num_played, play.seed)
 
-        from mjlab_dist.learn import load_policy  # noqa: PLC0415 (imports torch)
+        from mjlab_dist.learn import load_policy  # imports torch
 
         try:
             policy = load_policy(self._env, self._config, checkpoint)
@@ -135,7 +135,7 @@ class _Camera:
 
 def _animate(video: Path, file: Path) -> None:
     """Write an animation of a video, with half the width and height and with fewer frames."""
-    import imageio.v3 as imageio  # noqa: PLC0415 (slow to import)
+    import imageio.v3 as imageio  # slow to import
 
     info = imageio.immeta(video)
     num_frames = info["fps"] * info["duration"]

@@ -62,8 +62,8 @@ def replay(train_config: TrainConfig, path: Path, config: PlayConfig) -> list[Re
     with start_up():
         import torch
 
-        from mjlab_dist.learn import finite  # noqa: PLC0415
-        from mjlab_dist.sim import copy_state, start_warp  # noqa: PLC0415
+        from mjlab_dist.learn import finite
+        from mjlab_dist.sim import copy_state, start_warp
 
     # Dump, and envs of the same model
     start_warp("cpu")
@@ -109,7 +109,7 @@ def replay(train_config: TrainConfig, path: Path, config: PlayConfig) -> list[Re
 
 
 def _build_env(train_config: TrainConfig, dump: Dump) -> Env:
-    from mjlab_dist.env import Env  # noqa: PLC0415
+    from mjlab_dist.env import Env
 
     # No episode may end in the repetition, because a reset would replace the state after the step.
     env_config = dataclasses.replace(train_config.env, terminations={}, nan_policy="stop")

@@ -56,7 +56,7 @@ class Video:
             UserError: If the model has no such camera.
         """
         assert config.video is not None
-        import imageio  # noqa: PLC0415 (slow to import)
+        import imageio  # slow to import
 
         self._stride = 1 if steps_per_s else max(1, round(1 / (VIDEO_FPS * env.step_dt_s)))
         self._step = 0
@@ -81,7 +81,7 @@ class Video:
 
     def _picture(self) -> np.ndarray:
         """Return one picture of all shown envs, (height, width, 3). Unused parts are black."""
-        import numpy as np  # noqa: PLC0415
+        import numpy as np
 
         whole = np.zeros((*self._size, 3), dtype=np.uint8)
         height, width = self._tile
@@ -124,8 +124,8 @@ class Strip:
 
     def close(self) -> float:
         """Draw the frames and write the file. Return the time between two frames, in s."""
-        import imageio.v3 as imageio  # noqa: PLC0415 (slow to import)
-        import numpy as np  # noqa: PLC0415
+        import imageio.v3 as imageio  # slow to import
+        import numpy as np
 
         # Choice of the states to draw
         count = min(num_frames(self._config), len(self._states))
@@ -199,7 +199,7 @@ class Renderers:
         Args:
             origin: Position of an env's origin on the ground, in m.
         """
-        from mjlab_dist.sim.terrain import crop_terrain  # noqa: PLC0415 (with MuJoCo, which is slow to import)
+        from mjlab_dist.sim.terrain import crop_terrain  # with MuJoCo, which is slow to import
 
         model = crop_terrain(self._model, origin, DRAWN_GROUND_M)
         if model is not self._model:
@@ -228,7 +228,7 @@ def _renderer(model: mujoco.MjModel, size: tuple[int, int], camera: int) -> Rend
     """Return MuJoCo's renderer if EGL or the backend in MUJOCO_GL works, else MuJoCo Warp's, which needs no OpenGL."""
     import mujoco
 
-    from mjlab_dist.sim.quiet import quiet  # noqa: PLC0415 (imports MuJoCo)
+    from mjlab_dist.sim.quiet import quiet  # imports MuJoCo
 
     height, width = size
     model.vis.global_.offheight, model.vis.global_.offwidth = height, width
@@ -273,10 +273,10 @@ def _egl_by_default() -> Iterator[None]:
 def _ray_tracer(model: mujoco.MjModel, size: tuple[int, int], camera: int) -> Renderer:
     import mujoco
     import mujoco_warp as mjw
-    import numpy as np  # noqa: PLC0415
+    import numpy as np
     import warp as wp
 
-    from mjlab_dist.sim.quiet import quiet  # noqa: PLC0415 (imports MuJoCo)
+    from mjlab_dist.sim.quiet import quiet  # imports MuJoCo
 
     # Model, data and renderer of one env
     height, width = size

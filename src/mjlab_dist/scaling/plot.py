@@ -21,7 +21,7 @@ def plot(modes: Mapping[Mode, Sequence[Row]], title: str, file: str) -> None:
         title: Title of the picture.
         file: PNG file to write.
     """
-    from matplotlib.figure import Figure  # noqa: PLC0415 (an extra, and slow to import)
+    from matplotlib.figure import Figure  # an extra, and slow to import
 
     figure = Figure(figsize=(4.0 * (1 + len(modes)), 4.0), dpi=DPI, layout="constrained")
     figure.suptitle(title)

@@ -53,8 +53,8 @@ def time_rank(config: TrainConfig, plan: RankPlan, control: Control) -> RankTime
     with joined(config, plan) as learner:
         import torch
 
-        from mjlab_dist.learn.metrics import memory_mb  # noqa: PLC0415 (imports torch)
-        from mjlab_dist.scaling.timing import Timing  # noqa: PLC0415
+        from mjlab_dist.learn.metrics import memory_mb  # imports torch
+        from mjlab_dist.scaling.timing import Timing
 
         timing = Timing(config.agent.num_steps_per_env)
         learner.runner.hooks.append(timing)

@@ -189,7 +189,7 @@ def _case(config: TrainConfig, mode: Mode, hosts: tuple[Host, ...], gpus: list[G
 
 def _run(case: _Case, until_return: float | None, listen: Listener) -> Round:
     """Train, remove the files of the run, and return its speed and times."""
-    from mjlab_dist.launch.ranks import run_ranks  # noqa: PLC0415 (torchrunx imports torch)
+    from mjlab_dist.launch.ranks import run_ranks  # torchrunx imports torch
 
     control, reached = Control(), list[Reached]()
 

@@ -20,7 +20,7 @@ _MODULES = {
 
 def __getattr__(name: str) -> object:
     # Import modules at first use: the launcher builds a model to choose an engine, and does not need torch and Warp
-    import importlib  # noqa: PLC0415
+    import importlib
 
     for module, names in _MODULES.items():
         if name in names:

@@ -34,7 +34,7 @@ def choose_engine(config: SimConfig, device: str, model: mujoco.MjModel | None =
         return "warp"
     if config.engine == "warp":
         return "warp"
-    import mujoco  # noqa: PLC0415 (not needed on GPUs)
+    import mujoco  # not needed on GPUs
 
     found = model or _without_terrain(config)
     sleeps = bool(found.opt.enableflags & mujoco.mjtEnableBit.mjENBL_SLEEP)
@@ -47,7 +47,7 @@ def choose_engine(config: SimConfig, device: str, model: mujoco.MjModel | None =
 
 
 def _without_terrain(config: SimConfig) -> mujoco.MjModel:
-    from mjlab_dist.sim.scene import build_model  # noqa: PLC0415 (not needed on GPUs)
+    from mjlab_dist.sim.scene import build_model  # not needed on GPUs
 
     # The terrain has no degrees of freedom, and takes longer than everything else
     return build_model(dataclasses.replace(config, terrain=TerrainConfig()))

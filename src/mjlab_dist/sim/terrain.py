@@ -254,7 +254,7 @@ def start_positions(terrain: Terrain | None, env_ids: torch.Tensor) -> torch.Ten
     Returns:
         Middle of each env's tile in the world frame, in m, (num_envs, 3); 0 without terrain.
     """
-    import torch  # noqa: PLC0415 (the launcher needs only the rest of this module)
+    import torch  # the launcher needs only the rest of this module
 
     if terrain is None:
         return torch.zeros(len(env_ids), 3, device=env_ids.device)

@@ -263,7 +263,7 @@ class Envs:
         Raises:
             UserError: If there is no such env or camera.
         """
-        from mjlab_dist.play.video import Renderers, find_camera  # noqa: PLC0415 (only needed here)
+        from mjlab_dist.play.video import Renderers, find_camera
 
         if not 0 <= env < self.num_envs:
             raise UserError(f"env {env}: must be at least 0, and less than {self.num_envs}")
@@ -284,7 +284,7 @@ class Envs:
         return self._build_model(0)
 
     def _build_model(self, variant: int) -> mujoco.MjModel:
-        from mjlab_dist.sim import build_model  # noqa: PLC0415 (only needed here)
+        from mjlab_dist.sim import build_model
 
         return build_model(self.configs[variant].env.sim)
 

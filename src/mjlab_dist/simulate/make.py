@@ -66,15 +66,15 @@ def make(
 
     # Envs
     job = Job(configs=tuple(variants), num_envs=total, seed=config.seed, final_observations=final_observations)
-    from mjlab_dist.simulate.envs import Envs  # noqa: PLC0415 (imports torch)
+    from mjlab_dist.simulate.envs import Envs  # imports torch
 
     here = in_this_process(own[0], os.environ, gpus) if num_ranks == 1 else None
     if here is not None:
-        from mjlab_dist.simulate.here import Here  # noqa: PLC0415 (imports rsl_rl, which ranks import themselves)
+        from mjlab_dist.simulate.here import Here  # imports rsl_rl, which ranks import themselves
 
         with listening(listen):
             return Envs(job, Here(job, here.device), arrays, listen)
-    from mjlab_dist.simulate.ranks import Ranks  # noqa: PLC0415
+    from mjlab_dist.simulate.ranks import Ranks
 
     return Envs(job, Ranks(job, config, hosts, listen), arrays, listen)
 

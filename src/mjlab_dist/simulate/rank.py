@@ -55,7 +55,7 @@ def serve(job: Job, meeting: Meeting, config: TrainConfig, plan: RankPlan, contr
     # Envs
     rank = rank_from_environment(os.environ)
     prepare_process(plan.device, rank, job.seed)
-    from mjlab_dist.simulate.shard import Shard  # noqa: PLC0415 (imports rsl_rl, which the launcher does not need)
+    from mjlab_dist.simulate.shard import Shard  # imports rsl_rl, which the launcher does not need
 
     seed_generators(job.seed)  # the same seed on all ranks, because each draws for all envs
     shard = Shard(job, job.rows(rank.rank, rank.world_size), plan.device.device)
@@ -84,10 +84,10 @@ def _compare_machines(job: Job, rank: Rank, config: TrainConfig, device: str) ->
         UserError: If devices differ, with ``--require-same-devices``.
         PreflightError: If tasks differ.
     """
-    from mjlab_dist.distributed import rank_info  # noqa: PLC0415 (only needed here)
-    from mjlab_dist.distributed.group import meet  # noqa: PLC0415
-    from mjlab_dist.distributed.same_task import check_same_task  # noqa: PLC0415
-    from mjlab_dist.sim import build_model  # noqa: PLC0415
+    from mjlab_dist.distributed import rank_info
+    from mjlab_dist.distributed.group import meet
+    from mjlab_dist.distributed.same_task import check_same_task
+    from mjlab_dist.sim import build_model
 
     # Devices
     store = meet(rank)
@@ -166,7 +166,7 @@ class _Server:
         return self._written(self._shard.reset(seed))
 
     def _rollout(self, pickled: bytes, num_steps: int) -> _Reply:
-        import cloudpickle  # noqa: PLC0415 (only needed here)
+        import cloudpickle
 
         self._shard.remember()
         results = self._transport.obtain(

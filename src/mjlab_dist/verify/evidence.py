@@ -54,7 +54,7 @@ def verify_rank(config: TrainConfig, plan: RankPlan, control: Control) -> Eviden
         control: Receives heartbeats. Its stop request ends training.
     """
     with _Written(plan.run_dir) as written, joined(config, plan) as learner:
-        from mjlab_dist.verify.watched import Watch  # noqa: PLC0415 (imports torch)
+        from mjlab_dist.verify.watched import Watch  # imports torch
 
         # Train, and watch the training
         runner, watch = learner.runner, Watch(config.agent.desired_kl)
@@ -62,7 +62,7 @@ def verify_rank(config: TrainConfig, plan: RankPlan, control: Control) -> Eviden
         first = _digest_rows(runner.env.get_observations()["actor"])
         with contextlib.suppress(DesyncError):  # raised on every rank; the digests show what differs
             runner.train(control)
-        from mjlab_dist.learn.ppo import flatten  # noqa: PLC0415
+        from mjlab_dist.learn.ppo import flatten
 
         digests = {name: _digest(tensor) for name, tensor in flatten(runner.alg.save()).items()}
     # Collect the evidence

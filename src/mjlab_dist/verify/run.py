@@ -70,7 +70,7 @@ def verify(config: TrainConfig, listen: Listener) -> VerifyReport:
             with listening(listen):
                 evidence = [verify_rank(config, plan.rank_plans[0], Control())]
             return judge(config, evidence, _speed(plan.run_dir), None)
-        from mjlab_dist.launch.ranks import run_ranks  # noqa: PLC0415 (torchrunx imports torch)
+        from mjlab_dist.launch.ranks import run_ranks  # torchrunx imports torch
 
         evidence = run_ranks(verify_rank, Evidence, config, plan, listen=listen, control=Control())
         speed = _speed(plan.run_dir)

@@ -77,8 +77,8 @@ class Follower:
             self.player.stop()
 
     def _make_player(self) -> None:
-        from mjlab_dist.learn import load_policy  # noqa: PLC0415 (imports torch)
-        from mjlab_dist.view.player import Player  # noqa: PLC0415 (imports torch)
+        from mjlab_dist.learn import load_policy  # imports torch
+        from mjlab_dist.view.player import Player  # imports torch
 
         readable = [path for path in reversed(self.run.checkpoints.values()) if not self._is_refused(path)]
         if readable and self._env is None:

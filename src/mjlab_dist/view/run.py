@@ -50,7 +50,7 @@ def view(
             server = serve(config, warn)
             _show_page(server, _load(train_config, checkpoint, config), checkpoint, show)
         else:
-            from mjlab_dist.view.native import run_native  # noqa: PLC0415 (needs a display)
+            from mjlab_dist.view.native import run_native  # needs a display
 
             run_native(_load(train_config, checkpoint, config), show)
 
@@ -79,7 +79,7 @@ def view_dump(
     with contextlib.suppress(KeyboardInterrupt):
         server = serve(config, warn)
 
-        from mjlab_dist.view.dump import DumpPage  # noqa: PLC0415 (imports viser)
+        from mjlab_dist.view.dump import DumpPage  # imports viser
 
         page = DumpPage(server, train_config, path)
         show(f"Viewer: {server.url}  (Ctrl-C ends it)")
@@ -111,7 +111,7 @@ def watch(
     with contextlib.suppress(KeyboardInterrupt):
         server = serve(config, warn)
 
-        from mjlab_dist.view.watch import Watcher  # noqa: PLC0415 (imports torch)
+        from mjlab_dist.view.watch import Watcher  # imports torch
 
         os.nice(NICE)  # after the imports: with this priority, they would take a minute while a run trains
         watcher = Watcher(server, config)
@@ -130,7 +130,7 @@ def serve(config: PlayConfig | WatchConfig, warn: Callable[[str], None]) -> Serv
     Raises:
         UserError: If the port is taken, or the address does not belong to this machine.
     """
-    from mjlab_dist.view.server import open_server  # noqa: PLC0415 (imports viser)
+    from mjlab_dist.view.server import open_server  # imports viser
 
     if is_reachable_from_elsewhere(config.host):
         warn(
@@ -143,14 +143,14 @@ def serve(config: PlayConfig | WatchConfig, warn: Callable[[str], None]) -> Serv
 def _load(train_config: TrainConfig, checkpoint: Path, config: PlayConfig) -> Player:
     env, policy = load_env_and_policy(train_config, checkpoint, config.num_played, config.seed)
 
-    from mjlab_dist.learn import load_policy  # noqa: PLC0415 (imports torch)
-    from mjlab_dist.view.player import Player  # noqa: PLC0415 (imports torch)
+    from mjlab_dist.learn import load_policy  # imports torch
+    from mjlab_dist.view.player import Player  # imports torch
 
     return Player(env, policy, functools.partial(load_policy, env, train_config))
 
 
 def _show_page(server: Server, player: Player, checkpoint: Path, show: Callable[[str], None]) -> None:
-    from mjlab_dist.view.page import Page  # noqa: PLC0415 (imports viser)
+    from mjlab_dist.view.page import Page  # imports viser
 
     def checkpoints() -> list[Path]:
         in_run = checkpoint.resolve().parent.name == CHECKPOINTS_DIR and not is_pack(checkpoint)

@@ -9,7 +9,7 @@ import pytest
 from configs import LEGGED, changed
 
 from mjlab_dist import registry
-from mjlab_dist.config import ObservationConfig, RandomizationConfig, TerminationConfig, TrainConfig
+from mjlab_dist.config import ObservationConfig, RandomizationConfig, TermConfig, TerminationConfig, TrainConfig
 from mjlab_dist.config.checks import validate
 from mjlab_dist.errors import UserError
 
@@ -243,6 +243,11 @@ def test_a_minimum_number_of_hosts_needs_hosts_and_restarts(config: TrainConfig)
         changed(changed(several, "min_hosts", 1), "hosts", ()),
     ):
         assert refusal_of(wrong).startswith(f"--min-hosts {wrong.min_hosts}: ")
+
+
+def test_a_term_of_another_group_is_refused(config: TrainConfig):
+    ends = {"tilted": TermConfig(func="mjlab_dist.mdp.terminations:tilted", params={"max_rad": 1.0})}
+    assert refusal_of(changed(config, "env.terminations", ends)).startswith("env.terminations.tilted: ")
 
 
 @pytest.mark.parametrize("rnn", ["lstm", "gru"])

@@ -121,15 +121,15 @@ def scalars(row: Row, ranks: Sequence[Row] = ()) -> dict[str, float]:
 
 def _make(name: str, run_dir: Path, config: TrainConfig, resumed_at: int | None) -> Logger:
     if name == "tensorboard":
-        from mjlab_dist.learn.loggers.tensorboard_logger import TensorBoardLogger  # noqa: PLC0415 (slow to import)
+        from mjlab_dist.learn.loggers.tensorboard_logger import TensorBoardLogger  # slow to import
 
         return TensorBoardLogger(run_dir, config, resumed_at)
     if name == "wandb":
-        from mjlab_dist.learn.loggers.wandb_logger import WandbLogger  # noqa: PLC0415 (only needed here)
+        from mjlab_dist.learn.loggers.wandb_logger import WandbLogger
 
         return WandbLogger(run_dir, config, resumed_at)
     if name == "trackio":
-        from mjlab_dist.learn.loggers.trackio_logger import TrackioLogger  # noqa: PLC0415 (only needed here)
+        from mjlab_dist.learn.loggers.trackio_logger import TrackioLogger
 
         return _GuardedLogger(name, TrackioLogger, run_dir, config, resumed_at)
     return _GuardedLogger(name, find_logger(name), run_dir, config, resumed_at)

@@ -31,8 +31,8 @@ class TensorBoardLogger(Logger):
             resumed_at: See :class:`Logger`. TensorBoard ignores the points after this iteration in the earlier
                 files.
         """
-        from tensorboard.compat.proto import event_pb2, summary_pb2  # noqa: PLC0415 (slow to import)
-        from tensorboard.summary.writer.record_writer import RecordWriter  # noqa: PLC0415 (slow to import)
+        from tensorboard.compat.proto import event_pb2, summary_pb2  # slow to import
+        from tensorboard.summary.writer.record_writer import RecordWriter  # slow to import
 
         self._run_dir = run_dir
         # Type checkers do not find the classes, which are created at import

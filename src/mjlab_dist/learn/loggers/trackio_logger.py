@@ -34,7 +34,7 @@ class TrackioLogger(Logger):
             config: The run's config.
             resumed_at: See :class:`Logger`. trackio keeps all rows that it already has, even rows after this iteration.
         """
-        import trackio  # noqa: PLC0415 (an extra, and slow to import)
+        import trackio  # an extra, and slow to import
 
         self._trackio = trackio
         self._step = 0

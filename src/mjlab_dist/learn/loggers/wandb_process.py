@@ -83,7 +83,7 @@ def _end(temporary: str, *_: object) -> NoReturn:
 def _serve(link: socket.socket, messages: Iterator[dict[str, Any]]) -> None:
     first = next(messages)
     sys.argv = first["argv"]  # wandb records the command line
-    import wandb  # noqa: PLC0415 (it reads sys.argv)
+    import wandb  # it reads sys.argv
 
     run = wandb.init(**first["init"], settings=wandb.Settings(**first["settings"]))
     # Without a network, the account is unknown.
@@ -110,7 +110,7 @@ def _serve(link: socket.socket, messages: Iterator[dict[str, Any]]) -> None:
 
 def _log_checkpoint(run: Any, sent: dict[str, Any]) -> None:
     """Log a checkpoint as a version of the run's artifact. wandb copies the file, and uploads it in the background."""
-    import wandb  # noqa: PLC0415
+    import wandb
 
     artifact = wandb.Artifact(f"checkpoint-{run.id}", type="model", metadata={"iteration": sent["iteration"]})
     artifact.add_file(sent["file"], name=sent["name"])
