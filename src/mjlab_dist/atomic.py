@@ -7,12 +7,7 @@ from pathlib import Path
 
 
 def write_atomically(path: Path, contents: str | bytes) -> None:
-    """Write a file. At any time, even after a power failure, the file has either the old contents or the new ones.
-
-    Args:
-        path: The file.
-        contents: The new contents; text is written in UTF-8.
-    """
+    """Write a file. At any time, even after a power failure, the file has either the old contents or the new ones."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         temporary.unlink(missing_ok=True)

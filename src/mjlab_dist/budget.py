@@ -28,10 +28,6 @@ def plan_budget(config: TrainConfig, world_size: int) -> Budget | None:
     Totals over all ranks take precedence over numbers per rank. The totals stay in the config, so that the same config
     file works with any number of ranks.
 
-    Args:
-        config: A config that has passed :func:`mjlab_dist.config.checks.validate`.
-        world_size: Number of ranks on all machines.
-
     Returns:
         The budget; None for ``--num-envs auto``, where ranks first measure memory and then call :func:`budget_of`.
 
@@ -47,11 +43,6 @@ def plan_budget(config: TrainConfig, world_size: int) -> Budget | None:
 
 def budget_of(config: TrainConfig, world_size: int, num_envs: int) -> Budget:
     """Return the budget of a run with a known number of envs per rank.
-
-    Args:
-        config: As in :func:`plan_budget`.
-        world_size: Number of ranks on all machines.
-        num_envs: Number of envs per rank.
 
     Raises:
         UserError: If the rollout does not divide into mini-batches, or ``--total-timesteps`` is less than one

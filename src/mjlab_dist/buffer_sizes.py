@@ -96,12 +96,7 @@ def can_constrain(model: mujoco.MjModel) -> bool:
 
 
 def can_touch(model: mujoco.MjModel, warp_model: mjw.Model) -> bool:
-    """Return whether a model can have contacts.
-
-    Args:
-        model: The MuJoCo model.
-        warp_model: The same model in MuJoCo Warp, which lists the pairs of geoms that may collide.
-    """
+    """Return whether a model can have contacts."""
     import mujoco
 
     is_off = bool(model.opt.disableflags & mujoco.mjtDisableBit.mjDSBL_CONTACT)
@@ -118,14 +113,6 @@ def measure(
     log: Callable[[str], None],
 ) -> list[Attempt]:
     """Step a task, and count constraint rows and contacts. If buffers are too small, double them and repeat.
-
-    Args:
-        config: The task.
-        device: Device of the envs.
-        num_envs: Number of envs.
-        num_steps: Number of control steps.
-        checkpoint: Checkpoint of the policy that acts; None for random actions, as at the start of training.
-        log: Prints a line for the user.
 
     Returns:
         The attempts. In every attempt except the last, a buffer was too small. After :data:`MAX_DOUBLINGS`
@@ -196,13 +183,7 @@ def _policy(env: Env, config: TrainConfig, checkpoint: Path) -> Callable[[Tensor
 
 
 def larger_sizes(sim: SimConfig, overflows: Collection[str], usage: Usage) -> dict[str, int]:
-    """Return twice the size for each buffer that was too small, by name of its field in the config.
-
-    Args:
-        sim: The sizes.
-        overflows: Buffers that overflowed, named as in ``mujoco_warp.OverflowType``.
-        usage: Use of the buffers.
-    """
+    """Return twice the size for each buffer that was too small, by name of its field in the config."""
     changes: dict[str, int] = {}
     if not ROW_OVERFLOWS.isdisjoint(overflows):
         changes["njmax"] = max(2 * sim.njmax, MIN_SIZE)

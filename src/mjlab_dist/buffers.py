@@ -39,24 +39,13 @@ The factor is needed because the measured count may be too low: it does not incl
 
 
 def with_sizes(config: TrainConfig, sizes: Mapping[str, int]) -> TrainConfig:
-    """Return a config with different buffer sizes.
-
-    Args:
-        config: A run's config.
-        sizes: New sizes. The keys are fields of SimConfig: njmax, nconmax, or both.
-    """
+    """Return a config with different buffer sizes."""
     sim = dataclasses.replace(config.env.sim, **sizes)
     return dataclasses.replace(config, env=dataclasses.replace(config.env, sim=sim))
 
 
 def larger_size(size: int, needed: int, margin: float) -> int:
-    """Return a larger size for a buffer that was too small.
-
-    Args:
-        size: Old size of the buffer, in rows or contacts per env.
-        needed: Number of rows or contacts per env that had to fit; a lower bound if the exact number is not known.
-        margin: :data:`MARGIN` or :data:`SHARED_MARGIN`.
-    """
+    """Return a larger size for a buffer that was too small."""
     return size_for(margin * max(needed, MIN_GROWTH * size), is_possible=True)
 
 
@@ -64,10 +53,6 @@ def size_for(number: float, is_possible: bool) -> int:
     """Return a buffer size per env.
 
     Sizes are rounded up so that few different sizes occur, because each new size requires kernels to be compiled.
-
-    Args:
-        number: Number of rows or contacts that must fit.
-        is_possible: Whether the model can have rows or contacts; if so, the size is at least :data:`MIN_SIZE`.
     """
     step = MIN_SIZE if number <= 32 else 8 if number <= 64 else 16
     return max(math.ceil(number / step) * step, MIN_SIZE if is_possible else 0)

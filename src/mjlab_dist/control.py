@@ -62,19 +62,11 @@ class Control:
         self._kill.set()
 
     def wait_for_stop(self, timeout_s: float) -> bool:
-        """Wait until a stop is requested; return False after the timeout.
-
-        Args:
-            timeout_s: Seconds to wait; 0 returns at once.
-        """
+        """Wait until a stop is requested; return False after the timeout."""
         return self._stop.wait(timeout_s)
 
     def beat(self, iteration: int) -> None:
-        """Record a heartbeat of the training loop.
-
-        Args:
-            iteration: Number of iterations done.
-        """
+        """Record a heartbeat of the training loop."""
         self.last_beat = Beat(iteration, time.monotonic())
 
 
@@ -84,14 +76,7 @@ class Watchdog(threading.Thread):
     def __init__(
         self, control: Control, timeout_s: float, advanced: Callable[[int], None], hung: Callable[[float], None]
     ) -> None:
-        """Create the thread without starting it.
-
-        Args:
-            control: Control of this rank.
-            timeout_s: Seconds without a heartbeat after which the rank is considered hung.
-            advanced: Called with the number of iterations done, whenever this number has changed.
-            hung: Called once, with the seconds since the last heartbeat.
-        """
+        """Create the thread without starting it."""
         super().__init__(name="watchdog", daemon=True)
         self._control, self._timeout_s = control, timeout_s
         self._advanced, self._hung = advanced, hung
@@ -104,11 +89,7 @@ class Watchdog(threading.Thread):
             time.sleep(POLL_S)
 
     def check(self, now_s: float) -> bool:
-        """Check once; return whether the loop hangs.
-
-        Args:
-            now_s: Current time, from ``time.monotonic``.
-        """
+        """Check once; return whether the loop hangs."""
         # After a pause, the time without a heartbeat starts again
         if now_s - self._checked_at_s > PAUSE_S:
             self._resumed_at_s = now_s
@@ -132,9 +113,6 @@ def slices(timeout_s: float) -> Iterator[float]:
     """Yield the lengths of successive waits, in s, that together last as long as a timeout.
 
     While this process is stopped, the clock of a wait continues. With short waits, at most one of them is lost.
-
-    Args:
-        timeout_s: The timeout in s; may be infinite.
     """
     while timeout_s > 0:
         yield min(timeout_s, PAUSE_S)

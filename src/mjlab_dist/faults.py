@@ -47,9 +47,6 @@ class Fault:
 def read_fault(environ: Mapping[str, str]) -> Fault | None:
     """Return the fault that the environment variable requests for this attempt, if any.
 
-    Args:
-        environ: The process's environment.
-
     Raises:
         UserError: If the value of the variable has the wrong format.
     """

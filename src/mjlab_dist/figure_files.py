@@ -19,11 +19,6 @@ DPI = 150
 def check_figure_file(flag: str, file: str, suffixes: Sequence[str]) -> None:
     """Raise if a figure cannot be drawn, or cannot be written to a file.
 
-    Args:
-        flag: The flag that names the file, for the message.
-        file: The file.
-        suffixes: Allowed suffixes, such as ``.png``.
-
     Raises:
         UserError: One line that names the flag, its value and the fix.
     """
@@ -36,11 +31,6 @@ def check_figure_file(flag: str, file: str, suffixes: Sequence[str]) -> None:
 
 def save_png(figure: Figure, flag: str, file: str) -> None:
     """Write a figure as a PNG file, atomically.
-
-    Args:
-        figure: The figure.
-        flag: The flag that names the file, for the message.
-        file: The file.
 
     Raises:
         UserError: If the file cannot be written.

@@ -9,12 +9,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def no_gc(*, promotes: bool = False) -> Iterator[None]:
-    """Pause the garbage collector; on exit, resume it if it was enabled.
-
-    Args:
-        promotes: Whether to move all objects into the oldest generation on exit, so that the frequent collections of
-            young objects do not visit them.
-    """
+    """Pause the garbage collector; on exit, resume it if it was enabled."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -68,9 +68,6 @@ def prepare_opengl(environ: MutableMapping[str, str]) -> str:
     Such a value is removed, so that rendering uses the default. MuJoCo loads OSMesa when it is imported, so Triton must
     be imported first (see :func:`import_triton`).
 
-    Args:
-        environ: The process's environment.
-
     Returns:
         A warning about a removed value, in one line; empty if nothing was removed.
     """
@@ -91,11 +88,7 @@ def prepare_opengl(environ: MutableMapping[str, str]) -> str:
 
 
 def is_loadable(library: str) -> bool:
-    """Return whether a shared library can be loaded.
-
-    Args:
-        library: Name of its file.
-    """
+    """Return whether a shared library can be loaded."""
     import ctypes  # commands that do not render start faster without it
 
     try:

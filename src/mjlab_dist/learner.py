@@ -44,10 +44,6 @@ class Learner:
     def train(self, control: Control, parting: contextlib.ExitStack) -> Row:
         """Train; with ``--env.sim.on-overflow grow``, restart with larger buffers as often as needed.
 
-        Args:
-            control: As in ``Runner.train``.
-            parting: As in ``Runner.train``.
-
         Returns:
             The last row of metrics.
         """
@@ -80,9 +76,6 @@ def free_earlier_run(device: str) -> None:
 
     Env and runner are in reference cycles, which only the garbage collector frees. If the run failed in a notebook, the
     frames of the last traceback also refer to them, so these frames are cleared.
-
-    Args:
-        device: Device of that run.
     """
     traceback.clear_frames(getattr(sys, "last_traceback", None))
     gc.collect()

@@ -131,10 +131,6 @@ class Lease:
 def leased(run_dir: Path, listen: Listener) -> Iterator[Lease]:
     """Hold the lease of a run until the context ends.
 
-    Args:
-        run_dir: The run directory.
-        listen: Receives a line if this launch must wait to find out whether another launch trains the run.
-
     Raises:
         UserError: If another launch trains the run, or the directory cannot be written.
     """
@@ -166,12 +162,6 @@ def acquire(
 
     An owner that was killed is replaced: at once, or after :data:`EXPIRED_S` if this process cannot check whether the
     owner is still running.
-
-    Args:
-        run_dir: The run directory.
-        listen: Receives a line before waiting.
-        now: Clock, in seconds.
-        sleep: Function that waits for a number of seconds.
 
     Raises:
         UserError: If another launch trains the run, or the directory cannot be written.
@@ -218,12 +208,7 @@ class LeaseWatch:
     """Determines whether a launch trains a run, by checking its lease repeatedly. It writes nothing."""
 
     def __init__(self, run_dir: Path, now: Callable[[], float] = time.monotonic) -> None:
-        """Start without reading the lease.
-
-        Args:
-            run_dir: The run directory.
-            now: Clock, in seconds.
-        """
+        """Start without reading the lease."""
         self._path = run_dir / LEASE_FILE
         self._now = now
         self._last: _Look | None = None

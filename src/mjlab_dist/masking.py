@@ -20,11 +20,7 @@ SECRET_FLAG = re.compile(r"(.*[-_])?(\w*key|\w*token|secrets?|pass(wd|word|phras
 
 
 def masked(argv: Sequence[str]) -> list[str]:
-    """Return a command line in which *** hides passwords in addresses, and values of secret flags and variables.
-
-    Args:
-        argv: The command line of ``train`` or of a user's script, which may have flags of its own.
-    """
+    """Return a command line in which *** hides passwords in addresses, and values of secret flags and variables."""
     shown: list[str] = []
     is_secret = False
     for arg in argv:

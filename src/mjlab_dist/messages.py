@@ -58,10 +58,6 @@ def emit(kind: Kind, **data: Any) -> None:
     - ``beat``: a ``rank``, and the number of iterations that it has done, ``iteration``.
     - ``result``: the ``result`` of a ``rank``.
     - ``failed``: the ``report`` of a rank that failed.
-
-    Args:
-        kind: Kind of event.
-        data: Values that the kind requires; plain data.
     """
     for listen in tuple(_listeners):
         listen({"kind": kind, **data})
@@ -69,11 +65,7 @@ def emit(kind: Kind, **data: Any) -> None:
 
 @contextlib.contextmanager
 def listening(listen: Listener) -> Iterator[None]:
-    """Pass the events of this process to a listener until the context ends.
-
-    Args:
-        listen: Receives the events.
-    """
+    """Pass the events of this process to a listener until the context ends."""
     _listeners.append(listen)
     try:
         yield

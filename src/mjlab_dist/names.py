@@ -10,32 +10,18 @@ from mjlab_dist.errors import UserError
 
 
 def exactly(name: str) -> str:
-    """Return the regular expression that fully matches one name. A name without special characters stays as it is.
-
-    Args:
-        name: The name.
-    """
+    """Return the regular expression that fully matches one name. A name without special characters stays as it is."""
     return re.sub(r"[][\\.^$*+?{}|()]", r"\\\g<0>", name)
 
 
 def new_name(wish: str, taken: Collection[str]) -> str:
-    """Return a name that no other element has: the given one, with a number if it is taken.
-
-    Args:
-        wish: The name.
-        taken: Names of the other elements of this kind.
-    """
+    """Return a name that no other element has: the given one, with a number if it is taken."""
     numbered = (f"{wish}_{number}" for number in itertools.count(2))
     return next(name for name in itertools.chain([wish], numbered) if name not in taken)
 
 
 def find_names(what: str, patterns: Iterable[str], names: Sequence[str | None]) -> list[int]:
     """Return the indices of the names that fully match at least one pattern, in ascending order.
-
-    Args:
-        what: The flag or parameter that holds the patterns, for messages.
-        patterns: Regular expressions; a single text is one of them.
-        names: The existing names; None for an element that cannot be selected.
 
     Raises:
         UserError: If a pattern is not a regular expression or matches no name, or there is no pattern.
@@ -57,13 +43,7 @@ def find_names(what: str, patterns: Iterable[str], names: Sequence[str | None]) 
 
 
 def local_name(name: str, entity: str | None, entities: Collection[str]) -> str | None:
-    """Return the name of an element within an entity; None if the element belongs to another entity.
-
-    Args:
-        name: The full name; for an element of an entity, it is ``<entity>/<name>``.
-        entity: Name of an entity; empty for the scene's own MJCF; None for the whole scene, with full names.
-        entities: Names of all entities of the scene.
-    """
+    """Return the name of an element within an entity; None if the element belongs to another entity."""
     if entity is None:
         return name
     owner = next((one for one in entities if name.startswith(f"{one}/")), "")
@@ -72,11 +52,6 @@ def local_name(name: str, entity: str | None, entities: Collection[str]) -> str 
 
 def check_entity(what: str, entity: str | None, entities: Collection[str]) -> None:
     """Raise if an entity does not exist.
-
-    Args:
-        what: The flag or parameter that names the entity, for messages.
-        entity: As in :func:`local_name`.
-        entities: Names of all entities of the scene.
 
     Raises:
         UserError: If the scene has no entity with this name.

@@ -14,11 +14,6 @@ from mjlab_dist.wording import listed
 def check_output(flag: str, file: str, suffixes: Sequence[str] = ()) -> None:
     """Raise if a file cannot be written. Commands call this function before work that takes time.
 
-    Args:
-        flag: The flag that names the file, for the message.
-        file: The file.
-        suffixes: Allowed suffixes, such as ``.png``; empty to allow any name.
-
     Raises:
         UserError: One line that names the flag, its value and the fix.
     """
@@ -36,11 +31,6 @@ def check_output(flag: str, file: str, suffixes: Sequence[str] = ()) -> None:
 
 def write_output(flag: str, file: str, contents: str | bytes) -> None:
     """Write a file atomically.
-
-    Args:
-        flag: The flag that names the file, for the message.
-        file: The file.
-        contents: Its contents.
 
     Raises:
         UserError: If it cannot be written.

@@ -65,11 +65,7 @@ CHUNK = MB
 
 
 def is_pack(path: Path) -> bool:
-    """Return whether a file is a pack, which may still be damaged.
-
-    Args:
-        path: Any path; it may be a directory, or not exist.
-    """
+    """Return whether a file is a pack, which may still be damaged."""
     if not os.path.isfile(path):  # noqa: PTH113 (False, not an error, for a name that is too long)
         return False  # such as a FIFO, which zipfile would wait for
     try:
@@ -81,10 +77,6 @@ def is_pack(path: Path) -> bool:
 
 def check_pack(path: Path, flag: str) -> None:
     """Raise if a file is not a pack that can be read. Only its list of files and its manifest are read.
-
-    Args:
-        path: The file.
-        flag: The flag that names the file, for messages; empty for an argument without a flag.
 
     Raises:
         UserError: One line with the reason.
@@ -122,10 +114,6 @@ def read_manifest(path: Path) -> dict[str, Any]:
 def has_part(path: Path, name: str) -> bool:
     """Return whether a pack has a file.
 
-    Args:
-        path: The pack.
-        name: Name of the file.
-
     Raises:
         UserError: If the pack is damaged.
     """
@@ -135,10 +123,6 @@ def has_part(path: Path, name: str) -> bool:
 
 def read_part(path: Path, name: str) -> bytes:
     """Return the contents of a file in a pack.
-
-    Args:
-        path: The pack.
-        name: Name of the file.
 
     Raises:
         UserError: If the pack is damaged, or contains files that are not allowed.
@@ -157,10 +141,6 @@ def read_part(path: Path, name: str) -> bytes:
 
 def write_pack(path: Path, contents: Mapping[str, bytes]) -> None:
     """Write a pack. At any time there is either no file or a complete one. The same contents give the same bytes.
-
-    Args:
-        path: The file, which must not exist.
-        contents: Contents of the files. The keys are names of files; only those in :data:`LIMITS` are allowed.
 
     Raises:
         OSError: If the file cannot be written.

@@ -18,10 +18,6 @@ def with_names(function: Callable[P, R], **values: object) -> Callable[P, R]:
     A copy is needed instead of :func:`patched` if a thread may still run the function after a launch has ended, because
     ``patched`` would already have restored the original values.
 
-    Args:
-        function: Function written in Python.
-        values: Values for the copy. The keys are the names of the globals.
-
     Raises:
         AttributeError: If the module has no such global, for example because a new version of the library renamed it.
     """
@@ -39,11 +35,6 @@ def with_names(function: Callable[P, R], **values: object) -> Callable[P, R]:
 @contextlib.contextmanager
 def patched(owner: object, name: str, value: object) -> Iterator[None]:
     """Replace an attribute of a module, a class or an object, and restore it on exit.
-
-    Args:
-        owner: Module, class or object that has the attribute.
-        name: Name of the attribute.
-        value: Value of the attribute inside the ``with`` block.
 
     Raises:
         AttributeError: If the owner has no such attribute, for example because a new version of the library renamed it.

@@ -7,41 +7,23 @@ from pathlib import Path
 
 
 def describe(error: BaseException, reference: str) -> str:
-    """Return the type, message and place of an error in one line.
-
-    Args:
-        error: The error.
-        reference: The function or module that raised it, as ``package.module:name``.
-    """
+    """Return the type, message and place of an error in one line."""
     place = place_of(error, reference)
     return named(type(error).__name__, _message(error)) + (f" ({place})" if place else "")
 
 
 def named(kind: str, message: str) -> str:
-    """Return the type and the message of an error; errors such as AssertionError may have no message.
-
-    Args:
-        kind: Name of the type.
-        message: The message.
-    """
+    """Return the type and the message of an error; errors such as AssertionError may have no message."""
     return ": ".join(filter(None, (kind, message)))
 
 
 def with_notes(error: BaseException) -> str:
-    """Return the message of an error with its notes, such as the term that raised it, in one line.
-
-    Args:
-        error: The error.
-    """
+    """Return the message of an error with its notes, such as the term that raised it, in one line."""
     return ", ".join(filter(None, [_message(error), *getattr(error, "__notes__", [])]))
 
 
 def place_of(error: BaseException, reference: str) -> str:
     """Return the innermost place of an error in the user's package, such as ``my_ant/terms.py:12``.
-
-    Args:
-        error: The error.
-        reference: A function or module of the package, as ``package.module:name``.
 
     Returns:
         The place; empty if the package's code did not raise the error, for example because the package does not exist.

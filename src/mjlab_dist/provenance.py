@@ -39,15 +39,7 @@ def write_origin(
     devices: Sequence[str],
     warn: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Write the files that make a run reproducible: config, provenance, git diff.
-
-    Args:
-        run_dir: The run directory.
-        config: The run's config.
-        argv: The command line.
-        devices: Name of each rank's device.
-        warn: As in :func:`read_provenance`.
-    """
+    """Write the files that make a run reproducible: config, provenance, git diff."""
     # Config
     write_atomically(run_dir / CONFIG_FILE, to_yaml(config))
     # Provenance
@@ -73,10 +65,6 @@ def write_origin(
 
 def read_provenance(run_dir: Path, warn: Callable[[str], None]) -> dict[str, Any]:
     """Return the provenance of a run; empty if there is none.
-
-    Args:
-        run_dir: The run directory, or a pack.
-        warn: Called with one line if the file is damaged. A damaged file in a run directory is also renamed.
 
     Raises:
         UserError: If the file cannot be read.

@@ -9,13 +9,7 @@ from mjlab_dist.config import TrainConfig
 
 
 def log_dir(config: TrainConfig, run_dir: Path, environ: Mapping[str, str]) -> Path | None:
-    """Return the directory of the ranks' log files, or None for no files.
-
-    Args:
-        config: The run's config.
-        run_dir: The run directory, which contains the files by default.
-        environ: Environment variables.
-    """
+    """Return the directory of the ranks' log files, or None for no files."""
     chosen = chosen_log_dir(config, environ)
     if chosen is None:
         return run_dir / "torchrunx"
@@ -26,9 +20,5 @@ def chosen_log_dir(config: TrainConfig, environ: Mapping[str, str]) -> str | Non
     """Return the value of TORCHRUNX_LOG_DIR or, if this variable is not set, of --torchrunx-log-dir.
 
     An empty value means that the ranks write no log files. None means that neither the variable nor the flag is set.
-
-    Args:
-        config: The run's config.
-        environ: Environment variables.
     """
     return environ.get("TORCHRUNX_LOG_DIR", config.torchrunx_log_dir)

@@ -22,11 +22,6 @@ def find_named_run(log_root: str, task: str, run_name: str) -> Path | None:
     A run without a checkpoint is skipped: it has saved nothing to resume from. All ranks of a launch therefore find the
     same run, even if one rank has already created the directory of a new run.
 
-    Args:
-        log_root: Directory of all runs.
-        task: Name of the task.
-        run_name: Value of ``--run-name``.
-
     Raises:
         UserError: If the name is empty, because an empty name identifies no run.
     """
@@ -42,10 +37,6 @@ def find_named_run(log_root: str, task: str, run_name: str) -> Path | None:
 def check_same_run(config: TrainConfig, started: TrainConfig) -> None:
     """Raise if the run that the name identifies has a different seed, because it is then another, independent run.
 
-    Args:
-        config: The config to train with.
-        started: The config of the run.
-
     Raises:
         UserError: If the seeds differ.
     """
@@ -57,12 +48,7 @@ def check_same_run(config: TrainConfig, started: TrainConfig) -> None:
 
 
 def is_complete(run_dir: Path, config: TrainConfig) -> bool:
-    """Return whether a run has trained all its iterations; False if their number depends on the number of ranks.
-
-    Args:
-        run_dir: The run directory.
-        config: The config to train with.
-    """
+    """Return whether a run has trained all its iterations; False if their number depends on the number of ranks."""
     return config.total_timesteps is None and max(list_checkpoints(run_dir), default=0) >= config.max_iterations
 
 

@@ -87,12 +87,7 @@ def next_run_dir(config: TrainConfig) -> Path:
 
 
 def write_ranks(run_dir: Path, ranks: Sequence[RankInfo]) -> None:
-    """Write the host, device and envs of each rank.
-
-    Args:
-        run_dir: The run directory.
-        ranks: All ranks of the run.
-    """
+    """Write the host, device and envs of each rank."""
     write_atomically(run_dir / RANKS_FILE, json.dumps([dataclasses.asdict(rank) for rank in ranks], indent=2) + "\n")
 
 
@@ -103,12 +98,6 @@ def to_yaml(config: TrainConfig) -> str:
 
 def read_config_file(path: Path, *, trust: bool = False, uses_ssh: bool = True) -> TrainConfig:
     """Read a config file.
-
-    Args:
-        path: A ``config.yaml``, or a run directory or pack that contains one.
-        trust: Whether the config may name any function, and so run any code.
-        uses_ssh: Whether the config's ``ssh_config`` will be used. It is not used if the command starts no ranks,
-            or if ``--ssh-config`` replaces it.
 
     Raises:
         UserError: If there is no such file, if it does not contain a config, or if the config could run any code and
@@ -153,13 +142,6 @@ def find_run(
 ) -> Path:
     """Find a run to play or resume.
 
-    Args:
-        log_root: Directory that contains all runs.
-        task: The task that the run must have trained.
-        run: Path of a run directory or a pack, or ``latest`` for the newest run of the task that has a checkpoint.
-        flag: The flag that names the run, for messages.
-        warn: Called with one line if ``latest`` skips newer runs because they have no checkpoint.
-
     Raises:
         UserError: If there is no such run, or it trained a different task.
     """
@@ -194,20 +176,12 @@ def find_run(
 
 
 def list_runs(log_root: str) -> list[Path]:
-    """Return the run directories of all tasks, oldest first.
-
-    Args:
-        log_root: Directory that contains all runs.
-    """
+    """Return the run directories of all tasks, oldest first."""
     return sorted((path.parent for path in Path(log_root).glob(f"*/*/{CONFIG_FILE}")), key=by_start)
 
 
 def find_any_run(log_root: str, run: str) -> Path:
     """Find a run of any task; it need not have a checkpoint.
-
-    Args:
-        log_root: Directory that contains all runs.
-        run: Path of a run directory or a pack, or ``latest`` for the newest run.
 
     Raises:
         UserError: If there is no such run.
@@ -226,12 +200,6 @@ def find_any_run(log_root: str, run: str) -> Path:
 
 def find_run_to_resume(log_root: str, task: str | None, run: str, warn: Callable[[str], None] | None = None) -> Path:
     """Find a run to resume.
-
-    Args:
-        log_root: Directory that contains all runs.
-        task: The task that the run must have trained; None to read it from the run directory.
-        run: As in :func:`find_run`, or the path of a W&B run, entity/project/id.
-        warn: As in :func:`find_run`.
 
     Raises:
         UserError: If there is no such run, or it trained a different task.
@@ -332,10 +300,6 @@ def animation_path(run_dir: Path, iteration: int) -> Path:
 def choose_checkpoint(run_dir: Path, name: str) -> Path:
     """Return a checkpoint of a run.
 
-    Args:
-        run_dir: The run directory, or a pack.
-        name: ``latest``, ``best`` (highest mean return), or the name of a file in the checkpoints directory.
-
     Raises:
         UserError: If the run has no such checkpoint.
     """
@@ -350,10 +314,6 @@ def choose_checkpoint(run_dir: Path, name: str) -> Path:
 def read_metrics(run_dir: Path, name: str = METRICS_FILE) -> list[dict[str, Any]]:
     """Return all complete rows of a run's metrics. A last row that is still being written is left out.
 
-    Args:
-        run_dir: The run directory.
-        name: metrics.jsonl, or rank_metrics.jsonl of a run with ``--log-ranks``.
-
     Raises:
         UserError: If a line of the file is not a row of metrics.
     """
@@ -363,14 +323,7 @@ def read_metrics(run_dir: Path, name: str = METRICS_FILE) -> list[dict[str, Any]
 def cut_metrics(
     run_dir: Path, iteration: int, name: str = METRICS_FILE, warn: Callable[[str], None] = lambda _: None
 ) -> None:
-    """Remove damaged rows, and the rows after an iteration, from a file in one atomic operation.
-
-    Args:
-        run_dir: The run directory.
-        iteration: The last iteration to keep.
-        name: As in :func:`read_metrics`.
-        warn: Called with one line if a power failure has damaged the file.
-    """
+    """Remove damaged rows, and the rows after an iteration, from a file in one atomic operation."""
     path = run_dir / name
     if not path.is_file():
         return
@@ -392,9 +345,6 @@ def cut_metrics(
 
 def read_history(run_dir: Path) -> dict[str, NDArray[np.float64]]:
     """Return the columns of a run's metrics.jsonl.
-
-    Args:
-        run_dir: The run directory.
 
     Returns:
         Each column that occurs in any row, (iterations,); NaN where a row has no value.

@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 def readable(checkpoint: Path) -> Path:
     """Return a checkpoint, after a check that takes a millisecond. Reading a checkpoint takes seconds of imports.
 
-    Args:
-        checkpoint: The file, or a pack.
-
     Raises:
         UserError: If the file cannot be read, or is no checkpoint of this package.
     """
@@ -37,11 +34,7 @@ def readable(checkpoint: Path) -> Path:
 
 
 def problem_of(checkpoint: Path) -> str:
-    """Return why a file cannot be read as a checkpoint; empty if there is no problem.
-
-    Args:
-        checkpoint: The file.
-    """
+    """Return why a file cannot be read as a checkpoint; empty if there is no problem."""
     try:
         with zipfile.ZipFile(checkpoint) as archive:
             # The part with the names of all entries; the other parts are the numbers of tensors
@@ -86,10 +79,6 @@ def read_file(run: Path, name: str) -> bytes:
 def open_file(path: Path, flags: int = 0) -> BinaryIO:
     """Open a file for reading. Unlike ``open``, this does not wait for a writer if the path is a FIFO.
 
-    Args:
-        path: The file.
-        flags: Further flags of ``os.open``, such as O_NOFOLLOW.
-
     Raises:
         OSError: If there is no such file, or if it is not a regular file.
     """
@@ -101,11 +90,7 @@ def open_file(path: Path, flags: int = 0) -> BinaryIO:
 
 
 def by_column(rows: Sequence[dict[str, Any]]) -> dict[str, NDArray[np.float64]]:
-    """Return all columns that occur in any row, (rows,) each; NaN where a row has no value.
-
-    Args:
-        rows: Rows of numbers. The keys are names of columns; None stands for a missing value.
-    """
+    """Return all columns that occur in any row, (rows,) each; NaN where a row has no value."""
     import numpy as np  # not needed to print help
 
     columns = dict.fromkeys(name for row in rows for name in row)
@@ -114,11 +99,7 @@ def by_column(rows: Sequence[dict[str, Any]]) -> dict[str, NDArray[np.float64]]:
 
 
 def parse_row(line: bytes) -> dict[str, Any] | None:
-    """Return a row of metrics: numbers by column, and None for missing values. Return None for any other line.
-
-    Args:
-        line: The line.
-    """
+    """Return a row of metrics: numbers by column, and None for missing values. Return None for any other line."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
@@ -136,10 +117,6 @@ def refuse_links(flag: str, run_dir: Path) -> None:
     """Raise if a write into a run directory, which somebody else may have laid out, could reach another directory.
 
     Links that stay inside the directory are allowed, such as latest.pt.
-
-    Args:
-        flag: The flag and its value, for the message.
-        run_dir: The run directory.
 
     Raises:
         UserError: If it contains a link that leads out of it, or something that is neither a file nor a directory.
@@ -162,10 +139,6 @@ def refuse_links(flag: str, run_dir: Path) -> None:
 @contextlib.contextmanager
 def explaining(run_dir: Path, path: Path | None = None) -> Iterator[None]:
     """Replace the message of an OSError with one line that explains it to the user.
-
-    Args:
-        run_dir: The run directory.
-        path: File in the run directory that is being written; None to explain only that a disk is full.
 
     Raises:
         DiskFullError: If a disk is full.

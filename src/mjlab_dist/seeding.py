@@ -18,14 +18,7 @@ It is larger than any number of ranks, so that no rank of one run has the seed o
 
 
 def seed_generators(seed: int, rank: int = 0, resumed_iteration: int = 0) -> None:
-    """Seed the generators of Python, NumPy and torch, on every device.
-
-    Args:
-        seed: The run's seed.
-        rank: The global rank. If this were the local rank, ranks of different machines would draw the same numbers.
-        resumed_iteration: Number of completed iterations for a run that resumes without its saved random state, so
-            that the run does not repeat the random numbers of its start; otherwise 0.
-    """
+    """Seed the generators of Python, NumPy and torch, on every device."""
     import numpy as np
     import torch
 
@@ -37,11 +30,6 @@ def seed_generators(seed: int, rank: int = 0, resumed_iteration: int = 0) -> Non
 
 def check_generator(name: str, state: torch.Tensor, device: str) -> None:
     """Raise if a tensor is not the state of a generator of torch.
-
-    Args:
-        name: What the tensor is, for the message.
-        state: The tensor, on the CPU.
-        device: Device of the generator.
 
     Raises:
         UserError: One line with the reason.

@@ -34,14 +34,7 @@ def keep_streams_usable() -> None:
 
 
 def unfailing(descriptor: int, like: TextIO | None, *, by_line: bool) -> TextIO:
-    """Return a text stream whose writes never fail.
-
-    Args:
-        descriptor: Descriptor to write to; it stays open when the stream is closed. When a write fails, the descriptor
-            becomes the null device.
-        like: Stream whose encoding is used; None for UTF-8.
-        by_line: Whether each line is written at once.
-    """
+    """Return a text stream whose writes never fail."""
     raw = _Unfailing(descriptor, "w", closefd=False)
     return _Unclosing(
         io.BufferedWriter(raw),

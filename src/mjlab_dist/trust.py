@@ -53,11 +53,6 @@ def refuse_foreign(config: TrainConfig, file: Path, *, uses_ssh: bool) -> None:
     package, from a distribution that provides tasks, or from the user's own modules. The user's own modules are those
     that are neither installed nor part of Python.
 
-    Args:
-        config: The config.
-        file: The file that the config was read from.
-        uses_ssh: Whether the config's ``ssh_config`` will be used.
-
     Raises:
         UserError: If the config names any other function, or an SSH config file that will be used and is not in SSH's
             own directories.
@@ -72,12 +67,7 @@ def refuse_foreign(config: TrainConfig, file: Path, *, uses_ssh: bool) -> None:
 
 
 def chosen_places(config: TrainConfig, given: Collection[str] = ()) -> str:
-    """Return the flags for machines and directories that a config from a file chooses; empty if there are none.
-
-    Args:
-        config: The config.
-        given: Fields that the file does not choose, because the user gave other values.
-    """
+    """Return the flags for machines and directories that a config from a file chooses; empty if there are none."""
     defaults = {field.name: field.default for field in dataclasses.fields(TrainConfig)}
     values = {name: getattr(config, name) for name in PLACES if name not in given}
     return " ".join(

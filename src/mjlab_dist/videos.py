@@ -30,13 +30,6 @@ def due_checkpoint(
 
     The first checkpoint at or after each multiple of ``interval`` iterations is due. If several checkpoints are due,
     because videos take longer than training, only the newest checkpoint gets a video.
-
-    Args:
-        checkpoints: Iterations of the run's checkpoints.
-        videos: Iterations of its videos. Videos after the newest checkpoint are ignored: that part of the run is
-            repeated.
-        interval: Iterations between videos.
-        is_last: Whether training has ended; a video of the newest checkpoint is then due, unless it exists already.
     """
     newest = max(checkpoints, default=0)
     before = max((video for video in videos if video <= newest), default=0)

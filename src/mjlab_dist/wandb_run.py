@@ -43,12 +43,7 @@ def read_wandb_run(run_dir: Path) -> WandbRun | None:
 
 
 def find_wandb_run(run_dirs: Iterable[Path], path: str) -> Path | None:
-    """Return the first run directory of a Weights & Biases run; None if there is none.
-
-    Args:
-        run_dirs: Run directories to search.
-        path: entity/project/id, as Weights & Biases shows it.
-    """
+    """Return the first run directory of a Weights & Biases run; None if there is none."""
     entity, project, run_id = path.split("/")
     for run_dir in run_dirs:
         run = read_wandb_run(run_dir)

@@ -19,10 +19,6 @@ MAX_GAP = 0.1
 def listed(items: Iterable[object], last: Literal["and", "or"] = "and") -> str:
     """Return items as a list in words.
 
-    Args:
-        items: What to list; an empty string is returned if there is nothing.
-        last: Word before the last item.
-
     Example:
         >>> listed(["rows", "contacts", "pairs"])
         'rows, contacts and pairs'
@@ -35,11 +31,6 @@ def nearest(name: str, known: Iterable[str], max_names: int = 1) -> list[str]:
     """Return the known names that are closest to a mistyped one, the closest first; none if all are very different.
 
     Names that start or end with the typed text count as closest. Dashes in front of names are ignored.
-
-    Args:
-        name: What was typed.
-        known: Names that exist.
-        max_names: Maximum number of names to return.
     """
     typed = name.lstrip("-")
     matcher = difflib.SequenceMatcher()
@@ -61,24 +52,13 @@ def nearest(name: str, known: Iterable[str], max_names: int = 1) -> list[str]:
 
 
 def did_you_mean(name: str, known: Iterable[str], otherwise: str, max_names: int = 1) -> str:
-    """Return a question that suggests the known names closest to a mistyped one.
-
-    Args:
-        name: What was typed.
-        known: Names that exist.
-        otherwise: What to return if no known name is close.
-        max_names: Maximum number of names to suggest.
-    """
+    """Return a question that suggests the known names closest to a mistyped one."""
     near = nearest(name, known, max_names)
     return f"did you mean {listed(near, 'or')}?" if near else otherwise
 
 
 def printable(text: str) -> str:
-    r"""Return a text on one line: line breaks and control characters become escapes such as \n.
-
-    Args:
-        text: Any text.
-    """
+    r"""Return a text on one line: line breaks and control characters become escapes such as \n."""
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 

@@ -81,14 +81,7 @@ class RunResult:
 
 
 def run(config: TrainConfig, plan: RankPlan, control: Control, store: Store | None = None) -> RunResult:
-    """Train on this rank. If the run directory has a checkpoint, resume from it.
-
-    Args:
-        config: The run's config.
-        plan: Device, budget and run directory.
-        control: Receives heartbeats; its stop request ends training.
-        store: Key-value store of all ranks; None to connect to the store in this call.
-    """
+    """Train on this rank. If the run directory has a checkpoint, resume from it."""
     # Rank 0 waits for the last video only after the process group has ended, so that other ranks can end earlier
     with explaining(plan.run_dir), contextlib.ExitStack() as parting, joined(config, plan, store) as learner:
         _inject_fault(learner.runner, learner.info.rank)
@@ -108,13 +101,7 @@ def run(config: TrainConfig, plan: RankPlan, control: Control, store: Store | No
 
 @contextlib.contextmanager
 def joined(config: TrainConfig, plan: RankPlan, store: Store | None = None) -> Iterator[Learner]:
-    """Build this rank's env and algorithm, and join the other ranks until the context ends.
-
-    Args:
-        config: The run's config.
-        plan: Device, budget and run directory.
-        store: As in :func:`run`.
-    """
+    """Build this rank's env and algorithm, and join the other ranks until the context ends."""
     rank, device = rank_from_environment(os.environ), plan.device.device
     with start_up():
         # Device, threads and seed, before CUDA starts
@@ -169,12 +156,7 @@ def joined(config: TrainConfig, plan: RankPlan, store: Store | None = None) -> I
 
 
 def report_begin(rank: int, step: str | None) -> None:
-    """Report that a rank begins a step of its start, which the launcher limits in time.
-
-    Args:
-        rank: The rank.
-        step: The step, such as "building its envs"; None to wait for other ranks, or if the start has ended.
-    """
+    """Report that a rank begins a step of its start, which the launcher limits in time."""
     emit("step", rank=rank, step=step)
 
 
@@ -205,10 +187,6 @@ def set_interfaces(rank: Rank, environ: MutableMapping[str, str]) -> None:
     route to rank 0; the interface's name may differ between machines. Without this setting, gloo announces the address
     that the machine's host name resolves to. On many machines, this is a loopback address, which other machines cannot
     reach. NCCL may choose a network that does not connect the machines, such as a network of containers.
-
-    Args:
-        rank: Rank of this process.
-        environ: The process's environment.
     """
     if rank.world_size == 1:
         return
@@ -304,11 +282,6 @@ def prepare_process(device: RankDevice, rank: Rank, seed: int) -> None:
     correct, because MuJoCo's EGL module sorts the EGL devices by their CUDA devices (attribute EGL_CUDA_DEVICE_NV). The
     extension EGL_NV_device_cuda defines this attribute as a handle for CUDA's functions, so the attribute counts only
     the devices in CUDA_VISIBLE_DEVICES, as PyTorch does.
-
-    Args:
-        device: The rank's device.
-        rank: Rank of this process.
-        seed: The run's seed. The rank's own seed is this seed plus its global rank.
     """
     # Environment, before CUDA and EGL start
     number_by_bus(os.environ)

@@ -79,7 +79,6 @@ def check_syncs(env: WatchedEnv, actions: torch.Tensor) -> Check:
     """Check that no operation of the steps waits for the device.
 
     Args:
-        env: The envs.
         actions: Actions of the steps, (steps, num_envs, num_actions).
     """
     syncs, reads = _NamedSyncs(env.watch), _NamedReads(env.watch)
@@ -98,7 +97,6 @@ def check_replay(env: WatchedEnv, actions: torch.Tensor) -> Check:
     """Check that all steps issue the same operations on the same memory.
 
     Args:
-        env: The envs.
         actions: Actions of the steps, (steps, num_envs, num_actions).
     """
     given = actions[0].clone()
@@ -126,13 +124,7 @@ def _of_uncapturable(env: WatchedEnv) -> str:
 
 
 def check_finite(env: WatchedEnv, trace: Sequence[Entry], num_episodes: int) -> Check:
-    """Check that the physics and all results of terms are finite.
-
-    Args:
-        env: The envs.
-        trace: Entries of a rollout.
-        num_episodes: Number of episodes that ended in the rollout. The text of the result shows it.
-    """
+    """Check that the physics and all results of terms are finite."""
     num_steps = max(entry.step for entry in trace)
     broken = {entry.step for entry in trace if entry.not_finite and entry.place == PHYSICS}
     # With nan_policy "reset", the env itself handles steps in which the physics is not finite.
@@ -164,10 +156,6 @@ def _shown(names: Sequence[str]) -> str:
 def first_difference(mine: Iterable[Entry], theirs: Iterable[Entry]) -> str:
     """Return the first difference between two rollouts. Earlier results are equal, so the named term is at fault.
 
-    Args:
-        mine: One rollout.
-        theirs: The other rollout, over the same steps.
-
     Returns:
         Place, tensors and step of the difference; empty if nothing differs.
     """
@@ -181,14 +169,7 @@ def first_difference(mine: Iterable[Entry], theirs: Iterable[Entry]) -> str:
 
 
 def check_seeds(same: tuple[Sequence[Entry], Sequence[Entry]], other: Sequence[Entry], seed: int, draws: bool) -> Check:
-    """Check that a seed determines the rollout, and that a different seed leads to a different rollout.
-
-    Args:
-        same: Two rollouts with the same seed.
-        other: A rollout with the next seed and the same actions.
-        seed: The seed.
-        draws: Whether the task draws random numbers from torch's default generator.
-    """
+    """Check that a seed determines the rollout, and that a different seed leads to a different rollout."""
     difference = first_difference(*same)
     if difference:
         return failed(
@@ -211,12 +192,7 @@ def check_seeds(same: tuple[Sequence[Entry], Sequence[Entry]], other: Sequence[E
 
 
 def check_resume(going_on: Sequence[Entry], resumed: Sequence[Entry]) -> Check:
-    """Check that envs that have loaded a saved state take the same steps as the envs that saved it.
-
-    Args:
-        going_on: Rollout, after the save, of the envs whose state was saved.
-        resumed: Rollout, after the load, of the envs that loaded this state.
-    """
+    """Check that envs that have loaded a saved state take the same steps as the envs that saved it."""
     difference = first_difference(going_on, resumed)
     num_steps = len({entry.step for entry in going_on})
     if difference:
@@ -230,11 +206,7 @@ def check_resume(going_on: Sequence[Entry], resumed: Sequence[Entry]) -> Check:
 
 
 def check_episodes(env: WatchedEnv) -> Check:
-    """Check that episodes with zero actions last for more than a few steps.
-
-    Args:
-        env: The envs, which start new episodes.
-    """
+    """Check that episodes with zero actions last for more than a few steps."""
     env.reset()
     env.pop_episode_totals()
     actions = torch.zeros(env.num_envs, env.num_actions)
@@ -257,11 +229,7 @@ class Buffers:
     """Measures how much of the buffers for constraints and contacts a rollout uses."""
 
     def __init__(self, env: WatchedEnv) -> None:
-        """Start with counts of 0.
-
-        Args:
-            env: The envs.
-        """
+        """Start with counts of 0."""
         self._env = env
         self._gauge = BufferGauge(env)
 
@@ -270,11 +238,7 @@ class Buffers:
         self._gauge.read()
 
     def check(self, margin: float = 1.0) -> Check:
-        """Check that no contacts or constraint rows were dropped.
-
-        Args:
-            margin: Sizes must be at least this multiple of what was used.
-        """
+        """Check that no contacts or constraint rows were dropped."""
         sim, usage, task = self._env.cfg.sim, self._gauge.usage(), "mjlab-dist size-buffers TASK"
         overflows = [str(bit.name) for bit in mjw.OverflowType if bool((self._env.sim.overflow & int(bit)).any())]
         larger = larger_sizes(sim, overflows, usage)
@@ -303,7 +267,6 @@ def measure_speed(env: WatchedEnv, actions: torch.Tensor) -> Check:
     """Measure how many steps per second the envs take. This check always passes.
 
     Args:
-        env: The envs.
         actions: Actions of the steps, (steps, num_envs, num_actions).
     """
     start, num_steps = time.perf_counter(), 0

@@ -73,11 +73,7 @@ class HostSyncs(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def note(self, operation: str) -> None:
-        """Record an operation that waits.
-
-        Args:
-            operation: Name of the operation.
-        """
+        """Record an operation that waits."""
         self.found.append(operation)
 
     def _waits(self, func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
@@ -121,21 +117,13 @@ class HostReads(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
     def note(self, function: str) -> None:
-        """Record a call that reads.
-
-        Args:
-            function: Name of the function.
-        """
+        """Record a call that reads."""
         self.found.append(function)
 
 
 @contextmanager
 def pausing(*modes: HostSyncs | HostReads) -> Iterator[None]:
-    """Execute code without recording it.
-
-    Args:
-        modes: The modes to pause.
-    """
+    """Execute code without recording it."""
     for mode in modes:
         mode.paused = True
     try:

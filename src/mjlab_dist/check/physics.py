@@ -76,11 +76,7 @@ class PhysicsProbe:
     """Observes the physics of envs until :meth:`remove` is called."""
 
     def __init__(self, env: WatchedEnv) -> None:
-        """Observe the next steps.
-
-        Args:
-            env: The envs.
-        """
+        """Observe the next steps."""
         self._env, self._sim_step, self._num_steps = env, env.sim.step, 0
         # Reason why steps cannot be repeated in MuJoCo's C code; empty if they can
         self._reason = ""

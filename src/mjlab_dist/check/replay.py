@@ -166,10 +166,6 @@ class Recording:
     def replay(self, carried: Mapping[str, torch.Tensor], row: int) -> dict[str, torch.Tensor]:
         """Execute the operations again.
 
-        Args:
-            carried: Named tensors that the previous step returned.
-            row: Index of the step in the rollout.
-
         Returns:
             Named tensors that the step returns.
         """
@@ -210,10 +206,7 @@ class Recorder:
         """Start without a recording.
 
         Args:
-            sim: The physics. Its programs must have been captured as graphs.
             rollout: Named buffers that hold a rollout, (steps, ...) each. Every step writes to its own row.
-            indices: Whether to refuse all tensors used as indices, not only boolean ones.
-            place: Returns, for messages, which code issues the current operation. By default, its file and line.
         """
         self._sim = sim
         self._rollout = rollout
@@ -235,11 +228,6 @@ class Recorder:
         self, step: Callable[[], Mapping[str, torch.Tensor]], carried: Mapping[str, torch.Tensor], row: int
     ) -> dict[str, torch.Tensor]:
         """Run and record a step.
-
-        Args:
-            step: Runs the step, and returns the named tensors that the next step takes.
-            carried: Named tensors that the previous step returned and this step takes.
-            row: Index of the step in the rollout.
 
         Returns:
             The named tensors that the step returned.
@@ -317,12 +305,7 @@ class _StepMode(HostSyncs):
         return returned
 
     def argument(self, value: Any, where: str = "the step's outputs") -> Argument:
-        """Return where an argument comes from.
-
-        Args:
-            value: The argument.
-            where: Name of the operation that takes it, for messages.
-        """
+        """Return where an argument comes from."""
         if isinstance(value, list | tuple):
             return tuple(self.argument(part, where) for part in value)
         if not isinstance(value, torch.Tensor):
@@ -396,11 +379,7 @@ def line_of_code() -> str:
 
 
 def is_library(frame: FrameType) -> bool:
-    """Return whether a frame belongs to a library or to the recording modules, which messages do not name.
-
-    Args:
-        frame: A frame of the stack.
-    """
+    """Return whether a frame belongs to a library or to the recording modules, which messages do not name."""
     return f"{frame.f_globals.get('__name__', '')}.".startswith(_SKIPPED)
 
 

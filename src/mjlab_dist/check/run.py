@@ -61,9 +61,6 @@ def check(config: TrainConfig) -> Iterator[Check]:
 
     Afterwards, the global random generators have the same states as before.
 
-    Args:
-        config: The task, and the number of envs.
-
     Raises:
         UserError: If the config is invalid, or the number of envs is auto.
     """
@@ -72,9 +69,6 @@ def check(config: TrainConfig) -> Iterator[Check]:
 
 def try_out(config: TrainConfig) -> Iterator[Check]:
     """Build a task, run steps, and check the physics: speeds, contacts, buffers, and that all numbers are finite.
-
-    Args:
-        config: The task, and the number of envs.
 
     Raises:
         UserError: If the config is invalid, or the number of envs is auto.

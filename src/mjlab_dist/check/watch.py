@@ -57,11 +57,7 @@ class Watch:
 
     @contextmanager
     def tracing(self, step: int) -> Iterator[None]:
-        """Record the effects of terms in a step.
-
-        Args:
-            step: Number of the step.
-        """
+        """Record the effects of terms in a step."""
         self._step = step
         try:
             yield
@@ -70,11 +66,7 @@ class Watch:
 
     @contextmanager
     def leaving_out(self, pause: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
-        """Exclude from a check all terms that cannot be part of a CUDA graph.
-
-        Args:
-            pause: Returns a context that pauses the check while such a term runs.
-        """
+        """Exclude from a check all terms that cannot be part of a CUDA graph."""
         self._around_uncapturable = pause
         try:
             yield
@@ -89,14 +81,7 @@ class Watch:
         *,
         is_capturable: bool = True,
     ) -> Callable[..., Any]:
-        """Return a function that calls a term and watches it.
-
-        Args:
-            place: Name of the term.
-            call: The term.
-            state: Returns the tensors that the term may change. It is called only if the term returns nothing.
-            is_capturable: Whether the term can be part of a CUDA graph.
-        """
+        """Return a function that calls a term and watches it."""
 
         def watched(*args: Any) -> Any:
             before, self.place = self.place, place
@@ -110,12 +95,7 @@ class Watch:
         return watched
 
     def note(self, place: str, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Record tensors, if the current step is traced.
-
-        Args:
-            place: The term that computed the tensors.
-            tensors: The named tensors.
-        """
+        """Record tensors, if the current step is traced."""
         if self._step is None:
             return
         digests = {name: hash(tensor.contiguous().numpy().tobytes()) for name, tensor in tensors.items()}
@@ -137,12 +117,7 @@ class WatchedEnv(Env):
     """
 
     def __init__(self, config: EnvConfig, num_envs: int) -> None:
-        """Build the envs.
-
-        Args:
-            config: The task.
-            num_envs: Number of envs.
-        """
+        """Build the envs."""
         self.watch = Watch()
         with self.watch.tracing(0):
             super().__init__(config, num_envs, "cpu")
@@ -201,7 +176,6 @@ class WatchedEnv(Env):
         """Run a step and trace it.
 
         Args:
-            index: Number of the step, from 1.
             actions: (num_envs, num_actions).
         """
         with self.watch.tracing(index):
@@ -216,11 +190,7 @@ class WatchedEnv(Env):
             self.watch.note(RETURNED, {**groups, "reward": reward, "done": done})
 
     def watched_iteration_end(self, index: int) -> None:
-        """Run the end of an iteration and trace it.
-
-        Args:
-            index: Number of the last step.
-        """
+        """Run the end of an iteration and trace it."""
         totals = self.pop_episode_totals()
         with self.watch.tracing(index):
             for name, curriculum in self._curricula.items():

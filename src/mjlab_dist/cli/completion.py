@@ -64,11 +64,7 @@ def main(argv: Sequence[str], prog: str) -> None:
 
 
 def suggestions(words: Sequence[str]) -> Suggestions | None:
-    """Return the completions of the last word, or None if the shell must complete a file name.
-
-    Args:
-        words: The command line up to the cursor. The last word may be empty. ``uv run`` may precede the command.
-    """
+    """Return the completions of the last word, or None if the shell must complete a file name."""
     # Command, and the words after it. bash passes --flag=value as three words.
     before, typed = [word for word in words[:-1] if word != "="], "".join(words[-1:]).removeprefix("=")
     path, *before = (before[2:] if before[:2] == ["uv", "run"] else before) or [""]

@@ -35,9 +35,6 @@ def make_console(**options: Any) -> Console:
     """Return a console that prints text unchanged.
 
     By default, Rich interprets brackets in paths and messages, such as ``[0]``, as markup, and ``:ok:`` as an emoji.
-
-    Args:
-        options: More options of :class:`rich.console.Console`.
     """
     return Console(highlight=False, markup=False, emoji=False, **options)
 
@@ -51,12 +48,7 @@ class EventPrinter:
     """Prints the progress of compiling and the texts that ranks report, but no metrics. Thread-safe."""
 
     def __init__(self, console: Console, *, verbose: bool = False) -> None:
-        """Create the printer.
-
-        Args:
-            console: Where to print.
-            verbose: Whether to print debug lines too, each with the seconds since this object was created.
-        """
+        """Create the printer."""
         self._console = console
         self._verbose = verbose
         self._started_at = time.monotonic()
@@ -115,13 +107,7 @@ class TrainConsole:
     """Output of one training run. Thread-safe."""
 
     def __init__(self, task: str, console: Console | None = None, *, verbose: bool = False) -> None:
-        """Create the output; nothing is printed yet.
-
-        Args:
-            task: Name of the task.
-            console: Console to print to; standard output by default.
-            verbose: Whether to print debug lines too.
-        """
+        """Create the output; nothing is printed yet."""
         self._task = task
         self._max_iterations = 0  # a rank reports this number before the first iteration
         self._console = console or make_console(soft_wrap=True)
@@ -179,12 +165,7 @@ class TrainConsole:
             self._print_run_dir()
 
     def finished(self, run_dir: Path, stopped: bool = False) -> None:
-        """Print how the run ended, its directory, and the command that plays it; print nothing if no iteration ended.
-
-        Args:
-            run_dir: The run directory. If torchrun or SLURM started the ranks, :meth:`started` was not called.
-            stopped: Whether the run was stopped before its last iteration.
-        """
+        """Print how the run ended, its directory, and the command that plays it; nothing if no iteration ended."""
         with self._lock:
             self._close()
             row = self._row

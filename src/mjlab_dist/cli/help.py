@@ -146,12 +146,7 @@ def take_help(argv: Sequence[str]) -> tuple[HelpRequest | None, list[str]]:
 
 
 def flags_of(config: Any, names: Collection[str] = ()) -> list[Flag]:
-    """Return all flags of a config, in the order of its fields.
-
-    Args:
-        config: A config dataclass. Its values are the defaults, and the docstrings of its fields explain the flags.
-        names: Return only these flags, without their texts, which is faster; if empty, return all.
-    """
+    """Return all flags of a config, in the order of its fields."""
     return list(_walk("", config, type(config), "", {name.lstrip("-").replace("-", "_") for name in names}))
 
 
@@ -161,26 +156,14 @@ def general_config() -> TrainConfig:
 
 
 def config_page(config: Any, prog: str) -> str:
-    """Return a page of all flags of a config, by group.
-
-    Args:
-        config: A config dataclass with the defaults.
-        prog: The command.
-    """
+    """Return a page of all flags of a config, by group."""
     summary = _paragraphs(inspect.getdoc(type(config)) or "")
     flags = [flag for flag in flags_of(config) if flag.path != "task"]
     return "\n\n".join([f"usage: {prog} [flags]", summary, *_tables(flags)])
 
 
 def short_page(page: Page, prog: str, config: TrainConfig, tasks: Sequence[str] = ()) -> str:
-    """Return a page of the everyday flags.
-
-    Args:
-        page: The command's help.
-        prog: The command, with the task if there is one.
-        config: Defaults.
-        tasks: Tasks to list; empty if the user has named a task.
-    """
+    """Return a page of the everyday flags."""
     known = {flag.path: shortened(flag) for flag in flags_of(config)}
     known |= {flag.path: flag for flag in page.all_own}
     groups = {title: [known[path] for path in paths if path in known] for title, paths in page.groups.items()}
@@ -199,11 +182,6 @@ def short_page(page: Page, prog: str, config: TrainConfig, tasks: Sequence[str] 
 
 def prefix_page(prefix: str, prog: str, config: TrainConfig) -> str:
     """Return a page of the flags that start with a prefix, by group, with their full texts.
-
-    Args:
-        prefix: Prefix such as env.rewards. Leading dashes are ignored; hyphens and underscores are equivalent.
-        prog: The command, with the task if there is one.
-        config: Defaults.
 
     Raises:
         UserError: If no flag starts with the prefix.

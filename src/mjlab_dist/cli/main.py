@@ -82,9 +82,6 @@ def share_cores(environ: MutableMapping[str, str]) -> None:
 
     Call this function before importing torch. Otherwise, idle threads of GNU OpenMP spin for milliseconds, and training
     takes twice as long if another process is busy.
-
-    Args:
-        environ: The process's environment. A setting that the user has made is kept.
     """
     if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & environ.keys():
         environ["GOMP_SPINCOUNT"] = "1000"

@@ -18,11 +18,6 @@ Path = Sequence[str]
 def narrowed(config: ConfigT, argv: Iterable[str], metadata: object) -> tuple[Any, Any, Callable[[Any], ConfigT]]:
     """Build a smaller dataclass, with only those fields and entries of a config that flags name.
 
-    Args:
-        config: A config dataclass.
-        argv: Flags with their values. Unknown flags are ignored.
-        metadata: Annotation that each field of the smaller dataclass gets.
-
     Returns:
         The dataclass; its instance with the values of the config; and a function that returns a copy of the config
         with the values of another instance of the dataclass.

@@ -33,12 +33,6 @@ BOOLEANS = {
 def parse(default: ConfigT, argv: Sequence[str], prog: str, own: Iterable[Flag] = ()) -> ConfigT:
     """Return a default config changed by flags. ``--help`` and ``--help-all`` print a page of all flags and exit.
 
-    Args:
-        default: A config dataclass with the values of flags that are not given.
-        argv: Flags.
-        prog: The command, for help.
-        own: Flags that the command parses itself. Error messages suggest them too if a flag is mistyped.
-
     Raises:
         UserError: If a flag is unknown, or its value has the wrong form.
     """
@@ -123,10 +117,6 @@ def split_task(argv: Sequence[str]) -> tuple[str | None, list[str]]:
 
 def known_task(task: str | None, prog: str) -> str:
     """Return the name of a task, after checking that the task exists.
-
-    Args:
-        task: The name; None if the user gave none.
-        prog: The command, for the message.
 
     Raises:
         UserError: If no task is named, or no task has this name.

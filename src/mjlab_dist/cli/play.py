@@ -44,12 +44,6 @@ def main(argv: Sequence[str], prog: str) -> None:
 def show(task: str, config: PlayConfig, prog: str, changes: Sequence[str] = ()) -> None:
     """Play a policy and print its returns; or show it in a viewer until Ctrl-C, and then end this process.
 
-    Args:
-        task: Name of the task.
-        config: Run, checkpoint, number of envs, video and other flags.
-        prog: The command, for messages.
-        changes: Flags that change the env.
-
     Raises:
         UserError: If the run does not exist or cannot be played.
     """
@@ -81,13 +75,6 @@ def chosen_run(
     task: str, config: PlayConfig, prog: str, changes: Sequence[str], warn: Callable[[str], None]
 ) -> tuple[TrainConfig, Path]:
     """Return the run's config, whose env is changed by the flags, and the path of the checkpoint or NaN dump to play.
-
-    Args:
-        task: Name of the task.
-        config: Run, checkpoint and other flags.
-        prog: The command, for messages.
-        changes: Flags that change the env.
-        warn: Called with one line if ``latest`` skips newer runs.
 
     Raises:
         UserError: If the run does not exist, or the flags do not fit its env.

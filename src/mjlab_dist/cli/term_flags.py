@@ -26,10 +26,6 @@ def take_term_flags(config: TrainConfig, argv: Sequence[str]) -> tuple[TrainConf
     - The new value of a parameter is read as YAML if it is None, or if the current value is missing, None, a mapping,
       or a tuple whose parts are not scalars of one type.
 
-    Args:
-        config: The config that the flags change.
-        argv: Flags.
-
     Returns:
         The changed config, and the other flags.
 
@@ -58,12 +54,6 @@ def take_term_flags(config: TrainConfig, argv: Sequence[str]) -> tuple[TrainConf
 
 def parse_config(config: TrainConfig, argv: Sequence[str], prog: str, own: Sequence[Flag] = ()) -> TrainConfig:
     """Return a config changed by flags, including those of terms.
-
-    Args:
-        config: The config that the flags change.
-        argv: Flags; ``--help-all`` prints help and exits.
-        prog: The command, for help and messages.
-        own: Other flags of the command, for messages.
 
     Raises:
         UserError: If a flag is unknown, or its value cannot be read.

@@ -121,12 +121,6 @@ def _show_dry_run(config: TrainConfig) -> None:
 def read_config(argv: Sequence[str], prog: str, page: Page, **defaults: Any) -> TrainConfig:
     """Return the config of a task or of an earlier run, changed by the flags. Print help and exit if requested.
 
-    Args:
-        argv: The command's arguments.
-        prog: The command.
-        page: The command's help.
-        defaults: Values of fields for which no flag is given; they take precedence over the task and the file.
-
     Raises:
         UserError: If the task or the file does not exist, or a flag is wrong.
     """
@@ -183,14 +177,7 @@ def _warn(text: str) -> None:
 
 
 def _name_places(read: TrainConfig, source: Path | str | None, flags: Sequence[str], *, is_resumed: bool) -> None:
-    """Name the machines and directories that a config file chooses, before anything is started there.
-
-    Args:
-        read: The config as it was read.
-        source: The file or run directory that it was read from; None for the config of a task.
-        flags: The flags, which take precedence.
-        is_resumed: Whether the run stays in its directory.
-    """
+    """Name the machines and directories that a config file chooses, before anything is started there."""
     given = [name for name in PLACES if is_given(flags, f"--{name.replace('_', '-')}")]
     places = chosen_places(read, [*given, "log_root"] if is_resumed else given) if source is not None else ""
     if places:
@@ -206,13 +193,6 @@ def _printer() -> EventPrinter:
 
 def _find_run(run: str, task: str | None, file: str | None, flags: Sequence[str], prog: str) -> Path | None:
     """Return the directory of the run that ``--resume`` names; None if ``--resume auto`` finds no run.
-
-    Args:
-        run: The value of ``--resume``.
-        task: The task that the command line names.
-        file: The value of ``--config``.
-        flags: Further flags.
-        prog: The command.
 
     Raises:
         UserError: If there is no such run, or another flag contradicts ``--resume``.

@@ -16,9 +16,6 @@ from mjlab_dist.messages import Listener
 def waiting_for_ranks(prog: str) -> Iterator[Listener]:
     """Print events on standard error. At a signal, end the ranks, remove temporary files, and exit.
 
-    Args:
-        prog: The command, for messages.
-
     Yields:
         A function that prints an event.
 

@@ -77,11 +77,7 @@ class Curve:
 
 
 def interquartile_mean(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the mean over the last axis, without the lowest and the highest quarter.
-
-    Args:
-        values: Values, (..., num_runs).
-    """
+    """Return the mean over the last axis, without the lowest and the highest quarter."""
     cut = int(CUT * values.shape[-1])
     return np.sort(values, axis=-1)[..., cut : values.shape[-1] - cut].mean(axis=-1)
 
@@ -90,9 +86,6 @@ def bootstrap(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray
     """Return the ends of the 95% bootstrap interval of the interquartile mean.
 
     The random numbers have a fixed seed, so that the result is reproducible.
-
-    Args:
-        values: Values, (..., num_runs).
     """
     draws = np.random.default_rng(0).integers(values.shape[-1], size=(NUM_RESAMPLES, values.shape[-1]))
     means = np.stack([interquartile_mean(values[..., draw]) for draw in draws])
@@ -101,13 +94,7 @@ def bootstrap(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray
 
 
 def summarize(group: Group, metric: str, threshold: float | None) -> Summary:
-    """Return the statistics of a group.
-
-    Args:
-        group: The runs.
-        metric: Column of metrics.jsonl.
-        threshold: Value to reach; None for no threshold.
-    """
+    """Return the statistics of a group."""
     series = [_series(run, metric, "iterations") for run in group.runs]
     final = np.array([values[-1] for _, values in series])
     has_spread = len(final) > 1
@@ -128,14 +115,7 @@ def summarize(group: Group, metric: str, threshold: float | None) -> Summary:
 
 
 def curve(group: Group, metric: str, over: str, band: Literal["std", "iqm"]) -> Curve:
-    """Return the curve of a group.
-
-    Args:
-        group: The runs.
-        metric: Column of metrics.jsonl.
-        over: One of :data:`~mjlab_dist.compare.runs.AXES`.
-        band: As in :class:`~mjlab_dist.config.CompareConfig`.
-    """
+    """Return the curve of a group."""
     series = [_series(run, metric, over) for run in group.runs]
     if len(series) == 1:
         return Curve(*series[0], None, None)

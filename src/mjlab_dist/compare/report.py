@@ -40,16 +40,7 @@ def write_report(
     threshold: float | None,
     tables: Mapping[str, Sequence[Sequence[str]]],
 ) -> None:
-    """Write a picture of the curves, or a page with curves and tables.
-
-    Args:
-        file: PNG or HTML file.
-        curves: Curve of each group, by the group's name.
-        metric: Column of metrics.jsonl.
-        over: Horizontal axis, one of :data:`LABELS`.
-        threshold: Value to draw as a horizontal line, if any.
-        tables: Tables of the page, by title. The first row of a table contains the column titles.
-    """
+    """Write a picture of the curves, or a page with curves and tables."""
     from matplotlib.figure import Figure  # an extra, and slow to import
     from matplotlib.ticker import EngFormatter
 

@@ -67,10 +67,6 @@ class Group:
 def find_runs(words: Sequence[str], log_root: str) -> list[Path]:
     """Return the run directories that the command-line arguments refer to.
 
-    Args:
-        words: Run directories, directories that contain run directories, packs, or ``latest``.
-        log_root: Directory of all runs, in which ``latest`` is found.
-
     Raises:
         UserError: If there is no such run, or a run is given twice.
     """
@@ -88,11 +84,6 @@ def find_runs(words: Sequence[str], log_root: str) -> list[Path]:
 def read_groups(paths: Sequence[Path], metric: str, *, of_ranks: bool) -> list[Group]:
     """Read runs, and group runs with equal :attr:`Run.config`. Groups are in the order of their first runs.
 
-    Args:
-        paths: The run directories.
-        metric: Column that each run must have.
-        of_ranks: Return one group per rank of each run, instead of groups of runs.
-
     Raises:
         UserError: As :func:`read_run` and :func:`read_ranks` do.
     """
@@ -103,10 +94,6 @@ def read_groups(paths: Sequence[Path], metric: str, *, of_ranks: bool) -> list[G
 
 def read_run(path: Path, metric: str) -> Run:
     """Read a run.
-
-    Args:
-        path: The run directory.
-        metric: Column of metrics.jsonl that the run must have.
 
     Raises:
         UserError: If the files cannot be read, or no row has a value of the metric.
@@ -132,10 +119,6 @@ def read_run(path: Path, metric: str) -> Run:
 
 def read_ranks(path: Path, metric: str) -> list[Group]:
     """Return one group for each rank of a run. The steps and the times are those of the whole run, not of the rank.
-
-    Args:
-        path: The run directory.
-        metric: Column of rank_metrics.jsonl that each rank must have.
 
     Raises:
         UserError: If the files cannot be read, or a rank has no value of the metric.

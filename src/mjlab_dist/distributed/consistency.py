@@ -15,10 +15,6 @@ from mjlab_dist.errors import DesyncError
 def check_equal(tensors: Mapping[str, torch.Tensor], when: str) -> None:
     """Compare tensors over all ranks by their checksums.
 
-    Args:
-        tensors: Tensors by name; the same names in the same order on every rank.
-        when: Start of the error message, such as ``iteration 200``.
-
     Raises:
         DesyncError: If a tensor is not equal on all ranks. Every rank raises this error. The message names the first
             tensor that differs, and the ranks on which it differs.

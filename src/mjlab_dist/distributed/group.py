@@ -62,12 +62,6 @@ def process_group(rank: Rank, device: str, backend: str, store: Store | None) ->
     which may be waiting for this rank in a collective. The caller must report the error, and then end the process with
     ``os._exit``, because the interpreter's shutdown waits for NCCL too.
 
-    Args:
-        rank: Rank of this process.
-        device: The rank's device, ``cpu`` or ``cuda:<index>``.
-        backend: ``gloo``, or ``nccl`` for NCCL on GPU tensors and gloo on CPU tensors.
-        store: Result of :func:`meet`.
-
     Raises:
         UserError: If an earlier run in this process failed with NCCL, so that its group still exists.
     """
@@ -126,11 +120,6 @@ def wait_for_all(store: Store | None, rank: Rank, key: str) -> None:
     """Wait until every rank has called this function.
 
     The timeout is :data:`START_TIMEOUT_S`, because ranks may be compiling kernels.
-
-    Args:
-        store: Result of :func:`meet`.
-        rank: Rank of this process.
-        key: Name of this meeting point; use each name only once.
     """
     if store is None:
         return
@@ -211,7 +200,6 @@ def overwrite_by_main(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup 
 
     Args:
         tensors: Tensors of any dtypes on one device; the same dtypes and shapes on every rank.
-        group: The ranks; None for all ranks.
     """
     if not tensors or not dist.is_initialized():
         return

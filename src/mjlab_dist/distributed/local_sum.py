@@ -58,12 +58,6 @@ class LocalSum:
     def __init__(self, store: Store, rank: int, world_size: int, timeout_s: float) -> None:
         """Connect to every other rank, and wait until all ranks are connected.
 
-        Args:
-            store: Key-value store of all ranks.
-            rank: This rank.
-            world_size: Number of ranks, all on this machine.
-            timeout_s: Seconds to wait for another rank, now and in every sum.
-
         Raises:
             LostRankError: If the connection to another rank fails, or a rank does not connect within the timeout.
         """
@@ -82,9 +76,6 @@ class LocalSum:
 
     def sum_(self, values: torch.Tensor) -> None:
         """Replace a tensor with its sum over ranks. All ranks must call this method, with the same shape and dtype.
-
-        Args:
-            values: Contiguous CPU tensor.
 
         Raises:
             LostRankError: If another rank has ended, sends nothing before the timeout, or sends a tensor of another
@@ -113,12 +104,7 @@ class LocalSum:
             link.connection.close()
 
     def _add_up(self, own: torch.Tensor, send: Sequence[torch.Tensor]) -> None:
-        """Add the tensors of the other ranks to ``own``, in place.
-
-        Args:
-            own: This rank's tensor.
-            send: Tensor to send to each rank, in order of rank.
-        """
+        """Add the tensors of the other ranks to ``own``, in place."""
         addends = self._buffer(own)
         addends[self._rank].copy_(own)
         self._exchange(send=send, receive=addends)
@@ -241,12 +227,6 @@ def _accept(server: socket.socket, token: bytes, ranks: Sequence[int], timeout_s
     """Accept the connections of other ranks, and return them by rank.
 
     Connections of processes that are not ranks are closed; ranks never wait for such a process.
-
-    Args:
-        server: Listening socket.
-        token: This rank's token.
-        ranks: The ranks that connect to this one.
-        timeout_s: Seconds until all of them must have connected.
     """
     deadline = time.monotonic() + timeout_s
     accepted: dict[int, socket.socket] = {}

@@ -52,17 +52,10 @@ def number_by_bus(environ: MutableMapping[str, str]) -> None:
 
     By default, CUDA puts the fastest GPU first. On a machine with different GPUs, CUDA's GPU 1 may therefore differ
     from GPU 1 of nvidia-smi.
-
-    Args:
-        environ: The process's environment; child processes inherit the order.
     """
     environ.setdefault(ORDER, BY_BUS)
 
 
 def is_numbered_by_bus(environ: Mapping[str, str]) -> bool:
-    """Return whether CUDA and NVML use the same indices after :func:`number_by_bus` was called.
-
-    Args:
-        environ: The environment.
-    """
+    """Return whether CUDA and NVML use the same indices after :func:`number_by_bus` was called."""
     return environ.get(ORDER, BY_BUS) == BY_BUS

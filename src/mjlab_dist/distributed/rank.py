@@ -45,9 +45,6 @@ def outside_launcher(environ: Mapping[str, str]) -> Literal["torchrun", "slurm"]
     """Return the launcher whose variables mark this process as one of several ranks; None without such variables.
 
     Inside ranks of our own launcher, the result is ``torchrun``, because torchrunx sets the same variables.
-
-    Args:
-        environ: The process's environment.
     """
     if {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= environ.keys():
         return "torchrun"
@@ -59,9 +56,6 @@ def outside_launcher(environ: Mapping[str, str]) -> Literal["torchrun", "slurm"]
 
 def rank_from_environment(environ: Mapping[str, str]) -> Rank:
     """Read this process's rank from the variables of torchrunx, torchrun or SLURM; without them, return rank 0 of 1.
-
-    Args:
-        environ: The process's environment.
 
     Raises:
         UserError: If SLURM's list of hosts cannot be read.
@@ -99,11 +93,7 @@ def rank_from_environment(environ: Mapping[str, str]) -> Rank:
 
 
 def in_words(ranks: Sequence[int]) -> str:
-    """Format a list of ranks as text, such as ``rank 3`` or ``ranks 0-2, 5``.
-
-    Args:
-        ranks: In ascending order.
-    """
+    """Format a list of ranks as text, such as ``rank 3`` or ``ranks 0-2, 5``."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][-1] + 1:

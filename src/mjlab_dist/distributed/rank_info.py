@@ -55,12 +55,7 @@ class RankInfo(DeviceInfo):
 
 
 def describe_device(device: str, egl_device: str | None) -> DeviceInfo:
-    """Describe a device of this machine.
-
-    Args:
-        device: ``cpu`` or ``cuda:<index>``.
-        egl_device: MUJOCO_EGL_DEVICE_ID of this process; None if it is not set.
-    """
+    """Describe a device of this machine."""
     if device == "cpu":
         import psutil  # the launcher imports this module without needing psutil
 
@@ -85,13 +80,6 @@ def describe_device(device: str, egl_device: str | None) -> DeviceInfo:
 def exchange(store: Store | None, rank: int, world_size: int, key: str, value: Any) -> list[Any]:
     """Wait until every rank has passed a value, and return the values of all ranks.
 
-    Args:
-        store: Key-value store of all ranks; None for a single rank.
-        rank: This rank.
-        world_size: Number of ranks.
-        key: Name of the value, the same on every rank. Each key can be used once.
-        value: This rank's value; must be JSON serializable.
-
     Returns:
         The ranks' values, in order of rank.
     """
@@ -110,9 +98,6 @@ def exchange(store: Store | None, rank: int, world_size: int, key: str, value: A
 def compare_devices(devices: Sequence[DeviceInfo]) -> str | None:
     """Compare devices by model, memory and compute capability.
 
-    Args:
-        devices: The device of each rank, in order of rank.
-
     Returns:
         One line that groups ranks by device; None if all devices are equal.
     """
@@ -130,9 +115,6 @@ def compare_devices(devices: Sequence[DeviceInfo]) -> str | None:
 
 def require_same(devices: Sequence[DeviceInfo]) -> None:
     """Raise if devices differ.
-
-    Args:
-        devices: The device of each rank, in order of rank.
 
     Raises:
         UserError: If any devices differ. Every rank raises the same error.

@@ -63,14 +63,7 @@ class TaskSummary:
 
     @classmethod
     def of(cls, config: TrainConfig, model: mujoco.MjModel, modules: Mapping[str, ModuleType]) -> TaskSummary:
-        """Summarize a task.
-
-        Args:
-            config: The task's config. Files that the config names are data files.
-            model: The task's model.
-            modules: All imported modules by name. Modules of installed packages are left out;
-                :mod:`mjlab_dist.launch.host_checks` compares versions of packages.
-        """
+        """Summarize a task."""
         data = {name for _, name in paths(to_plain(config.env)) if isinstance(name, str) and os.path.isfile(name)}  # noqa: PTH113 (false for the XML of a model)
         files = {name: Path(name) for name in data} | _own_files(modules)
         return cls(
@@ -106,14 +99,6 @@ def check_same_task(
     variant: int = 0,
 ) -> None:
     """Wait for all ranks, and raise on every rank if ranks on several machines simulate different tasks.
-
-    Args:
-        store: As for :func:`exchange`.
-        rank: Rank of this process.
-        hosts: Name of each rank's machine.
-        config: The run's config.
-        model: This rank's model.
-        variant: Index of the config, if each rank simulates several configs.
 
     Raises:
         PreflightError: One line that names the ranks that differ from rank 0, and the differences.

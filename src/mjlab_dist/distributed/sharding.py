@@ -50,16 +50,7 @@ class Sharding:
         device: str,
         reduce_dtype: torch.dtype | None,
     ) -> None:
-        """Shard all parameters that are large enough.
-
-        Args:
-            models: Modules by name; their large parameters become DTensors.
-            num_devices: Number of ranks over which a parameter is split. Must divide the world size. With 1, nothing is
-                sharded.
-            min_size_mb: Minimum size in MiB of a parameter to shard. A parameter must also have two or more dimensions.
-            device: This rank's device.
-            reduce_dtype: Data type for the reduction of sharded gradients; None for fp32.
-        """
+        """Shard all parameters that are large enough."""
         self.sharded: dict[int, ShardedParameter] = {}
         self._modules: list[Any] = []
         self._num_devices = num_devices
@@ -135,9 +126,6 @@ class Sharding:
     def collect_gradients(self, prefix: str) -> list[torch.Tensor]:
         """Move sharded gradients, which FSDP2 has reduced, to the tensors that the optimizer updates.
 
-        Args:
-            prefix: Prefix of the parameters' names, such as ``actor.``.
-
         Returns:
             This rank's parts of the gradients.
         """
@@ -156,11 +144,7 @@ class Sharding:
         return value
 
     def overwrite_by_first_replica(self, parts: Sequence[torch.Tensor]) -> None:
-        """Overwrite this rank's parts with the copies of these parts on the first replica, in one message.
-
-        Args:
-            parts: Parts of sharded parameters, or of their Adam moments.
-        """
+        """Overwrite this rank's parts with the copies of these parts on the first replica, in one message."""
         if parts:
             overwrite_by_main(parts, self._mesh.get_group("batch"))
 
@@ -168,7 +152,6 @@ class Sharding:
         """Return the whole tensor of which this rank has a part. If it is sharded, all ranks must call this method.
 
         Args:
-            parameter: The parameter, as a DTensor if it is sharded.
             local: This rank's part of the parameter, or of a tensor of the same shape such as an Adam moment.
         """
         entry = self.sharded.get(id(parameter))

@@ -27,10 +27,6 @@ def slurm_hosts(environ: Mapping[str, str], variable: str) -> tuple[str, ...]:
 
     ``scontrol show hostnames`` prints the same list, but containers often lack this program.
 
-    Args:
-        environ: The process's environment.
-        variable: Name of the variable; it must be set.
-
     Raises:
         UserError: If its value is not a list of hosts.
     """
@@ -46,10 +42,6 @@ def slurm_hosts(environ: Mapping[str, str], variable: str) -> tuple[str, ...]:
 
 def named_hosts(hosts: tuple[str, ...], environ: Mapping[str, str]) -> tuple[str, ...]:
     """Return the value of ``--hosts`` with ``slurm`` replaced by the hosts of this job.
-
-    Args:
-        hosts: The value.
-        environ: The process's environment.
 
     Raises:
         UserError: If this process belongs to no job.

@@ -42,11 +42,6 @@ class Actions:
     def __init__(self, blocks: Mapping[str, ActionConfig], env: Env, binder: Binder) -> None:
         """Look up the actuators, make the terms and record the kernels.
 
-        Args:
-            blocks: The action blocks by name.
-            env: The envs.
-            binder: Builder of the terms.
-
         Raises:
             UserError: If an actuator does not exist or is driven by two blocks, or a class does not accept its block.
         """

@@ -22,13 +22,7 @@ class Base:
     """
 
     def __init__(self, sim: Simulation, qpos: slice, qvel: slice) -> None:
-        """Allocate the results and record the kernel.
-
-        Args:
-            sim: The physics.
-            qpos: Columns of the body's free joint in ``sim.qpos``.
-            qvel: Columns of the joint in ``sim.qvel``.
-        """
+        """Allocate the results and record the kernel."""
         self._sim = sim
         self._gravity, self._linear_velocity, self._level_velocity = torch.zeros(3, sim.num_envs, 3, device=sim.device)
         self._heading = torch.zeros(sim.num_envs, device=sim.device)

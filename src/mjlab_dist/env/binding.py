@@ -63,23 +63,12 @@ class Binder:
     """
 
     def __init__(self, env: Env) -> None:
-        """Store the envs.
-
-        Args:
-            env: The envs, which are passed to the constructors of terms.
-        """
         self.memories: dict[str, Term] = {}
         self.uncapturable: list[str] = []
         self._env = env
 
     def make_call(self, where: str, func: str, params: Mapping[str, ParamValue], *, num_args: int = 1) -> Any:
         """Make a term and return the function that a control step calls.
-
-        Args:
-            where: Path of the term in the config.
-            func: Function or class of the term, as package.module:name.
-            params: Parameters of the term.
-            num_args: Number of positional arguments that the env passes to the term if it is a function.
 
         Raises:
             UserError: If the function does not exist or does not accept these parameters.
@@ -92,10 +81,6 @@ class Binder:
     ) -> list[Callable[..., Any]]:
         """Make the terms of a kind and return the functions that a control step calls, in config order.
 
-        Args:
-            kind: Name of the kind in the config, such as ``rewards``.
-            configs: The terms by name.
-
         Raises:
             UserError: In the cases of :meth:`make_call`.
         """
@@ -104,11 +89,6 @@ class Binder:
     def make_classes(self, kind: str, configs: Mapping[str, TermConfig], base: type[TermT]) -> dict[str, TermT]:
         """Make all terms of a kind whose terms must be classes, such as sensors.
 
-        Args:
-            kind: Name of the kind in the config, such as ``sensors``.
-            configs: The terms by name.
-            base: Required base class.
-
         Raises:
             UserError: If a class does not exist, does not derive from ``base``, or does not accept its parameters.
         """
@@ -116,9 +96,6 @@ class Binder:
 
     def make_actions(self, blocks: Sequence[ActionBlock]) -> list[Action]:
         """Make the term of each block of actions.
-
-        Args:
-            blocks: The blocks.
 
         Raises:
             UserError: In the cases of :meth:`make_classes`, or if a class does not accept its block.
@@ -139,18 +116,11 @@ class Binder:
         """Return a term or its method. If it cannot be part of a CUDA graph, return a wrapper.
 
         The wrapper runs the term or method between two graphs.
-
-        Args:
-            call: The term or method.
         """
         return call if is_capturable(call) else OutsideOfGraphs(call, self._env.sim)
 
     def make_observations(self, group: str, configs: Mapping[str, ObservationConfig]) -> ObservationGroup:
         """Make an observation group; evaluate its terms once to measure their widths.
-
-        Args:
-            group: Name of the group.
-            configs: The terms by name.
 
         Raises:
             UserError: In the cases of :meth:`make_call`, or if a term returns the wrong shape.
@@ -167,9 +137,6 @@ class Binder:
 
         Call this after all terms are made. Curricula are left out, because the runner reads their metrics once per
         iteration.
-
-        Args:
-            configs: The metrics of the config by name.
 
         Returns:
             The functions, which return (num_envs,) tensors by name. Then the name and reduction of each metric: first
@@ -222,11 +189,6 @@ class _MetricsOutsideOfGraphs:
 def look_up(kind: str, name: str, known: Mapping[str, T]) -> T:
     """Return a part of a task by its name.
 
-    Args:
-        kind: Kind of the part, for messages.
-        name: Its name.
-        known: All parts of that kind by name.
-
     Raises:
         UserError: If there is no part with this name.
     """
@@ -245,14 +207,6 @@ def bind(
     more_args: Sequence[ActionBlock] = (),
 ) -> Callable[..., Any]:
     """Import a term and bind its parameters; create an instance if it is a class.
-
-    Args:
-        flag: The flag of the term, for messages.
-        func: The function or class, as package.module:name.
-        params: Keyword arguments.
-        env: The envs.
-        num_args: Number of positional arguments that the env passes to the term if it is a function.
-        more_args: Positional arguments of the constructor after ``env``, if the term is a class.
 
     Raises:
         UserError: If the function does not exist or does not accept these parameters.
@@ -278,10 +232,6 @@ def bind(
 def import_term(flag: str, func: str) -> Callable[..., Any]:
     """Import a term.
 
-    Args:
-        flag: The flag of the term, for messages.
-        func: The function or class, as package.module:name.
-
     Raises:
         UserError: If there is no such function or class.
     """
@@ -305,13 +255,6 @@ class NamedTerm:
     """
 
     def __init__(self, where: str, func: str, call: Callable[..., Any]) -> None:
-        """Store the term.
-
-        Args:
-            where: Path of the term in the config, such as ``env.rewards.slip``.
-            func: Function or class of the term, as package.module:name.
-            call: The term.
-        """
         self._where, self._func, self._call = where, func, call
         self.capturable = is_capturable(call)
 
@@ -327,10 +270,6 @@ class NamedTerm:
 @contextlib.contextmanager
 def naming(where: str, func: str) -> Iterator[None]:
     """Add the name of a term, and the failing line of its package, to the errors that its code raises.
-
-    Args:
-        where: Path of the term in the config, such as ``env.rewards.slip``.
-        func: Function or class of the term, as package.module:name.
 
     Raises:
         UserError: If the term raises a UserError, or looks up a name that the model does not have.

@@ -22,13 +22,7 @@ class CommandGroup:
     """
 
     def __init__(self, env: Env, configs: dict[str, TermConfig], binder: Binder) -> None:
-        """Make the commands.
-
-        Args:
-            env: The envs.
-            configs: The commands by name.
-            binder: Builder of terms.
-        """
+        """Make the commands."""
         self.by_name: dict[str, Command] = binder.make_classes("commands", configs, Command)
         commands = self.by_name.values()
         self._resets = [binder.outside_of_graphs(command.reset) for command in commands]
@@ -40,9 +34,6 @@ class CommandGroup:
     def find(self, name: str) -> Command:
         """Return a command.
 
-        Args:
-            name: Its name in the config.
-
         Raises:
             UserError: If there is no such command.
         """
@@ -52,7 +43,6 @@ class CommandGroup:
         """Advance the clocks by one step. Draw new commands in envs whose time is up or whose episode starts.
 
         Args:
-            env: The envs, before reset events.
             mask: Envs in which an episode starts, (num_envs,) of bool.
         """
         for reset in self._resets:
@@ -63,10 +53,6 @@ class CommandGroup:
             resample(env)
 
     def follow(self, env: Env) -> None:
-        """Adjust the values to the current state.
-
-        Args:
-            env: The envs, after reset events.
-        """
+        """Adjust the values to the current state."""
         for follow in self._follows:
             follow(env)

@@ -34,15 +34,7 @@ class Events:
         binder: Binder,
         intervals: Sequence[tuple[tuple[float, float], Change]],
     ) -> None:
-        """Make the events and allocate the clocks.
-
-        Args:
-            env: The envs.
-            configs: The events by name.
-            binder: Builder of terms.
-            intervals: For each randomization at intervals: the range of the time between two draws, in s, and the
-                function that draws.
-        """
+        """Make the events and allocate the clocks."""
         self._is_checked = False
         made: list[tuple[EventConfig, Change]] = []
         for name, config in configs.items():
@@ -58,7 +50,6 @@ class Events:
         """Run the startup events.
 
         Args:
-            env: The envs.
             mask: All envs, (num_envs,) of bool.
 
         Raises:
@@ -71,7 +62,6 @@ class Events:
         """Run the reset events.
 
         Args:
-            env: The envs.
             mask: Envs in which an episode starts, (num_envs,) of bool.
 
         Raises:
@@ -92,9 +82,6 @@ class Events:
 
     def happen_at_intervals(self, env: Env) -> None:
         """Make the changes that are due, and draw the times until they are due again.
-
-        Args:
-            env: The envs.
 
         Raises:
             UserError: If an event writes to a field of the model that it does not declare. This is checked only in the

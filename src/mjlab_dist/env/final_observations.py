@@ -16,11 +16,7 @@ class FinalObservations:
     """
 
     def __init__(self, env: Env) -> None:
-        """Register with the envs, so that every following step computes these observations.
-
-        Args:
-            env: The envs.
-        """
+        """Register with the envs, so that every following step computes these observations."""
         self._env = env
         self._devices = [] if env.device == "cpu" else [env.device]
         self.observed: dict[str, torch.Tensor] = {}

@@ -18,12 +18,6 @@ class NotFinite:
     """
 
     def __init__(self, sim: Simulation, episodes: Episodes) -> None:
-        """Store the tensors to search.
-
-        Args:
-            sim: The physics.
-            episodes: The episodes. Their attribute ``broken`` marks the envs with a non-finite number.
-        """
         self.num_resets = torch.zeros((), dtype=torch.long, device=sim.device)
         self._state = (sim.qpos, sim.qvel, sim.view("act"))
         self._episodes = episodes

@@ -37,13 +37,7 @@ class ObservationGroup:
         """Evaluate every term once to measure its width.
 
         Args:
-            group: Name of the group.
-            configs: Config of each term, by name.
             terms: The terms, in the same order; each returns (num_envs, width).
-            num_envs: Number of envs in the batch.
-            device: Device of the tensors.
-            changing: Noise and scales that a curriculum changes. Keys are ``<term>.<field>``; a value is (1,), or
-                (width,) if each column has its own number.
 
         Raises:
             UserError: If a term returns the wrong shape or type, or its noise has the wrong number of columns.

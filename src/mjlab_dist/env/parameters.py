@@ -37,10 +37,6 @@ class Parameters:
     def __init__(self, config: EnvConfig, device: str) -> None:
         """Make a tensor for each parameter.
 
-        Args:
-            config: The task.
-            device: Device of the tensors.
-
         Raises:
             UserError: If a parameter does not exist, is not a number or a tuple of numbers, or its term does not read
                 it in every step.
@@ -58,9 +54,6 @@ class Parameters:
     def find(self, path: str) -> torch.Tensor:
         """Return the numbers of a parameter, (k,) of float32, to be changed in place; k is 1 for one number.
 
-        Args:
-            path: Path of a parameter, or path of an element of a tuple: the tuple's path, a dot and an index.
-
         Raises:
             UserError: If the curriculum does not return the path from :meth:`Curriculum.changes`.
         """
@@ -76,20 +69,13 @@ class Parameters:
     def within(self, where: str) -> dict[str, Any]:
         """Return the values of a term's parameters that curricula change, by their paths relative to the term.
 
-        Args:
-            where: Path of the term or group, with a dot at the end.
-
         Returns:
             0-dim tensors, and tuples of them.
         """
         return {path.removeprefix(where): one.value for path, one in self._found.items() if path.startswith(where)}
 
     def numbers(self, where: str) -> dict[str, torch.Tensor]:
-        """Return the numbers of a term's parameters that curricula change, (k,) each, by path relative to the term.
-
-        Args:
-            where: As in :meth:`within`.
-        """
+        """Return the numbers of a term's parameters that curricula change, (k,) each, by path relative to the term."""
         return {path.removeprefix(where): one.numbers for path, one in self._found.items() if path.startswith(where)}
 
     def _add(self, path: str) -> None:

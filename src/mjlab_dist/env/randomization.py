@@ -42,11 +42,7 @@ row."""
 
 
 def changed_fields(config: EnvConfig) -> tuple[str, ...]:
-    """Return the fields of the model that randomizations and events of a task change, each once.
-
-    Args:
-        config: The task.
-    """
+    """Return the fields of the model that randomizations and events of a task change, each once."""
     of_events = [field for event in config.events.values() for field in event.model_fields]
     return tuple(dict.fromkeys([*(draw.field for draw in config.randomizations.values()), *of_events]))
 
@@ -61,11 +57,6 @@ class Randomizations:
 
     def __init__(self, config: EnvConfig, sim: Simulation, parameters: Parameters) -> None:
         """Look up the objects and apply the startup randomizations.
-
-        Args:
-            config: The task.
-            sim: The physics, whose randomized fields have one value per env.
-            parameters: Numbers that curricula change.
 
         Raises:
             UserError: If a name matches no object, a column does not exist, or a bound is invalid.

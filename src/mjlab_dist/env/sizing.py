@@ -52,9 +52,6 @@ class Room:
 def choose_num_envs(rooms: Sequence[Room]) -> tuple[int, str]:
     """Return the largest number of envs that is a power of two and fits on every rank, up to :data:`MAX_NUM_ENVS`.
 
-    Args:
-        rooms: Memory of each rank, in order of rank.
-
     Returns:
         Envs per rank, and a line for the user that explains the number.
 
@@ -82,11 +79,6 @@ def measure_room(config: TrainConfig, device: str, num_ranks_here: int) -> Room:
 
     The states of random number generators do not change.
 
-    Args:
-        config: The run's config.
-        device: ``cpu`` or ``cuda:<index>``.
-        num_ranks_here: Number of ranks that share the memory of this machine; ignored on a GPU.
-
     Raises:
         UserError: If the config names a function, an actuator or a model that does not exist.
     """
@@ -102,11 +94,7 @@ def measure_room(config: TrainConfig, device: str, num_ranks_here: int) -> Room:
 
 
 def free_bytes(device: str) -> int:
-    """Return the bytes that this process can still allocate on a device.
-
-    Args:
-        device: ``cpu`` or ``cuda:<index>``.
-    """
+    """Return the bytes that this process can still allocate on a device."""
     if device == "cpu":
         return free_cpu_bytes()
     torch.cuda.synchronize(device)

@@ -33,11 +33,8 @@ def play_episodes(
     """Reset all envs, and play one episode in each.
 
     Args:
-        env: The envs.
-        policy: Chooses the actions.
         ended: Called after every step with the envs whose episode ended in this step, (num_envs,) of bool. This
             includes the ends of second and later episodes.
-        alive: Called every :data:`CHECK_INTERVAL` steps.
 
     Returns:
         Values of :func:`episode_columns`, (num_columns, num_envs) of float64 on the CPU: return and length in control

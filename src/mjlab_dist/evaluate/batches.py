@@ -82,24 +82,12 @@ class RankSums:
 
 
 def split(num_episodes: int, num_envs: int) -> list[tuple[int, int]]:
-    """Return the first env id and the number of envs of each batch.
-
-    Args:
-        num_episodes: Number of episodes, one per env.
-        num_envs: Maximum number of envs of a batch.
-    """
+    """Return the first env id and the number of envs of each batch."""
     return [(first, min(num_envs, num_episodes - first)) for first in range(0, num_episodes, num_envs)]
 
 
 def play_batches(job: Job, config: TrainConfig, plan: RankPlan, control: Control) -> RankSums:  # noqa: ARG001 (an Entry)
-    """Play the batches of this rank. With n ranks, rank r plays the batches r, r + n, r + 2n, ...
-
-    Args:
-        job: The batches.
-        config: The run's config.
-        plan: Device of this rank.
-        control: Receives a heartbeat after every few steps.
-    """
+    """Play the batches of this rank. With n ranks, rank r plays the batches r, r + n, r + 2n, ..."""
     rank = rank_from_environment(os.environ)
     with start_up():
         prepare_process(plan.device, rank, job.seed)

@@ -22,10 +22,6 @@ MAX_LABELLED = 150
 def check_plot(file: str, num_axes: int) -> None:
     """Raise if a picture cannot be drawn or written.
 
-    Args:
-        file: The file.
-        num_axes: Number of varied parameters.
-
     Raises:
         UserError: One line that names the flag, its value and the fix.
     """
@@ -35,13 +31,7 @@ def check_plot(file: str, num_axes: int) -> None:
 
 
 def plot(results: Sequence[Evaluated], title: str, file: str) -> None:
-    """Draw mean returns: a line with its 95% interval for one varied parameter, or a heat map for two.
-
-    Args:
-        results: The results, with one or two varied parameters.
-        title: Title of the picture.
-        file: PNG file to write.
-    """
+    """Draw mean returns: a line with its 95% interval for one varied parameter, or a heat map for two."""
     from matplotlib.figure import Figure  # an extra, and slow to import
 
     kinds = list(dict.fromkeys(result.actions for result in results))

@@ -60,12 +60,6 @@ class Evaluated:
 def evaluate(train_config: TrainConfig, checkpoint: Path, config: EvaluateConfig, listen: Listener) -> list[Evaluated]:
     """Evaluate a policy on the chosen devices.
 
-    Args:
-        train_config: The run's config, with the env to evaluate in.
-        checkpoint: Checkpoint file of the policy.
-        config: Number of episodes, devices and varied values.
-        listen: Receives progress.
-
     Returns:
         One result for each combination of values and each kind of actions. In the list, the kind of actions varies
         fastest, followed by the value of the last ``--vary``.

@@ -46,9 +46,6 @@ class Point:
 def parse_axis(text: str) -> Axis:
     """Parse an argument of ``--vary``.
 
-    Args:
-        text: The argument, such as ``push=0:2:5`` or ``friction=0.3,0.6,1``.
-
     Raises:
         UserError: If the text has the wrong form, a number is not finite, or the count is below 1.
     """
@@ -72,10 +69,6 @@ def make_points(config: TrainConfig, texts: Sequence[str]) -> list[Point]:
     """Return all combinations of the values. The last axis varies fastest.
 
     Without arguments of ``--vary``, return a single point, which contains the run's config.
-
-    Args:
-        config: The run's config.
-        texts: The arguments of ``--vary``.
 
     Raises:
         UserError: If an argument cannot be parsed, the env has no entry with its name, or a value is impossible.
@@ -103,11 +96,6 @@ def with_value(config: TrainConfig, name: str, value: float) -> TrainConfig:
     becomes the range from minus the value to the value. If the entry is a single range of an event, such as the
     velocity of a push, only this range changes in this way. Any other range becomes a range that contains only the
     value. A number is replaced with the value.
-
-    Args:
-        config: The run's config.
-        name: Name of a randomization or an event; or path of a randomization, event, number or range of two numbers.
-        value: The value.
 
     Raises:
         UserError: If there is no such entry, or it is neither a number nor a range. Whether the value is possible is

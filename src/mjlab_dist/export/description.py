@@ -26,15 +26,7 @@ DC_STIFFNESS, DC_DAMPING, DC_SPEED = 4, 6, 7
 def describe(
     env: Env, config: TrainConfig, checkpoint: Path, exported: ExportedPolicy, warn: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Describe a policy as plain data; docs/deployment.md explains every entry.
-
-    Args:
-        env: Envs of the run's task, without noise and delays.
-        config: The run's config, with the noise and the delays of training.
-        checkpoint: Checkpoint of the policy in a run directory, or a pack that contains it.
-        exported: The policy.
-        warn: Called with one line if a file of the run is damaged.
-    """
+    """Describe a policy as plain data; docs/deployment.md explains every entry."""
     provenance = read_provenance(run_of(checkpoint), warn)
     return _finite(
         {
@@ -122,10 +114,6 @@ def _actuators(model: mujoco.MjModel) -> list[dict[str, Any]]:
 
 def actuator(model: mujoco.MjModel, i: int) -> dict[str, Any]:
     """Describe an actuator.
-
-    Args:
-        model: The model.
-        i: Id of the actuator.
 
     Returns:
         Name, kind of the input, joint, gear, gain, stiffness and damping at the joint, and limits. A number is None if

@@ -31,11 +31,7 @@ class Runner(Protocol):
     """Function that runs an exported policy."""
 
     def __call__(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
-        """Compute one control step of n envs.
-
-        Args:
-            inputs: As in :meth:`ExportedPolicy.forward`.
-        """
+        """Compute one control step of n envs."""
         ...
 
 
@@ -44,10 +40,6 @@ def to_onnx(exported: ExportedPolicy, description: Mapping[str, Any]) -> bytes:
 
     The inputs are ``obs`` and ``state``, the outputs ``actions``, ``targets`` and ``next_state``. A policy without a
     state has neither ``state`` nor ``next_state``. Each row is one env, and any number of rows is allowed.
-
-    Args:
-        exported: The policy.
-        description: Description of the policy. Every entry is stored as JSON in the file's metadata.
     """
     import onnx  # an extra
 
@@ -82,11 +74,7 @@ def _remove_origins(graph: onnx.GraphProto) -> None:
 
 
 def run_onnx(contents: bytes) -> Runner:
-    """Return a function that runs an ONNX file with ONNX Runtime, on one core.
-
-    Args:
-        contents: The file.
-    """
+    """Return a function that runs an ONNX file with ONNX Runtime, on one core."""
     import onnxruntime  # an extra
 
     options = onnxruntime.SessionOptions()
@@ -102,12 +90,7 @@ def run_onnx(contents: bytes) -> Runner:
 
 
 def to_torchscript(exported: ExportedPolicy, description: Mapping[str, Any]) -> bytes:
-    """Return a policy as a TorchScript file, with the inputs and outputs of the ONNX file.
-
-    Args:
-        exported: The policy.
-        description: Description of the policy, stored as ``description.json`` in the file.
-    """
+    """Return a policy as a TorchScript file, with the inputs and outputs of the ONNX file."""
     file = io.BytesIO()
     with _quietly(), torch.no_grad():
         traced = torch.jit.trace(exported, _example(exported), check_trace=False)
@@ -116,11 +99,7 @@ def to_torchscript(exported: ExportedPolicy, description: Mapping[str, Any]) -> 
 
 
 def run_torchscript(contents: bytes) -> Runner:
-    """Return a function that runs a TorchScript file with torch.
-
-    Args:
-        contents: The file.
-    """
+    """Return a function that runs a TorchScript file with torch."""
     with _quietly():
         module = torch.jit.load(io.BytesIO(contents))
 
@@ -132,11 +111,7 @@ def run_torchscript(contents: bytes) -> Runner:
 
 
 def to_mjb(model: mujoco.MjModel) -> bytes:
-    """Return a model as the contents of an MJB file, with all meshes. Only the same version of MuJoCo can read it.
-
-    Args:
-        model: The model.
-    """
+    """Return a model as the contents of an MJB file, with all meshes. Only the same version of MuJoCo can read it."""
     buffer = np.zeros(mujoco.mj_sizeModel(model), dtype=np.uint8)
     mujoco.mj_saveModel(model, None, buffer)
     return buffer.tobytes()

@@ -40,11 +40,7 @@ class ObservedTerm:
 
 
 def observed_terms(env: Env) -> list[ObservedTerm]:
-    """Return the terms that the policy reads, in the order of the config.
-
-    Args:
-        env: Envs of the run's task.
-    """
+    """Return the terms that the policy reads, in the order of the config."""
     widths, terms, start = env.observation_groups[ACTOR].widths, [], 0
     for name, config in env.cfg.observations[ACTOR].items():
         is_inside = config.func == LAST_ACTION
@@ -55,11 +51,7 @@ def observed_terms(env: Env) -> list[ObservedTerm]:
 
 
 def measured(env: Env) -> torch.Tensor:
-    """Return the exported policy's input for the env's latest observation, (num_envs, num_inputs).
-
-    Args:
-        env: Envs without noise and delays.
-    """
+    """Return the exported policy's input for the env's latest observation, (num_envs, num_inputs)."""
     terms = observed_terms(env)
     parts = env.observation_groups[ACTOR].measured.split([term.width for term in terms], dim=1)
     return torch.cat([part for part, term in zip(parts, terms, strict=True) if term.columns is not None], dim=1)
@@ -91,10 +83,6 @@ class ExportedPolicy(nn.Module):
 
     def __init__(self, policy: MLPModel, env: Env) -> None:
         """Copy the policy and the constants of the env.
-
-        Args:
-            policy: The policy.
-            env: Envs of the run's task.
 
         Raises:
             UserError: If a curriculum changes the scale of an observation.
@@ -263,12 +251,7 @@ class _Limits(nn.Module):
 
 
 def control_limits(model: mujoco.MjModel, actuators: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the lower and upper limits of inputs, (num_actuators,) each; infinite for inputs without limits.
-
-    Args:
-        model: The model.
-        actuators: Ids of the actuators.
-    """
+    """Return the lower and upper limits of inputs, (num_actuators,) each; infinite for inputs without limits."""
     limits = torch.tensor(model.actuator_ctrlrange[list(actuators)], dtype=torch.float32)
     is_limited = torch.tensor(model.actuator_ctrllimited[list(actuators)], dtype=torch.bool)
     if model.opt.disableflags & mujoco.mjtDisableBit.mjDSBL_CLAMPCTRL:

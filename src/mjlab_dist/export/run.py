@@ -72,12 +72,6 @@ def check(config: ExportConfig) -> None:
 def export(train_config: TrainConfig, checkpoint: Path, config: ExportConfig, warn: Callable[[str], None]) -> Exported:
     """Export a policy.
 
-    Args:
-        train_config: The run's config. The files are checked in its env without noise and delays.
-        checkpoint: Checkpoint file of the policy.
-        config: Directory of the files, and number of observations to check.
-        warn: Called with one line if a file of the run is damaged.
-
     Returns:
         Files, description and largest difference.
 
@@ -104,12 +98,6 @@ def export(train_config: TrainConfig, checkpoint: Path, config: ExportConfig, wa
 
 def make(train_config: TrainConfig, checkpoint: Path, config: ExportConfig, warn: Callable[[str], None]) -> Made:
     """Make and check the files of a policy, without writing them.
-
-    Args:
-        train_config: The run's config. The files are checked in its env without noise and delays.
-        checkpoint: Checkpoint file of the policy, or a pack that contains it.
-        config: Number of observations to check, and seed.
-        warn: Called with one line if a file of the run is damaged.
 
     Raises:
         UserError: If the checkpoint does not match the config, or the policy cannot be exported.
@@ -170,13 +158,6 @@ def largest_difference(
 
     Actions are compared with those of the policy. Targets that are inputs of actuators are compared with the inputs in
     the env.
-
-    Args:
-        env: Envs without noise and delays.
-        policy: The policy.
-        runners: Exported policies by name.
-        num_states: Number of values of their state.
-        num_steps: Number of control steps.
 
     Raises:
         CheckError: If a difference is above the tolerance.

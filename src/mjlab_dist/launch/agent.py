@@ -115,9 +115,6 @@ def format_error(record: logging.LogRecord) -> bool:
     """Format the error of a log record; return True, so that the logger keeps the record.
 
     If torch formatted the error, it would first import its compiler, which takes seconds.
-
-    Args:
-        record: The record, whose ``exc_info`` becomes ``exc_text``.
     """
     if record.exc_info and not record.exc_text:
         record.exc_text = logging.Formatter().formatException(record.exc_info)

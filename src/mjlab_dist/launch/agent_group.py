@@ -58,14 +58,7 @@ class LauncherGroup(LauncherAgentGroup[Any]):
         hosts: Sequence[str],
         admit_rank: Callable[[int, Connection], None] = lambda _rank, _connection: None,
     ) -> type[LauncherGroup]:
-        """Accept connections, and return a subclass for one launch, from which torchrunx creates its group.
-
-        Args:
-            listener: Socket that agents and ranks connect to.
-            secret: The secret of the launch.
-            hosts: Machine of each agent.
-            admit_rank: As the attribute.
-        """
+        """Accept connections, and return a subclass for one launch, from which torchrunx creates its group."""
         attributes = {
             "listener": listener,
             "hosts": hosts,
@@ -112,21 +105,13 @@ class LauncherGroup(LauncherAgentGroup[Any]):
             raise AgentFailedError
 
     def _timeout_error(self, ranks: Container[int]) -> AgentFailedError:
-        """Return the error that names the agents that have not answered in time.
-
-        Args:
-            ranks: Group ranks of the agents that have answered.
-        """
+        """Return the error that names the agents that have not answered in time."""
         missing = [host for rank, host in enumerate(self.hosts, 1) if rank not in ranks]
         return AgentFailedError(f"no answer within {self.agent_timeout} s from torchrunx's agent on {listed(missing)}")
 
     @classmethod
     def admit(cls, peer: socket.socket) -> None:
-        """Add the connection of an agent or a rank, which sends its name first.
-
-        Args:
-            peer: The connection, whose other end knows the secret.
-        """
+        """Add the connection of an agent or a rank, which sends its name first."""
         cls.peers.append(peer)
         connection = Connection(os.dup(peer.fileno()))
         try:

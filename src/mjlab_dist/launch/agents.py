@@ -56,12 +56,7 @@ class Agent(Protocol):
         ...
 
     def end(self, patience_s: float = 0.0) -> None:
-        """Kill the agent, which also ends its ranks.
-
-        Args:
-            patience_s: Seconds to wait before killing the agent. An agent that ends by itself closes its connections
-                slightly before its process ends. With this wait, :meth:`ended` can return how such an agent ended.
-        """
+        """Kill the agent, which also ends its ranks."""
         ...
 
 
@@ -79,15 +74,6 @@ def waiting_agents(
     """Start an agent on each machine, and end the agents when the context ends.
 
     The signals that stop a run do not reach the agents.
-
-    Args:
-        hosts: Machines; the first is the launcher's own.
-        ssh_config: SSH's config file; None for the config files of the user and the system.
-        arguments: Arguments of the agents.
-        here: Environment of the agent on the launcher's machine.
-        there: Variables to set for the agents on other machines, in addition to those that SSH sets.
-        silence_s: Seconds after which the agents on other machines end if they receive nothing.
-        errors: File for the standard error of the agent on the launcher's machine and of that agent's ranks.
 
     Yields:
         The agents, in the order of the hosts.

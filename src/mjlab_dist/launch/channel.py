@@ -37,12 +37,7 @@ class Channel:
     """A rank's end."""
 
     def __init__(self, rank: int, receive: Callable[[Request], None]) -> None:
-        """Connect to the launcher.
-
-        Args:
-            rank: The rank.
-            receive: Called with each request, in a separate thread.
-        """
+        """Connect to the launcher."""
         peer = connect(LAUNCHER)
         self._connection = Connection(peer.detach())
         self._connection.send_bytes(b"rank %d" % rank)
@@ -58,11 +53,7 @@ class Channel:
         self._events.put(event)
 
     def flush(self, timeout_s: float | None) -> None:
-        """Wait until all events are sent, or the connection has ended. No further event can be sent.
-
-        Args:
-            timeout_s: Maximum time to wait in s; None for no limit, for example while the launcher is suspended.
-        """
+        """Wait until all events are sent, or the connection has ended. No further event can be sent."""
         self._events.put(None)
         self._sender.join(timeout_s)
 
@@ -81,21 +72,12 @@ class Channels:
     """The launcher's ends. Each connection is read in the thread that accepted it."""
 
     def __init__(self, receive: Callable[[Event], None]) -> None:
-        """Start without connections.
-
-        Args:
-            receive: Called with each event of a rank, in the thread of its connection.
-        """
+        """Start without connections."""
         self._receive = receive
         self._connections: dict[int, Connection] = {}
 
     def admit(self, rank: int, connection: Connection) -> None:
-        """Read the events of a rank until its connection ends.
-
-        Args:
-            rank: The rank.
-            connection: Its connection.
-        """
+        """Read the events of a rank until its connection ends."""
         self._connections[rank] = connection
         with contextlib.suppress(OSError, EOFError):
             while True:
@@ -109,32 +91,20 @@ class Channels:
                     logging.getLogger(__name__).exception("an event of rank %d was dropped: %r", rank, data[:1000])
 
     def send(self, rank: int, request: Request) -> None:
-        """Send a request to a rank; do nothing if the rank is not connected.
-
-        Args:
-            rank: The rank.
-            request: The request.
-        """
+        """Send a request to a rank; do nothing if the rank is not connected."""
         if rank in self._connections:
             with contextlib.suppress(OSError):
                 self._connections[rank].send_bytes(json.dumps(request).encode())
 
 
 def address_of(listener: socket.socket) -> str:
-    """Return the address of a listener, as :func:`connect` reads it.
-
-    Args:
-        listener: The listener.
-    """
+    """Return the address of a listener, as :func:`connect` reads it."""
     address, port = listener.getsockname()[:2]
     return f"{address}:{port}"
 
 
 def connect(variable: str) -> socket.socket:
     """Connect to a listener of the launcher, and prove that this process belongs to the launch.
-
-    Args:
-        variable: Environment variable with the address of the listener.
 
     Raises:
         OSError: If the launcher has ended.

@@ -48,10 +48,6 @@ class DryRun:
 def dry_run(config: TrainConfig, listen: Listener) -> DryRun:
     """Plan a run and build a few envs on its first device, without starting ranks or writing files.
 
-    Args:
-        config: The run.
-        listen: Receives the progress of kernel compilation.
-
     Raises:
         UserError: If the config is invalid or does not fit the machine, or another launcher started this process.
     """
@@ -77,12 +73,7 @@ def dry_run(config: TrainConfig, listen: Listener) -> DryRun:
 
 
 def describe(config: TrainConfig, run: DryRun) -> list[tuple[str, str]]:
-    """Return the result of a dry run as rows of a title and a text.
-
-    Args:
-        config: The run.
-        run: Result of :func:`dry_run` for this config.
-    """
+    """Return the result of a dry run as rows of a title and a text."""
     # Compute the values in the table
     plan, budget = run.plan, run.budget
     num_envs = budget.num_envs * plan.num_ranks

@@ -22,10 +22,6 @@ TIMEOUT_S = 60
 def examine_hosts(hosts: Sequence[str], ssh_config: str | None) -> dict[str, list[Finding]]:
     """Run the checks of ``mjlab-dist doctor`` on other machines, in parallel.
 
-    Args:
-        hosts: Machines that have passed :func:`~mjlab_dist.launch.host_checks.check_hosts`.
-        ssh_config: SSH's config file; None for the config files of the user and the system.
-
     Returns:
         The findings of each machine.
     """

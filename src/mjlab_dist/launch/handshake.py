@@ -38,11 +38,7 @@ def new_secret() -> str:
 
 
 def secret_of(environ: Mapping[str, str]) -> bytes:
-    """Return the secret of the launch that started this process.
-
-    Args:
-        environ: The process's environment.
-    """
+    """Return the secret of the launch that started this process."""
     return bytes.fromhex(environ[SECRET])
 
 
@@ -50,11 +46,6 @@ def authenticate(connection: socket.socket, secret: bytes, *, listens: bool) -> 
     """Prove to the other end that this process knows the secret, and verify the other end's proof.
 
     The secret itself is not sent, and a proof is valid only for its connection.
-
-    Args:
-        connection: Connected socket; its timeout is removed.
-        secret: The secret of the launch.
-        listens: Whether this process accepted the connection; False if it opened the connection.
 
     Raises:
         NotOursError: If the other end does not know the secret.
@@ -77,14 +68,7 @@ def authenticate(connection: socket.socket, secret: bytes, *, listens: bool) -> 
 
 
 def accept_proven(listener: socket.socket, secret: bytes, admit: Callable[[socket.socket], None]) -> None:
-    """Accept connections until the listener is shut down. A peer that does not answer does not delay others.
-
-    Args:
-        listener: Listening socket.
-        secret: The secret of the launch.
-        admit: Called in a separate thread for each connection whose other end knows the secret. Other connections are
-            closed.
-    """
+    """Accept connections until the listener is shut down. A peer that does not answer does not delay others."""
     unproven = threading.Semaphore(MAX_UNPROVEN)
 
     def prove(peer: socket.socket) -> None:
@@ -107,11 +91,7 @@ def accept_proven(listener: socket.socket, secret: bytes, admit: Callable[[socke
 
 
 def shut_down(listener: socket.socket) -> None:
-    """Close a listener, and end the thread that accepts its connections.
-
-    Args:
-        listener: Listening socket.
-    """
+    """Close a listener, and end the thread that accepts its connections."""
     with contextlib.suppress(OSError):
         listener.shutdown(socket.SHUT_RDWR)  # unlike close, this wakes a thread that waits in accept
     listener.close()

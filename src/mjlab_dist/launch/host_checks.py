@@ -70,12 +70,6 @@ def choose_hosts(
 ) -> tuple[Host, ...]:
     """Return the machines to start ranks on, after checking that each of them can train.
 
-    Args:
-        config: The run's config.
-        environ: The environment, from which CUDA_VISIBLE_DEVICES is read.
-        own: Devices of this machine's ranks.
-        warn: Called with one line per warning.
-
     Returns:
         The machines. The first is this machine; without ``--hosts``, it is the only one.
 
@@ -102,9 +96,6 @@ def choose_hosts(
 def other_hosts(config: TrainConfig) -> tuple[HostEntry, ...]:
     """Return the machines of ``--hosts`` without this machine, which must be named first.
 
-    Args:
-        config: The run's config.
-
     Raises:
         UserError: If ``--hosts`` does not name this machine first, names it twice, or names fewer than ``--min-hosts``.
     """
@@ -128,9 +119,6 @@ def with_equal_threads(hosts: Sequence[Host]) -> tuple[Host, ...]:
     An update waits for the slowest rank, so more threads on other hosts do not help. Ranks with different numbers of
     threads also round differently, so rank 0's parameters and optimizer would have to be copied to all ranks after
     every update.
-
-    Args:
-        hosts: Machines, which may have different numbers of cores or ranks.
     """
     cpus = [device for host in hosts for device in host.devices if device.device == "cpu"]
     least = min((device.torch_threads for device in cpus), default=1)
@@ -157,12 +145,6 @@ def ask_hosts(
     requests: Mapping[str, DeviceRequest | None], ssh_config: str | None, timeout_s: float = 12.0
 ) -> tuple[dict[str, DeviceAnswer], dict[str, str]]:
     """Check in parallel whether hosts can run ranks, and ask them for their devices.
-
-    Args:
-        requests: Devices to ask each host for, by the host's name or address. With None, the host is only checked.
-            Names of this machine always pass.
-        ssh_config: SSH's config file; None for the config files of the user and the system.
-        timeout_s: Seconds after which a host that has not answered all checks fails.
 
     Returns:
         The answers of the hosts that can run ranks, by host, and the reason and fix for every other host, by host.
@@ -201,11 +183,6 @@ def ask_hosts(
 def check_hosts(hosts: Sequence[str], ssh_config: str | None, timeout_s: float = 12.0) -> None:
     """Raise if at least one host cannot run ranks. Hosts are checked in parallel, and all faults are reported at once.
 
-    Args:
-        hosts: Names or addresses. Names of this machine always pass.
-        ssh_config: As in :func:`ask_hosts`.
-        timeout_s: As in :func:`ask_hosts`.
-
     Raises:
         UserError: If SSH's config file cannot be read.
         PreflightError: One line with every host that fails, the reason and the fix.
@@ -215,11 +192,7 @@ def check_hosts(hosts: Sequence[str], ssh_config: str | None, timeout_s: float =
 
 
 def describe_faults(faults: Mapping[str, str]) -> str:
-    """Return one line with every host and its fault.
-
-    Args:
-        faults: Reason why a host cannot run ranks, by host.
-    """
+    """Return one line with every host and its fault."""
     by_fault: dict[str, list[str]] = {}
     for host, fault in faults.items():
         by_fault.setdefault(fault, []).append(host)
@@ -355,11 +328,6 @@ def _compare_python(kind: str, version: str, library: str | None) -> str | None:
     A Python of a different patch release can run them: it reads the same bytecode and loads the same compiled packages.
     There is one exception. If the directory of this machine's standard library also exists on the host, the host's
     Python imports from it, and the compiled modules in this directory work only with this machine's release.
-
-    Args:
-        kind: Implementation, such as CPython.
-        version: Version.
-        library: Directory from which the host's Python imports the standard library; None if this is its own directory.
     """
     own_kind, own_version = platform.python_implementation(), platform.python_version()
     has = f"has {kind} {version}, but this machine has {own_kind} {own_version}"

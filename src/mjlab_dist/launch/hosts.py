@@ -77,11 +77,7 @@ class Host:
 
 
 def own_address(hosts: Sequence[str]) -> str:
-    """Return the address at which other hosts reach this machine: the source address of its route to the second host.
-
-    Args:
-        hosts: Names of the machines; the first is this machine.
-    """
+    """Return the address at which other hosts reach this machine: the source of its route to the second host."""
     if len(hosts) == 1:
         return LOOPBACK
     for address in _addresses(hosts[1]):
@@ -95,10 +91,6 @@ def own_address(hosts: Sequence[str]) -> str:
 def listen_on(address: str, port: int = 0) -> socket.socket:
     """Return a socket that listens on an address of this machine.
 
-    Args:
-        address: IPv4 or IPv6 address.
-        port: Port; 0 for any free port.
-
     Raises:
         OSError: If the port is in use.
     """
@@ -108,11 +100,6 @@ def listen_on(address: str, port: int = 0) -> socket.socket:
 
 def end_on_hosts(hosts: Sequence[str], ssh_config: str | None, launch: str) -> list[str]:
     """Kill processes that a launch (start of ranks) left on other machines, and wait until they are gone.
-
-    Args:
-        hosts: Names of the machines; the first is this machine.
-        ssh_config: As in :func:`ask_hosts`.
-        launch: Value of the variable that all processes of the launch inherit.
 
     Returns:
         Hosts that did not confirm that their processes are gone.
@@ -135,9 +122,6 @@ def end_on_hosts(hosts: Sequence[str], ssh_config: str | None, launch: str) -> l
 def is_this_machine(host: str) -> bool:
     """Return whether a name or address belongs to this machine, where ranks start without SSH.
 
-    Args:
-        host: A name or an address.
-
     Raises:
         OSError: If the name does not resolve.
     """
@@ -157,12 +141,7 @@ def _addresses(host: str) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]
 
 
 def connect(host: str, ssh_config: str | None) -> fabric.Connection:
-    """Return a connection to a host, without opening the connection.
-
-    Args:
-        host: Name or address.
-        ssh_config: SSH's config file; None for the config files of the user and the system.
-    """
+    """Return a connection to a host, without opening the connection."""
     import fabric  # not needed if all ranks run on this machine
 
     from mjlab_dist.launch.ssh import verifying
@@ -187,20 +166,10 @@ def in_thread(name: str, function: Callable[[], T]) -> Future[T]:
 
 
 def run_on(connection: fabric.Connection, command: str) -> Result:
-    """Run a shell command on a host, and return its exit code and output.
-
-    Args:
-        connection: Result of :func:`connect`.
-        command: The command.
-    """
+    """Run a shell command on a host, and return its exit code and output."""
     return connection.run(command, hide=True, warn=True, in_stream=False)
 
 
 def program(code: str, *args: str) -> str:
-    """Return the shell command for a Python program that needs only the standard library.
-
-    Args:
-        code: The program.
-        args: Its arguments.
-    """
+    """Return the shell command for a Python program that needs only the standard library."""
     return shlex.join((sys.executable, "-I", "-S", "-c", code, *args))

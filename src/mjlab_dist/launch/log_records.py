@@ -67,13 +67,7 @@ class LogServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
     daemon_threads = True
 
     def __init__(self, listener: socket.socket, secret: bytes, handlers: Sequence[logging.Handler]) -> None:
-        """Serve a socket.
-
-        Args:
-            listener: Listening socket.
-            secret: The secret of the launch.
-            handlers: Receive the records; called from several threads.
-        """
+        """Serve a socket."""
         super().__init__(listener.getsockname(), _RecordReader, bind_and_activate=False)
         self.socket.close()
         self.socket = listener
@@ -127,11 +121,7 @@ def _printing_rank(line: bytes) -> int | None:
 
 
 def redirect_output(rank: int) -> None:
-    """Send what this process and its children print to the log file of a rank, as it is, and make prints unfailing.
-
-    Args:
-        rank: The rank.
-    """
+    """Send what this process and its children print to the log file of a rank, as it is, and make prints unfailing."""
     peer = connect(LOGS)
     peer.sendall(json.dumps({PRINTS: rank}).encode() + b"\n")
     for descriptor, stream in ((1, sys.stdout), (2, sys.stderr)):
@@ -145,13 +135,7 @@ class LogFiles(logging.Handler):
     """Writes the log files of agents and ranks, named ``<host>.log`` and ``<host>[<local rank>].log``."""
 
     def __init__(self, directory: Path, hosts: Sequence[str], ranks_per_host: Sequence[int]) -> None:
-        """Create the files in a new directory, which is named by the time.
-
-        Args:
-            directory: Directory of the new directory.
-            hosts: Names of the machines.
-            ranks_per_host: Number of ranks on each machine.
-        """
+        """Create the files in a new directory, which is named by the time."""
         super().__init__(logging.INFO)
         self.setFormatter(logging.Formatter("%(asctime)s:%(levelname)s: %(message)s", "%Y-%m-%d %H:%M:%S"))
         made = directory / datetime.datetime.now().isoformat(timespec="seconds")
@@ -171,12 +155,7 @@ class LogFiles(logging.Handler):
         self._write((vars(record)["hostname"], vars(record)["local_rank"]), text.encode(errors="backslashreplace"))
 
     def write_output(self, rank: int, line: bytes) -> None:
-        """Write a line that a rank printed.
-
-        Args:
-            rank: The rank.
-            line: The line.
-        """
+        """Write a line that a rank printed."""
         self.acquire()
         try:
             self._write(self._ranks[rank], line)
@@ -193,9 +172,6 @@ def read_record(line: bytes) -> logging.LogRecord:
     """Return a log record for torchrunx's handlers.
 
     Its logger is ``torchrunx.<host>`` for the agent of a machine, and ``torchrunx.<host>.<local rank>`` for a rank.
-
-    Args:
-        line: A line of JSON.
 
     Returns:
         The record. If the line is not a complete record: a warning for the log of the launcher's machine.

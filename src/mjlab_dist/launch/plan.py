@@ -107,13 +107,6 @@ def plan_run(
 ) -> tuple[RunPlan, TrainConfig]:
     """Plan a run: resolve ``auto``, ``all``, ``latest``, ``slurm`` and totals over ranks.
 
-    Args:
-        config: A config that has passed :func:`check_config`.
-        environ: Environment variables, such as CUDA_VISIBLE_DEVICES.
-        gpus: The machine's GPUs.
-        new_run_dir: Creates the directory of a new run; called last, so that a run that cannot start leaves no
-            directory.
-
     Returns:
         The plan, and the config, :func:`settled`.
 
@@ -160,12 +153,6 @@ def plan_hosts(
 ) -> tuple[Host, ...]:
     """Choose the machines and devices of all ranks. Every command that starts ranks calls this function.
 
-    Args:
-        config: The run's config.
-        environ: Environment variables, such as CUDA_VISIBLE_DEVICES.
-        gpus: This machine's GPUs.
-        warn: Called with one line per warning.
-
     Returns:
         The machines, with the device of each of their ranks; the first is this machine.
 
@@ -191,10 +178,6 @@ def settled(config: TrainConfig, devices: Sequence[RankDevice]) -> TrainConfig:
     On GPUs, ``gpu_num_envs`` replaces ``num_envs``. The run's config.yaml contains this config, so that a resumed run
     keeps its number of envs and its engine on other devices.
 
-    Args:
-        config: The run's config.
-        devices: Device of each rank.
-
     Raises:
         UserError: If the engine cannot simulate the task on these devices, or the model does not compile.
     """
@@ -209,13 +192,7 @@ def settled(config: TrainConfig, devices: Sequence[RankDevice]) -> TrainConfig:
 
 
 def notes(config: TrainConfig, devices: Sequence[RankDevice], budget: Budget | None) -> list[str]:
-    """Return lines for the user: the number of envs on GPUs, rounded totals, and which iterations videos show.
-
-    Args:
-        config: The run's config, before :func:`settled`.
-        devices: Device of each rank.
-        budget: Envs and iterations; None for ``--num-envs auto``.
-    """
+    """Return lines for the user: the number of envs on GPUs, rounded totals, and which iterations videos show."""
     envs = None
     if budget is not None and _on_gpus(devices):
         if config.gpu_num_envs is not None and config.total_num_envs is None:
@@ -262,10 +239,6 @@ def check_config(config: TrainConfig) -> None:
 
 def find_resumed(config: TrainConfig, warn: Callable[[str], None]) -> Path | None:
     """Return the directory of the run to resume; None for a new run.
-
-    Args:
-        config: The run's config, :func:`settled`.
-        warn: Called with one line per warning.
 
     Raises:
         UserError: If there is no such run, its checkpoints are missing, it has already reached its last iteration, or

@@ -101,15 +101,7 @@ class Launch:
 def prepared(
     config: TrainConfig, plan: RunPlan, attempt: int, listen: Listener, secret: str | None = None
 ) -> Iterator[Launch]:
-    """Prepare a launch, and end its agents when the context ends.
-
-    Args:
-        config: The run's config.
-        plan: Devices, hosts and run directory.
-        attempt: Number of earlier starts of these ranks.
-        listen: Receives one line that only ``--verbose`` shows.
-        secret: Secret of the launch, in hexadecimal; None for a new one.
-    """
+    """Prepare a launch, and end its agents when the context ends."""
     # The name must be short, because it is part of the paths of sockets. remove_own finds this process's temporary
     # directories by the process ID in the name.
     name = f"{os.getpid()}-{uuid.uuid4().hex[:8]}"
@@ -164,21 +156,12 @@ def remote_timeout_s(config: TrainConfig) -> int:
     """Return the timeout, in seconds, for contact between the launcher and the agents on other machines.
 
     After this time without contact, the agents end, and the launcher raises an error.
-
-    Args:
-        config: The run's config.
     """
     return max(60, round(config.hang_timeout))
 
 
 def end_processes(config: TrainConfig, hosts: Sequence[str], launch: str, listen: Listener) -> list[str]:
     """Kill all processes of a launch, on all machines, and wait until they have ended.
-
-    Args:
-        config: The run's config.
-        hosts: Machines; the first is this machine.
-        launch: Name of the launch.
-        listen: Receives a warning if a machine does not answer.
 
     Returns:
         Machines that do not answer.
@@ -192,11 +175,7 @@ def end_processes(config: TrainConfig, hosts: Sequence[str], launch: str, listen
 
 
 def exported_names(environ: Mapping[str, str]) -> list[str]:
-    """Return the names of the variables that ranks on other machines get. Ranks on this machine inherit all variables.
-
-    Args:
-        environ: The process's environment.
-    """
+    """Return the names of the variables that ranks on other machines get. Ranks on this machine inherit all."""
     return [
         name
         for name, value in environ.items()
@@ -216,10 +195,6 @@ def can_fork(devices: Sequence[RankDevice], environ: Mapping[str, str]) -> bool:
 
 def listen_in_range(address: str, ports: tuple[int, int] | None) -> socket.socket:
     """Return a socket that listens on a free port of an address of this machine.
-
-    Args:
-        address: IPv4 or IPv6 address.
-        ports: First and last port of a range; None for any port that the kernel chooses.
 
     Raises:
         UserError: If no port of the range is free.

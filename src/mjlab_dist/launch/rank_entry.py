@@ -47,11 +47,7 @@ _logger = logging.getLogger("mjlab_dist.events")
 
 
 def run_rank(arguments: bytes) -> object:
-    """Run torchrunx's entry point of a rank, in the rank's process.
-
-    Args:
-        arguments: torchrunx's arguments, pickled by the agent.
-    """
+    """Run torchrunx's entry point of a rank, in the rank's process."""
     # From here on, Linux kills this rank when its agent ends. If the agent has ended before, end now.
     die_with_parent()
     agent = multiprocessing.parent_process()
@@ -70,12 +66,6 @@ def run_or_die(entry: Entry[Any], config: TrainConfig, plans: Sequence[RankPlan]
 
     If a failed rank only raised its error, the other ranks would wait for it in a collective operation for minutes. If
     a rank only returned its result, it would wait for torchrunx's agent for several seconds.
-
-    Args:
-        entry: Function that this rank runs.
-        config: The run's config.
-        plans: Plans of all ranks, in order of rank. A rank that fails writes ``errors/rank<N>.json`` into the run
-            directory.
     """
     # Process, libraries, and this rank's plan
     die_with_parent()

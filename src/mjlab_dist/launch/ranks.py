@@ -69,18 +69,6 @@ def run_ranks(
 ) -> list[T]:
     """Start ranks on one or several machines, and wait for their results.
 
-    Args:
-        entry: Function that each rank runs. It is pickled by name; its result is sent as plain data.
-        result_type: Dataclass that ``entry`` returns.
-        config: The run's config.
-        plan: Devices, hosts and run directory.
-        listen: Called with the ranks' events for the user, in a separate thread.
-        control: Receives requests to stop the run, which are forwarded to the ranks.
-        left: Receives the name of this launch for each machine that does not answer at its end, where processes of
-            the launch may still run.
-        attempt: Number of earlier starts of these ranks.
-        secret: Secret of the launch, which the caller uses to connect to the ranks; None to create one.
-
     Returns:
         The ranks' results, in order of rank.
 
@@ -131,13 +119,7 @@ def _one_at_a_time() -> Iterator[None]:
 
 
 def _torchrunx_launcher(config: TrainConfig, plan: RunPlan, logs: Path | None) -> torchrunx.Launcher:
-    """Return torchrunx's launcher for a run.
-
-    Args:
-        config: The run's config.
-        plan: Devices, hosts and run directory.
-        logs: Directory of the ranks' log files; None for no files.
-    """
+    """Return torchrunx's launcher for a run."""
     import torchrunx
 
     return torchrunx.Launcher(

@@ -29,12 +29,6 @@ def regroup(config: TrainConfig, plan: RunPlan, listen: Listener, control: Contr
     A machine that an earlier attempt left out is used again if it answers. If fewer than ``--min-hosts`` machines
     answer, wait for up to ``--hang-timeout``, because a machine may be rebooting.
 
-    Args:
-        config: The run's config.
-        plan: Plan of the attempt that failed.
-        listen: Receives a warning if machines are left out, and a line if they are used again.
-        control: A stop request ends the wait.
-
     Raises:
         TooFewHostsError: If too few machines answered before the timeout or a stop request.
         UserError: If the envs or parameters cannot be split over the ranks of the machines that answer.

@@ -30,13 +30,6 @@ MAX_PAUSE_S = 60.0
 def run_with_restarts(config: TrainConfig, plan: RunPlan, listen: Listener, control: Control) -> RunResult:
     """Start ranks, and restart them up to ``max_restarts`` times, or until two attempts in a row make no progress.
 
-    Args:
-        config: The run's config.
-        plan: Plan of the run; ranks resume from the newest checkpoint in its run directory.
-        listen: Receives progress.
-        control: A stop request also prevents restarts, and ends the pause before a restart. The run then ends as
-            stopped, with its newest checkpoint, even if ranks were lost.
-
     Returns:
         The result of rank 0. If a stop was requested and ranks were lost, the result at the newest checkpoint.
 

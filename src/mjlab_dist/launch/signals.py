@@ -39,10 +39,6 @@ def stopping_on_signal(control: Control, stopper: Stopper) -> Iterator[None]:
     A separate thread handles the signals, because Python runs signal handlers only after the main thread has returned
     to Python code. It can take seconds to return while ranks exchange data. A terminal sends Ctrl-C and SIGHUP to every
     process; child processes that are started inside the context block these signals.
-
-    Args:
-        control: Control of the run.
-        stopper: Notified when the run stops.
     """
     at_once = threading.Event()
     read_fd, write_fd = os.pipe()
@@ -87,9 +83,6 @@ def stopping_with_others(control: Control) -> Iterator[None]:
     """Stop all ranks gracefully when any of them receives SIGTERM.
 
     This context is for ranks that another launcher has started, such as torchrun.
-
-    Args:
-        control: Control of this rank.
     """
     signal.signal(signal.SIGTERM, lambda *_: control.request_stop())
     yield

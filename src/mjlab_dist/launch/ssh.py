@@ -64,10 +64,6 @@ def verifying(connection: fabric.Connection, ssh_config: str | None) -> fabric.C
     These options of SSH's config file apply, as in OpenSSH: StrictHostKeyChecking, UserKnownHostsFile,
     GlobalKnownHostsFile, HostKeyAlias and HashKnownHosts. If OpenSSH would ask the user, the key is refused.
 
-    Args:
-        connection: A connection that is not open yet.
-        ssh_config: SSH's config file, for use in messages; None for the config files of the user and the system.
-
     Returns:
         The same connection. Opening it raises :class:`HostKeyError` if a key is refused.
 

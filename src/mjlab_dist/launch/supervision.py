@@ -72,15 +72,7 @@ class Ranks:
     """Ranks of one launch, on one or several machines. One thread receives events; another waits for the results."""
 
     def __init__(self, hosts: Sequence[str], listen: Listener, control: Control) -> None:
-        """Start with no events.
-
-        Args:
-            hosts: Machine of each rank. Rank 0 is on the launcher's machine. Only processes of that machine can
-                be inspected.
-            listen: Receives the events that are for the user.
-            control: Receives requests to stop, which are forwarded to the ranks, and requests to kill, which end the
-                wait.
-        """
+        """Start with no events."""
         self._hosts = hosts
         self._num_ranks = len(hosts)
         self._num_own = list(hosts).count(hosts[0])
@@ -129,12 +121,6 @@ class Ranks:
 
     def wait(self, launched: Future[Any], hang_timeout_s: float, helper_ended: Callable[[], Ended | None]) -> list[Any]:
         """Wait for all ranks' results.
-
-        Args:
-            launched: Future of torchrunx's launch. Ranks exit without returning to torchrunx, so the future is only
-                done if torchrunx failed.
-            hang_timeout_s: Seconds without an iteration after which ranks end themselves.
-            helper_ended: Returns a process that has ended although ranks depend on it; None if there is none.
 
         Returns:
             The ranks' results, in order of rank.

@@ -54,13 +54,6 @@ def train(
     process that torchrun or SLURM started as one of several is itself one rank. This function installs no signal
     handlers. A KeyboardInterrupt ends every rank.
 
-    Args:
-        config: The run.
-        listen: Receives progress.
-        started: Called with the run directory and the number of ranks, before any rank starts.
-        control: Receives requests to stop, which end the run gracefully.
-        own_process: Whether this process trains once and does nothing else, so that CUDA_VISIBLE_DEVICES may change.
-
     Raises:
         UserError: If the config is invalid or does not fit the machines.
         RankError: If a rank in a separate process ended early. An error of a rank in this process is raised unchanged.
@@ -171,10 +164,6 @@ def _train_as_one_of_many(config: TrainConfig, listen: Listener, control: Contro
 def _given_paths(run_dir: Path, listen: Listener) -> Iterator[Listener]:
     """Write paths in messages as the user gave the run directory; ranks use its absolute path.
 
-    Args:
-        run_dir: The run directory.
-        listen: Receives events.
-
     Yields:
         A listener that changes the text of events before it passes them on. The context changes errors.
     """
@@ -242,13 +231,6 @@ def _reserved(
     """Hold the lease of the run, and write the run's config and provenance into its directory.
 
     After a UserError, a new directory is removed again: the run cannot train, and ``--run latest`` must not find it.
-
-    Args:
-        run_dir: The run directory.
-        config: The run's config.
-        devices: Name of each rank's device.
-        listen: Receives progress.
-        is_new: Whether the directory was created for this run.
     """
     with explaining(run_dir), leased(run_dir.absolute(), listen) as lease:
         try:

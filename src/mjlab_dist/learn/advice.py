@@ -31,25 +31,14 @@ class Advice:
     """Checks each iteration of a run, and prints warnings with the flags that help."""
 
     def __init__(self, config: TrainConfig, rank: Rank, device: str) -> None:
-        """Start without measurements.
-
-        Args:
-            config: The run's config.
-            rank: Rank of this process.
-            device: ``cpu`` or ``cuda:<index>``.
-        """
+        """Start without measurements."""
         self._config, self._rank, self._device = config, rank, device
         self._waiting: list[Sequence[float]] | None = [] if rank.is_main and rank.world_size > 1 else None
         # CPU ranks of one machine share its memory, so only the first of them checks it.
         self._watches_memory = device != "cpu" or rank.local_rank == 0
 
     def check(self, iteration: int, wait_shares: Sequence[float]) -> None:
-        """Check an iteration, and print a warning if there is a reason for one.
-
-        Args:
-            iteration: Iterations done.
-            wait_shares: For each rank, the share of the iteration's time that it waited for others.
-        """
+        """Check an iteration, and print a warning if there is a reason for one."""
         if self._waiting is not None:
             self._waiting.append(wait_shares)
             if len(self._waiting) == WINDOW:
@@ -84,12 +73,7 @@ class Advice:
 
 
 def waiting_advice(shares: Sequence[float], config: TrainConfig) -> str | None:
-    """Return advice if a rank waits for others too long; None otherwise.
-
-    Args:
-        shares: For each rank, the mean share of its time that it waits for others.
-        config: The run's config.
-    """
+    """Return advice if a rank waits for others too long; None otherwise."""
     waiting = [rank for rank, share in enumerate(shares) if share > MAX_WAITING]
     if not waiting:
         return None
@@ -106,14 +90,7 @@ def waiting_advice(shares: Sequence[float], config: TrainConfig) -> str | None:
 
 
 def memory_advice(free: float, total: float, where: str, config: TrainConfig) -> str | None:
-    """Return advice if the memory is nearly full; None otherwise.
-
-    Args:
-        free: Free bytes.
-        total: All bytes that the run can use.
-        where: The machine or GPU that has this memory.
-        config: The run's config.
-    """
+    """Return advice if the memory is nearly full; None otherwise."""
     if free > MIN_FREE * total:
         return None
     left = f"only {byte_size(free)} of memory is left on {where}"

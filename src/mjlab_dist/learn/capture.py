@@ -31,11 +31,7 @@ class GraphSequence:
     """A sequence of torch operations (recorded as CUDA graphs) and calls that a graph cannot contain."""
 
     def __init__(self, device: str) -> None:
-        """Create an empty sequence.
-
-        Args:
-            device: ``cuda:<index>``.
-        """
+        """Create an empty sequence."""
         self.stream = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
         self._pieces: list[Callable[[], object]] = []
@@ -70,11 +66,7 @@ class GraphSequence:
                 raise
 
     def cut(self, call: Callable[[], object]) -> None:
-        """Add a call to the replay, after the operations recorded so far. The call is made only in replays.
-
-        Args:
-            call: Function that enqueues work on torch's current stream. It takes no arguments; its result is ignored.
-        """
+        """Add a call to the replay, after the operations recorded so far. The call is made only in replays."""
         self._end()
         self._pieces.append(call)
         self._begin()
@@ -107,14 +99,7 @@ class CapturedStep:
     def __init__(
         self, backward: Callable[[Batch], None], reduce: Callable[[], None], apply: Callable[[], None], device: str
     ) -> None:
-        """Create the step; the first calls run eagerly.
-
-        Args:
-            backward: Computes this rank's gradients of a mini-batch.
-            reduce: Reduces these gradients over all ranks.
-            apply: Updates the parameters.
-            device: ``cuda:<index>``.
-        """
+        """Create the step; the first calls run eagerly."""
         self._backward, self._reduce, self._apply = backward, reduce, apply
         self._sequence = GraphSequence(device)
         self._until_recording = WARM_UP
@@ -165,14 +150,7 @@ class CapturedCall(Generic[T]):
     def __init__(
         self, function: Callable[[TensorDict], T], name: str, device: str, sim: Simulation | None = None
     ) -> None:
-        """Create the callable; the first call runs eagerly.
-
-        Args:
-            function: A function that can be recorded (docs/decisions/0014). Each call overwrites the previous result.
-            name: Name of the function. The warning that the function cannot be recorded contains this name.
-            device: ``cuda:<index>``.
-            sim: The physics that the function runs, if any.
-        """
+        """Create the callable; the first call runs eagerly."""
         self._function = function
         self._name = name
         self._sim = sim
@@ -237,11 +215,6 @@ def can_capture_steps(env: Env, agent: AgentConfig, *, is_main: bool) -> bool:
     """Return whether control steps can become CUDA graphs.
 
     Steps of recurrent policies cannot be captured, because they wait for the device.
-
-    Args:
-        env: The envs.
-        agent: The learner.
-        is_main: Whether this is rank 0, which prints what cannot be captured.
     """
     recurrent = agent.rnn != "none"
     if recurrent and is_main:

@@ -69,11 +69,6 @@ class CheckpointStore:
     def __init__(self, run_dir: Path, config: CheckpointConfig, lease: Lease | None = None) -> None:
         """Remove the temporary files, and update the links, that a killed process may have left.
 
-        Args:
-            run_dir: The run directory. Its metrics contain the mean returns of its checkpoints.
-            config: Number of checkpoints to keep.
-            lease: Shows whether this launch (one start of the run) may still write; None if no other launch can write.
-
         Raises:
             OSError: If the directory cannot be written. The message is one line with the fix.
             TakenOverError: If another launch has taken over this run.
@@ -98,11 +93,6 @@ class CheckpointStore:
 
     def save(self, iteration: int, content: Mapping[str, Any], mean_return: float | None) -> None:
         """Copy a checkpoint and write it in the thread. This waits for the copy and for the previous checkpoint.
-
-        Args:
-            iteration: Iterations done.
-            content: Tensors on any device, and plain values, in dicts, lists and tuples. It may change after this call.
-            mean_return: Mean return of the policy, if it is known.
 
         Raises:
             OSError: If the previous checkpoint could not be written; this one is not written either.
@@ -141,9 +131,6 @@ class CheckpointStore:
 
         Newer checkpoints that cannot be read, or that contradict their names or the run's metrics, are renamed, with a
         warning. The method also removes old checkpoints that the previous writer had no time to remove.
-
-        Args:
-            needed: Entries that a checkpoint must have, as in :data:`LEARNER`.
 
         Returns:
             The path and the file's bytes; None if the run has no checkpoint yet.
@@ -252,12 +239,7 @@ class CheckpointStore:
 
 
 def save(path: Path, content: dict[str, Any]) -> None:
-    """Write a checkpoint under a temporary name, sync it, then rename it.
-
-    Args:
-        path: Path of the checkpoint; its directory is created.
-        content: Tensors, containers and plain values.
-    """
+    """Write a checkpoint under a temporary name, sync it, then rename it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = _temporary(path)
     try:
@@ -279,10 +261,6 @@ def save(path: Path, content: dict[str, Any]) -> None:
 def load(source: Path | bytes, device: str) -> dict[str, Any]:
     """Read a checkpoint.
 
-    Args:
-        source: The checkpoint file, a pack that contains it, or the bytes of the file.
-        device: Device of the loaded tensors.
-
     Raises:
         UserError: If the file is damaged, contains more than tensors and plain values, or is of another iteration than
             its name or the manifest of its pack says.
@@ -298,9 +276,6 @@ def load(source: Path | bytes, device: str) -> dict[str, Any]:
 
 def snapshot(content: Any) -> Any:
     """Copy a checkpoint to the CPU, so that training continues while it is written. Waits for the device once.
-
-    Args:
-        content: Tensors on any device, and plain values, in dicts, lists and tuples.
 
     Returns:
         The same content in plain containers; every tensor is a separate copy.

@@ -22,10 +22,6 @@ class UnreadableError(ValueError):
 def check_entries(content: dict[str, Any], needed: Mapping[str, type]) -> None:
     """Raise if a checkpoint lacks an entry, or its value has the wrong type.
 
-    Args:
-        content: The checkpoint.
-        needed: Types by name; a dot separates the names of nested entries.
-
     Raises:
         UnreadableError: With the name of the entry.
     """
@@ -39,10 +35,6 @@ def check_entries(content: dict[str, Any], needed: Mapping[str, type]) -> None:
 
 def check_iteration(content: dict[str, Any], path: Path | None) -> None:
     """Raise if a checkpoint's own iteration, if it has one, is not a number of iterations or contradicts its file.
-
-    Args:
-        content: The checkpoint.
-        path: Its file, whose name may contain the iteration, or a pack, whose manifest does; None if it is unknown.
 
     Raises:
         UnreadableError: With both iterations.
@@ -66,11 +58,6 @@ def check_iteration(content: dict[str, Any], path: Path | None) -> None:
 
 def check_counters(content: dict[str, Any], iteration: int, rows: Mapping[int, Mapping[str, Any]]) -> None:
     """Raise if the counters of a checkpoint, if it has any, have wrong types or contradict the run's metrics.
-
-    Args:
-        content: The checkpoint.
-        iteration: Its iteration.
-        rows: Rows of metrics.jsonl by iteration. A power failure may have removed the newest ones.
 
     Raises:
         UnreadableError: With the value of the counter, and that of the metrics.

@@ -20,11 +20,7 @@ class Clock:
     """
 
     def __init__(self, device: str) -> None:
-        """Create a clock that has counted no collectives.
-
-        Args:
-            device: ``cpu`` or ``cuda:<index>``.
-        """
+        """Create a clock that has counted no collectives."""
         self._on_gpu = device != "cpu"
         self._waits: list[tuple[Mark, Mark]] = []
         self.last_waits_s: list[float] = []

@@ -14,14 +14,7 @@ class BoundedGaussian(GaussianDistribution):
     """Gaussian whose standard deviation does not depend on the observation and stays in its range."""
 
     def __init__(self, output_dim: int, init_std: float, min_std: float, std_type: str) -> None:
-        """Create the parameter of the standard deviation.
-
-        Args:
-            output_dim: Number of actions.
-            init_std: Initial standard deviation.
-            min_std: Minimum standard deviation.
-            std_type: ``scalar``: the parameter is the standard deviation. ``log``: the parameter is its logarithm.
-        """
+        """Create the parameter of the standard deviation."""
         super().__init__(output_dim, init_std=init_std, std_range=(min_std, MAX_STD), std_type=std_type)
 
     def update(self, mlp_output: torch.Tensor) -> None:

@@ -35,13 +35,6 @@ class Evaluation(Hook):
     """
 
     def __init__(self, config: TrainConfig, rank: Rank, control: Control) -> None:
-        """Store the arguments. The envs are built when they are needed.
-
-        Args:
-            config: The run's config, with ``evaluate_interval``.
-            rank: Rank of this process.
-            control: Receives heartbeats.
-        """
         self._config = config
         self._control = control
         self._rank = rank

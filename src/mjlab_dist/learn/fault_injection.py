@@ -38,11 +38,6 @@ class FaultInjection(Hook):
     """Injects one fault."""
 
     def __init__(self, fault: Fault) -> None:
-        """Store the fault.
-
-        Args:
-            fault: A fault of this rank.
-        """
         self._fault: Fault | None = fault
 
     def before_iteration(self, runner: Runner, iteration: int) -> None:

@@ -72,12 +72,7 @@ class FiniteCheck:
     """Stores the states of the current rollout, and checks them and the learner's storage."""
 
     def __init__(self, env: Env, storage: RolloutStorage) -> None:
-        """Allocate room for the states.
-
-        Args:
-            env: This rank's envs.
-            storage: The learner's storage of a rollout.
-        """
+        """Allocate room for the states."""
         self._env = env
         self._storage = storage
         self._num_steps = storage.num_transitions_per_env
@@ -88,18 +83,11 @@ class FiniteCheck:
         self._last_obs: Mapping[str, Any] = {}
 
     def record(self, step: int) -> None:
-        """Store the state before a step.
-
-        Args:
-            step: Index of the step in the rollout, from 0.
-        """
+        """Store the state before a step."""
         torch._foreach_copy_(self._rows[step], self._live)  # pyright: ignore[reportPrivateImportUsage]
 
     def count(self, obs: TensorDict) -> torch.Tensor:
         """Check a whole rollout.
-
-        Args:
-            obs: Observations after its last step.
 
         Returns:
             Number of envs in which a number was not finite, a scalar on the device.
@@ -114,11 +102,6 @@ class FiniteCheck:
         """Dump the envs in which :meth:`count` found a non-finite number. Call this before the next rollout.
 
         The method waits for the device.
-
-        Args:
-            task: The task.
-            totals: Totals of this iteration. They show which reward terms were not finite: the total of such a term is
-                not finite either.
         """
         # Find the envs with non-finite numbers, and the first step of each
         broken = self._storage.dones.new_zeros(self._num_steps + 1, self._env.num_envs, dtype=torch.bool)
@@ -190,10 +173,6 @@ class FiniteCheck:
 def load(path: Path, task: str) -> Dump:
     """Read a dump.
 
-    Args:
-        path: File that ``checkpoint.save`` wrote.
-        task: Task that the dump must be from.
-
     Raises:
         UserError: If the file is damaged, is not a dump, or is from another task.
     """
@@ -210,11 +189,7 @@ def load(path: Path, task: str) -> Dump:
 
 
 def column_names(env: Env) -> dict[str, list[str]]:
-    """Return the names of the columns of actions, observations and states, by kind.
-
-    Args:
-        env: Any envs of the task.
-    """
+    """Return the names of the columns of actions, observations and states, by kind."""
     columns = {
         "action": env.action_names,
         "physics qpos": [f"column {i}" for i in range(env.sim.model.nq)],
@@ -232,11 +207,7 @@ def column_names(env: Env) -> dict[str, list[str]]:
 
 
 def describe(dump: Dump) -> str:
-    """Describe a dump in one line: what was not finite, in which envs, and when.
-
-    Args:
-        dump: Result of :meth:`FiniteCheck.dump`.
-    """
+    """Describe a dump in one line: what was not finite, in which envs, and when."""
     kinds: dict[str, dict[str, None]] = {}
     for names in dump["names"]:
         for kind, columns in names.items():

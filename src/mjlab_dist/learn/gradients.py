@@ -16,12 +16,7 @@ class FlatGradients:
     """
 
     def __init__(self, groups: Sequence[Sequence[torch.nn.Parameter]], device: str) -> None:
-        """Allocate the buffer, and set every parameter's ``.grad`` to a view of it.
-
-        Args:
-            groups: Parameters, in groups whose gradients are clipped together.
-            device: Device of the parameters.
-        """
+        """Allocate the buffer, and set every parameter's ``.grad`` to a view of it."""
         sizes = [sum(p.numel() for p in group) for group in groups]
         self.buffer = torch.zeros(sum(sizes) + 1, device=device)
         self.groups = self.buffer[:-1].split(sizes)

@@ -10,9 +10,6 @@ import torch
 def copy_to_host(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Copy tensors to the CPU and wait until all copies are complete.
 
-    Args:
-        tensors: Tensors on any device.
-
     Returns:
         Copies on the CPU, without gradients; each copy has its own memory.
     """

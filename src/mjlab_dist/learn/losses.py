@@ -14,7 +14,6 @@ def surrogate_loss(
         log_prob: Log-probabilities of the actions under the current policy, (samples,) or (steps, envs).
         old_log_prob: Log-probabilities of the same actions under the policy that collected the data, of the same shape.
         advantages: Normalized advantages, of the same shape.
-        clip: Maximum difference between the probability ratio and 1 that can reduce the loss.
     """
     ratio = torch.exp(log_prob - old_log_prob)
     clipped = ratio.clamp(1.0 - clip, 1.0 + clip)
@@ -28,9 +27,6 @@ def value_loss(
 
     Args:
         values: Current values, (samples, 1) or (steps, envs, 1).
-        old_values: Values when the data was collected.
-        returns: Targets.
-        clip: Maximum change of a value that can reduce the loss; None for no clipping.
     """
     errors = (values - returns).square()
     if clip is None:

@@ -111,20 +111,7 @@ class Metrics:
         iteration: int = 0,
         counters: Mapping[str, Any] | None = None,
     ) -> None:
-        """Start the counters, or restore them.
-
-        Args:
-            rank: Global rank.
-            world_size: Number of ranks.
-            num_samples: Control steps in one rollout of one rank, over its envs.
-            episode_names: Names of the columns that are sums over episodes, in the order of ``EpisodeTotals``:
-                ``reward/<term>``, ``termination/<reason>``, then metrics.
-            num_parameters: Number of parameters of policy and value function, to average their squared spread.
-            clock: Counts the time of the collective.
-            log_ranks: Whether to return metrics of each rank.
-            iteration: Iterations done before.
-            counters: Result of :meth:`counters` after those iterations; None at the start of a run.
-        """
+        """Start the counters, or restore them."""
         before = counters or {"total_steps": 0, "elapsed_s": 0.0, "episodes": []}
         self._rank = rank
         self._world_size = world_size
@@ -154,10 +141,6 @@ class Metrics:
         """Combine the measurements of all ranks into metrics, and into decisions such as whether to save or to stop.
 
         This takes one collective and one transfer to the host.
-
-        Args:
-            iteration: Iterations done, including this one.
-            sample: Measurements of this rank.
         """
         # Sums over ranks, and over the newest episodes
         sums, totals = self._sum(sample)

@@ -12,13 +12,7 @@ Batch = RolloutStorage.Batch
 
 
 def shuffled_mini_batches(storage: RolloutStorage, order: torch.Tensor, advantages: torch.Tensor) -> list[Batch]:
-    """Gather all samples of a rollout into mini-batches of equal size.
-
-    Args:
-        storage: Holds the rollout.
-        order: Indices of the samples, (mini-batches * samples per mini-batch,).
-        advantages: Normalized advantages, in the order of ``order``, (mini-batches, samples per mini-batch).
-    """
+    """Gather all samples of a rollout into mini-batches of equal size."""
     size = advantages.shape[1]
 
     def gather(samples: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -46,13 +40,7 @@ def shuffled_mini_batches(storage: RolloutStorage, order: torch.Tensor, advantag
 def recurrent_mini_batches(
     storage: RolloutStorage, count: int, normalize: Callable[[torch.Tensor], torch.Tensor]
 ) -> list[Batch]:
-    """Split a rollout into mini-batches of whole envs, because a recurrent network reads every episode in order.
-
-    Args:
-        storage: Holds the rollout; its advantages are normalized in place.
-        count: Number of mini-batches.
-        normalize: Normalizes advantages, (mini-batches, samples).
-    """
+    """Split a rollout into mini-batches of whole envs, because a recurrent network reads every episode in order."""
     steps, envs = storage.num_transitions_per_env, storage.num_envs
     rows = storage.advantages.view(steps, count, -1).transpose(0, 1)
     rows = normalize(rows.reshape(count, -1)).view(count, steps, -1)

@@ -14,9 +14,6 @@ from rsl_rl.modules import EmpiricalNormalization
 def advantage_moments(advantages: torch.Tensor) -> torch.Tensor:
     """Compute the count, sum and sum of squares of advantages.
 
-    Args:
-        advantages: (rows, samples); each row is normalized separately.
-
     Returns:
         Count, sum and sum of squares, (rows, 3) in fp64.
     """
@@ -27,10 +24,6 @@ def advantage_moments(advantages: torch.Tensor) -> torch.Tensor:
 
 def normalize(advantages: torch.Tensor, moments: torch.Tensor) -> torch.Tensor:
     """Normalize every row to mean 0 and standard deviation 1.
-
-    Args:
-        advantages: (rows, samples).
-        moments: Result of :func:`advantage_moments`, summed over ranks or not, (rows, 3).
 
     Returns:
         Normalized advantages of the same shape and dtype. As in rsl_rl, the variance is the unbiased one, and 1e-8 is
@@ -50,7 +43,6 @@ class ClippedNormalization(EmpiricalNormalization):
 
         Args:
             shape: Shape of one observation.
-            clip: Maximum magnitude of a normalized observation, in standard deviations.
         """
         super().__init__(shape)
         self.clip = clip
@@ -71,11 +63,7 @@ class NormalizerMoments:
     """
 
     def __init__(self, normalizer: EmpiricalNormalization) -> None:
-        """Start from the normalizer's current state.
-
-        Args:
-            normalizer: The module whose buffers :meth:`apply` updates.
-        """
+        """Start from the normalizer's current state."""
         self._normalizer = normalizer
         self.rebase()
 
@@ -95,11 +83,7 @@ class NormalizerMoments:
         return {**self._normalizer.state_dict(), **agreed, "pending": self.pending}
 
     def observe(self, observations: torch.Tensor) -> None:
-        """Add observations to the pending sums.
-
-        Args:
-            observations: (samples, width).
-        """
+        """Add observations to the pending sums."""
         deviation = observations.double() - self._mean
         count = torch.full_like(self.pending[:1], len(deviation))
         self.pending += torch.cat([count, deviation.sum(dim=0), deviation.square().sum(dim=0)])
@@ -132,13 +116,7 @@ class RewardScale:
     """
 
     def __init__(self, num_envs: int, gamma: float, device: str) -> None:
-        """Start without data.
-
-        Args:
-            num_envs: Envs on this rank.
-            gamma: Discount per control step.
-            device: Device of the tensors.
-        """
+        """Start without data."""
         self._gamma = gamma
         self.discounted = torch.zeros(num_envs, device=device)
         self.pending, self.sums = torch.zeros(2, 3, dtype=torch.float64, device=device)

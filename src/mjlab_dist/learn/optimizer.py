@@ -25,14 +25,7 @@ class Adam(torch.optim.Adam):
 
 
 def adapt_rate(rate: torch.Tensor, kl: torch.Tensor, desired_kl: float) -> None:
-    """Update the learning rate by rsl_rl's adaptive schedule, without waiting for the device.
-
-    Args:
-        rate: The learning rate, a scalar; changed in place. It is divided by 1.5 if the policy changed too much, and
-            multiplied by 1.5 if the policy changed too little.
-        kl: Mean KL divergence of a mini-batch over all ranks, a scalar.
-        desired_kl: KL divergence that the schedule aims at.
-    """
+    """Update the learning rate by rsl_rl's adaptive schedule, without waiting for the device."""
     slower = (rate / 1.5).clamp(min=MIN_LEARNING_RATE)
     faster = (rate * 1.5).clamp(max=MAX_LEARNING_RATE)
     too_near = (kl < desired_kl / 2.0) & (kl > 0.0)
@@ -40,24 +33,12 @@ def adapt_rate(rate: torch.Tensor, kl: torch.Tensor, desired_kl: float) -> None:
 
 
 def linear_rate(initial: float, iteration: int, num_iterations: int) -> float:
-    """Return the learning rate of one iteration. The rate falls linearly, and reaches 0 after the last iteration.
-
-    Args:
-        initial: Learning rate of the first iteration.
-        iteration: The iteration, from 1.
-        num_iterations: Iterations of the whole run.
-    """
+    """Return the learning rate of one iteration. The rate falls linearly, and reaches 0 after the last iteration."""
     return (num_iterations - iteration + 1) / num_iterations * initial
 
 
 def whole_state(optimizer: Adam, parameters: Sequence[torch.Tensor], sharding: Sharding) -> dict[str, Any]:
-    """Return an optimizer's state in the layout of torch's Adam, with whole tensors.
-
-    Args:
-        optimizer: The optimizer. Its learning rate is one tensor.
-        parameters: All parameters in the optimizer's order, as DTensors where they are sharded.
-        sharding: Which parameters are sharded (divided between ranks). If any are, this function is a collective.
-    """
+    """Return an optimizer's state in the layout of torch's Adam, with whole tensors."""
     whole = optimizer.state_dict()
     whole["state"] = {
         i: {key: t if key == "step" else sharding.whole(parameters[i], t) for key, t in state.items()}

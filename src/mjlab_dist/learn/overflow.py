@@ -45,13 +45,7 @@ class OverflowCheck:
     """Checks the buffers once per iteration, with the same result on every rank."""
 
     def __init__(self, env: Env, config: TrainConfig, *, is_main: bool) -> None:
-        """Create the check.
-
-        Args:
-            env: This rank's envs.
-            config: The run's config.
-            is_main: Whether this rank reports a warning.
-        """
+        """Create the check."""
         self._env, self._config, self._is_main = env, config, is_main
         self._has_warned = False
         self._pending: BufferOverflowError | None = None
@@ -68,9 +62,6 @@ class OverflowCheck:
         """Return whether the run must save a checkpoint and end. After saving, :meth:`raise_pending` must be called.
 
         If an overflow does not end the run, print one warning. Ranks communicate only after an overflow.
-
-        Args:
-            row: Metrics of the iteration, over all ranks.
 
         Raises:
             BufferOverflowError: If the run must restart with larger buffers; this iteration is then not saved.
@@ -149,13 +140,7 @@ def _flags(sizes: Mapping[str, int]) -> str:
 
 
 def record_growth(run_dir: Path, config: TrainConfig, overflow: BufferOverflowError) -> None:
-    """Write the larger sizes to config.yaml and provenance.json, and print them. Call this on rank 0.
-
-    Args:
-        run_dir: The run directory.
-        config: The config with the larger buffers.
-        overflow: The error with the sizes.
-    """
+    """Write the larger sizes to config.yaml and provenance.json, and print them. Call this on rank 0."""
     done = max(list_checkpoints(run_dir), default=0)
     emit("warning", text=f"{overflow}; restarting from iteration {done} with {_flags(overflow.larger)}")
     provenance = read_provenance(run_dir, lambda text: emit("warning", text=text))

@@ -61,16 +61,7 @@ class PPO(rsl_rl.algorithms.PPO):
         synchronizer: Synchronizer,
         device: str,
     ) -> None:
-        """Build the optimizer and the buffers of the update.
-
-        Args:
-            actor: The policy.
-            critic: The value function.
-            storage: Holds a rollout.
-            config: The run's config.
-            synchronizer: How gradients are reduced.
-            device: ``cpu`` or ``cuda:<index>``.
-        """
+        """Build the optimizer and the buffers of the update."""
         agent = config.agent
         # rsl_rl's constructor sets `learning_rate`, whose setter needs `rate`. The constructor also creates an
         # optimizer. It is replaced below, but must be our Adam, because torch's Adam would import torch's compiler.
@@ -270,11 +261,7 @@ class PPO(rsl_rl.algorithms.PPO):
         }
 
     def load_memory(self, memory: Mapping[str, torch.Tensor]) -> None:
-        """Restore the state of this rank.
-
-        Args:
-            memory: Result of :meth:`memory`.
-        """
+        """Restore the state of this rank."""
         if self._reward_scale is not None:
             self._reward_scale.discounted.copy_(memory["reward"])
         if self._all_reduce is not None and "error" in memory:
@@ -300,11 +287,7 @@ class PPO(rsl_rl.algorithms.PPO):
         return shuffled_mini_batches(storage, order, self._normalize(advantages))
 
     def _normalize(self, advantages: torch.Tensor) -> torch.Tensor:
-        """Normalize advantages, and sum the moments of observations over ranks, in at most one collective.
-
-        Args:
-            advantages: (mini-batches, samples).
-        """
+        """Normalize advantages, and sum the moments of observations over ranks, in at most one collective."""
         # Moments of the observations
         observations = self.storage.observations.flatten(0, 1)
         for name, moments in self._normalizers.items():
@@ -404,12 +387,7 @@ class PPO(rsl_rl.algorithms.PPO):
         self._distribution.project()
 
     def _clip(self, gradients: torch.Tensor, parts: list[torch.Tensor]) -> None:
-        """Scale one network's gradients down to the maximum norm, as ``clip_grad_norm_`` does.
-
-        Args:
-            gradients: Gradients of the parameters that are not sharded, flat.
-            parts: This rank's parts of the gradients of sharded parameters.
-        """
+        """Scale one network's gradients down to the maximum norm, as ``clip_grad_norm_`` does."""
         squares = gradients.dot(gradients)
         if parts:
             squares += self.sharding.sum_over_shards(torch.stack([g.square().sum() for g in parts]).sum())
@@ -419,11 +397,7 @@ class PPO(rsl_rl.algorithms.PPO):
 
 
 def flatten(state: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Return all tensors in the result of :meth:`PPO.save`, by readable names.
-
-    Args:
-        state: Policy, value function and optimizer.
-    """
+    """Return all tensors in the result of :meth:`PPO.save`, by readable names."""
     models = {f"{name}.{key}": t for name in ("actor", "critic") for key, t in state[f"{name}_state_dict"].items()}
     optimizer = state["optimizer_state_dict"]
     moments = {f"optimizer.{key}[{i}]": t for i, s in optimizer["state"].items() for key, t in s.items()}
@@ -434,15 +408,7 @@ def flatten(state: dict[str, Any]) -> dict[str, torch.Tensor]:
 
 
 def make_ppo(config: TrainConfig, obs: TensorDict, num_actions: int, synchronizer: Synchronizer, device: str) -> PPO:
-    """Build the networks, the storage of a rollout, and PPO.
-
-    Args:
-        config: The run's config.
-        obs: Observations by group, as the env returns them.
-        num_actions: Number of actions.
-        synchronizer: How gradients are reduced.
-        device: ``cpu`` or ``cuda:<index>``.
-    """
+    """Build the networks, the storage of a rollout, and PPO."""
     actor, critic = make_networks(config.agent, obs, num_actions, device)
     num_envs, num_steps = obs.batch_size[0], config.agent.num_steps_per_env
     storage = RolloutStorage("rl", num_envs, num_steps, obs, [num_actions], device)

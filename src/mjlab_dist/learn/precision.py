@@ -10,12 +10,7 @@ import torch
 
 @contextlib.contextmanager
 def precision(device: str, *, is_bf16: bool) -> Iterator[None]:
-    """Compute networks in bf16, as far as torch supports it, or in fp32. Parameters and gradients are in fp32.
-
-    Args:
-        device: PyTorch name of the device.
-        is_bf16: Whether to use bf16.
-    """
+    """Compute networks in bf16, as far as torch supports it, or in fp32. Parameters and gradients are in fp32."""
     kind = torch.device(device).type
     with contextlib.ExitStack() as stack:
         if is_bf16 and kind == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():

@@ -15,11 +15,7 @@ from mjlab_dist.sim import check_limits
 
 
 def random_state(device: str) -> dict[str, torch.Tensor]:
-    """Return the state of all generators; tensors on the CPU, with the same shapes in every process.
-
-    Args:
-        device: ``cpu`` or ``cuda:<index>``; the generator of this device is included.
-    """
+    """Return the state of all generators; tensors on the CPU, with the same shapes in every process."""
     version, words, gauss = random.getstate()
     assert version == 3
     # Include NumPy's global generator, because a task's own functions may use it.
@@ -39,10 +35,6 @@ def random_state(device: str) -> dict[str, torch.Tensor]:
 
 def restore_random_state(state: Mapping[str, torch.Tensor], device: str) -> None:
     """Restore the state of all generators.
-
-    Args:
-        state: Result of :func:`random_state`. The state of a GPU is ignored on a CPU.
-        device: ``cpu`` or ``cuda:<index>``.
 
     Raises:
         UserError: If it is damaged. NumPy would not notice, and read memory of something else.

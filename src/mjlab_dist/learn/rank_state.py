@@ -13,9 +13,6 @@ RankState = dict[str, torch.Tensor]
 def pack(state: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """Concatenate the bytes of all tensors, in the order of their names.
 
-    Args:
-        state: State of the rank, on any device.
-
     Returns:
         (bytes,) of uint8, on the CPU.
     """
@@ -34,7 +31,6 @@ def unpack(packed: torch.Tensor, like: Mapping[str, torch.Tensor]) -> RankState:
     """Reverse :func:`pack`.
 
     Args:
-        packed: (bytes,) of uint8, on the CPU.
         like: A state with the same names, shapes and dtypes.
 
     Returns:
@@ -62,12 +58,7 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def difference(num_saved: int, world_size: int) -> str:
-    """Return the end of the message "Resuming from iteration 5": why the envs cannot continue their episodes.
-
-    Args:
-        num_saved: Number of ranks that saved their envs.
-        world_size: Number of ranks now.
-    """
+    """Return the end of the message "Resuming from iteration 5": why the envs cannot continue their episodes."""
     if num_saved == world_size:
         return " with new episodes: the envs differ from those of the checkpoint"
     ranks = "1 rank" if num_saved == 1 else f"{num_saved} ranks"

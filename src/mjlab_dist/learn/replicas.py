@@ -41,16 +41,7 @@ class Replicas:
         sharding: Sharding,
         clock: Clock,
     ) -> None:
-        """Store references to the parts of a learner, and compare how ranks round. This is a collective.
-
-        Args:
-            parameters: Parameters of policy and value function.
-            optimizer: Updates them.
-            rate: The learning rate, a scalar.
-            normalizers: Moments of the observations, by network.
-            sharding: Which parameters are sharded.
-            clock: Counts the time spent in collectives.
-        """
+        """Store references to the parts of a learner, and compare how ranks round. This is a collective."""
         size = sum(p.numel() for p in parameters)
         self.unlike_ranks = find_unlike_ranks(size, str(rate.device)) if world_size() > 1 else []
         self._sharding = sharding
@@ -121,11 +112,7 @@ class Replicas:
         return {name: tensor.clone() for name, tensor in self._differing().items()}
 
     def restore(self, own: Mapping[str, torch.Tensor]) -> None:
-        """Restore the tensors that :meth:`own` copied.
-
-        Args:
-            own: Result of :meth:`own`, on any device.
-        """
+        """Restore the tensors that :meth:`own` copied."""
         for name, tensor in self._differing().items():
             tensor.copy_(own[name])
 
@@ -150,11 +137,6 @@ def find_unlike_ranks(size: int, device: str) -> list[int]:
     """Return the ranks that round differently from rank 0. This is a collective.
 
     The function compares the device, the instruction set and the results of some operations.
-
-    Args:
-        size: Number of parameters. The operations use tensors of this size, because some libraries choose instructions
-            by the size of a tensor.
-        device: This rank's device.
     """
     info = describe_device(device, None)
     instructions = torch.backends.cpu.get_cpu_capability() if device == "cpu" else ""

@@ -66,15 +66,7 @@ class Runner:
     def __init__(
         self, env: Env, config: TrainConfig, rank: Rank, run_dir: Path | None = None, lease: Lease | None = None
     ) -> None:
-        """Build the learner and the storage of a rollout.
-
-        Args:
-            env: This rank's envs.
-            config: The run's config.
-            rank: Rank of this process.
-            run_dir: Directory that rank 0 writes to; None writes nothing.
-            lease: Lease that rank 0 checks before it writes to ``run_dir``; None if no other launch can write there.
-        """
+        """Build the learner and the storage of a rollout."""
         self.env = env
         self.current_learning_iteration = 0
         self.max_iterations = config.max_iterations
@@ -127,10 +119,6 @@ class Runner:
 
     def train(self, control: Control | None = None, parting: contextlib.ExitStack | None = None) -> Row:
         """Train up to ``max_iterations`` iterations, from the newest checkpoint of the run directory if there is one.
-
-        Args:
-            control: Receives progress, and can request a stop.
-            parting: Receives a callback that waits for the last video. If None, this function waits for it.
 
         Returns:
             The last row of metrics.
@@ -257,12 +245,7 @@ class Runner:
         return obs
 
     def _rank_state(self, obs: TensorDict, learner: RankState | None = None) -> RankState:
-        """Return the per-rank state between two iterations.
-
-        Args:
-            obs: The next observations.
-            learner: This rank's learner, if it differs from those of the other ranks.
-        """
+        """Return the per-rank state between two iterations."""
         parts = {
             "env/": self.env.state(),
             "memory/": self.alg.memory(),

@@ -41,13 +41,7 @@ class VideoWriter:
     """Runs :mod:`mjlab_dist.play.film` in a process, and gives its videos to the loggers. A thread reads its output."""
 
     def __init__(self, run_dir: Path, config: TrainConfig, loggers: LoggerGroup) -> None:
-        """Start the process.
-
-        Args:
-            run_dir: The run directory. The process reads the run's config and checkpoints.
-            config: The run's config.
-            loggers: The loggers that receive the videos.
-        """
+        """Start the process."""
         self._run_dir = run_dir
         self._config = config
         self._loggers = loggers
@@ -75,11 +69,7 @@ class VideoWriter:
         return leave
 
     def finish(self, control: Control) -> None:
-        """Wait for a video of the last checkpoint, and pass it to the loggers.
-
-        Args:
-            control: Receives heartbeats. A stop request ends the wait.
-        """
+        """Wait for a video of the last checkpoint, and pass it to the loggers."""
         # Return if the process has already finished or failed
         checkpoints = list_checkpoints(self._run_dir)
         interval = self._config.video_interval or 1

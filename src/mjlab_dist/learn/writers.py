@@ -20,12 +20,7 @@ class Writer(Protocol):
     """A destination of rows."""
 
     def write(self, row: Row, ranks: Sequence[Row] = ()) -> None:
-        """Write one row.
-
-        Args:
-            row: Metrics of an iteration.
-            ranks: Metrics of each rank in the same iteration, with ``--log-ranks``; otherwise empty.
-        """
+        """Write one row."""
 
     def close(self) -> None:
         """Finish writing. :meth:`write` is not called after this."""
@@ -35,12 +30,7 @@ class JsonlWriter:
     """metrics.jsonl and rank_metrics.jsonl: one JSON object per line, complete after every iteration."""
 
     def __init__(self, run_dir: Path, resumed_at: int | None) -> None:
-        """Open metrics.jsonl.
-
-        Args:
-            run_dir: The run directory.
-            resumed_at: See :func:`writers`.
-        """
+        """Open metrics.jsonl."""
         if resumed_at is not None:
             for name in (METRICS_FILE, RANK_METRICS_FILE):
                 cut_metrics(run_dir, resumed_at, name, lambda text: emit("warning", text=text))
@@ -63,12 +53,6 @@ class CheckpointWriter:
     """Passes checkpoints to the loggers after the files are on disk."""
 
     def __init__(self, store: CheckpointStore, loggers: LoggerGroup) -> None:
-        """Store the checkpoints and loggers.
-
-        Args:
-            store: The run's checkpoints.
-            loggers: The loggers, which must be closed later than this writer.
-        """
         self._store = store
         store.receive = loggers.checkpoint
 
@@ -82,14 +66,7 @@ class CheckpointWriter:
 
 
 def writers(config: TrainConfig, run_dir: Path, resumed_at: int | None) -> tuple[JsonlWriter, LoggerGroup]:
-    """Create the writers of a run, for rank 0: metrics.jsonl, and the loggers.
-
-    Args:
-        config: The run's config.
-        run_dir: The run directory.
-        resumed_at: Iteration of the checkpoint that the run resumes from, 0 if there was none yet; later rows are
-            removed. None for a new run.
-    """
+    """Create the writers of a run, for rank 0: metrics.jsonl, and the loggers."""
     return JsonlWriter(run_dir, resumed_at), LoggerGroup(config, run_dir, resumed_at)
 
 

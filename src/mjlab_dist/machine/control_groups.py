@@ -8,11 +8,7 @@ from pathlib import Path
 
 
 def cpu_quota(root: Path) -> float:
-    """Return the CPU quota of this process in cores: the smallest quota of its control groups, or infinity if none.
-
-    Args:
-        root: Root directory of the system.
-    """
+    """Return the CPU quota of this process in cores: the smallest quota of its control groups, or infinity if none."""
     quotas = [math.inf]
     for group in _control_groups("cpu", root):
         version_1 = f"{_read(group / 'cpu.cfs_quota_us')} {_read(group / 'cpu.cfs_period_us')}"
@@ -23,11 +19,7 @@ def cpu_quota(root: Path) -> float:
 
 
 def memory_room(root: Path) -> float:
-    """Return the bytes that the control groups of this process still allow it to use; infinity without a limit.
-
-    Args:
-        root: Root directory of the system.
-    """
+    """Return the bytes that the control groups of this process still allow it to use; infinity without a limit."""
     rooms = [math.inf]
     for group in _control_groups("memory", root):
         limit = _read(group / "memory.max") or _read(group / "memory.limit_in_bytes")

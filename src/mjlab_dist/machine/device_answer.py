@@ -38,14 +38,7 @@ class DeviceRequest:
     def of(
         cls, flags: DeviceFlags, num_ranks: int | None, environ: Mapping[str, str], own: tuple[RankDevice, ...]
     ) -> Self:
-        """Return the request of a launcher.
-
-        Args:
-            flags: The run's config.
-            num_ranks: Number of ranks on the other machine; None for one per device.
-            environ: The launcher's environment.
-            own: Devices of the launcher's own machine. If they are CPUs, other machines also use CPUs.
-        """
+        """Return the request of a launcher."""
         return cls(
             gpu_ids=None if own[0].device == "cpu" else flags.gpu_ids,
             cpu_ranks=flags.cpu_ranks,
@@ -90,12 +83,7 @@ class _Collected(logging.Handler):
 
 
 def answer(request: DeviceRequest, environ: Mapping[str, str]) -> DeviceAnswer:
-    """Choose devices.
-
-    Args:
-        request: Request of the launcher.
-        environ: This process's environment; the variables of the launcher, in the request, take precedence.
-    """
+    """Choose devices."""
     collected = _Collected()
     logger.addHandler(collected)
     try:

@@ -106,13 +106,6 @@ def plan_devices(
 ) -> tuple[RankDevice, ...]:
     """Choose a device for every rank of this machine.
 
-    Args:
-        flags: The run's config, or its flags for devices.
-        environ: The environment, for CUDA_VISIBLE_DEVICES.
-        gpus: The machine's GPUs.
-        num_ranks: Number of ranks. They use the first ``num_ranks`` of the chosen GPUs, or share the CPU. None for one
-            rank per chosen GPU, or for ``cpu_ranks`` ranks on the CPU.
-
     Raises:
         UserError: If the chosen GPUs do not exist, cannot be used, are repeated, are too few, or are combined with CPU
             ranks; or if there are far more CPU ranks than cores.
@@ -153,11 +146,7 @@ def plan_devices(
 
 
 def shared_cores(devices: Sequence[RankDevice]) -> list[str]:
-    """Return a list with a warning if the ranks of this machine share cores; an empty list otherwise.
-
-    Args:
-        devices: Device of each rank of this machine.
-    """
+    """Return a list with a warning if the ranks of this machine share cores; an empty list otherwise."""
     num_ranks, num_cores = len(devices), cores()
     if num_ranks <= num_cores or devices[0].device != "cpu":
         return []
@@ -166,12 +155,6 @@ def shared_cores(devices: Sequence[RankDevice]) -> list[str]:
 
 def plan_own_device(config: TrainConfig, rank: Rank, environ: Mapping[str, str], gpus: list[Gpu]) -> RankDevice:
     """Choose the device of one rank that another launcher (torchrun, SLURM) started.
-
-    Args:
-        config: The run's config. None in ``gpu_ids``, or any number in ``cpu_ranks``, selects the CPU.
-        rank: This rank.
-        environ: The environment, for CUDA_VISIBLE_DEVICES.
-        gpus: The machine's GPUs.
 
     Raises:
         UserError: If there are fewer GPUs than ranks on this machine, or the GPU of this rank cannot be used.
@@ -196,11 +179,6 @@ def in_this_process(device: RankDevice, environ: Mapping[str, str], gpus: list[G
     A process that torchrunx starts for a rank gets its own CUDA_VISIBLE_DEVICES. In this process, the variable must not
     change, for two reasons. CUDA reads it only once per process, and may have read it already. A later run in this
     process may also use another device.
-
-    Args:
-        device: The rank's device.
-        environ: The environment in which the device was chosen.
-        gpus: The machine's GPUs.
 
     Returns:
         The device, usable without a change of CUDA_VISIBLE_DEVICES; None if this process does not see the device.

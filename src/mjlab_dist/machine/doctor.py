@@ -70,12 +70,7 @@ assert renderer.render().any(), "the picture is black"
 
 
 def examine(log_root: Path, environ: Mapping[str, str]) -> list[Finding]:
-    """Check this machine, in a few seconds at most.
-
-    Args:
-        log_root: Directory of all runs.
-        environ: The environment.
-    """
+    """Check this machine, in a few seconds at most."""
     return [
         check_versions(),
         *check_devices(),
@@ -122,12 +117,7 @@ def check_driver() -> Finding:
 
 
 def judge_driver(version: str, cuda: tuple[int, int] | None) -> Finding:
-    """Judge whether the GPUs' driver can record physics as CUDA graphs.
-
-    Args:
-        version: The driver's own version.
-        cuda: Result of :func:`~mjlab_dist.machine.gpu_checks.driver_cuda`.
-    """
+    """Judge whether the GPUs' driver can record physics as CUDA graphs."""
     figure = f"{version}, CUDA {dotted(cuda) if cuda else 'cannot be loaded'}"
     if cuda is not None and cuda < CAPTURABLE_DRIVER:
         return Finding(
@@ -140,11 +130,7 @@ def judge_driver(version: str, cuda: tuple[int, int] | None) -> Finding:
 
 
 def check_shared_memory(directory: Path) -> Finding:
-    """Check whether there is enough shared memory for ranks on several GPUs.
-
-    Args:
-        directory: Mount point of shared memory.
-    """
+    """Check whether there is enough shared memory for ranks on several GPUs."""
     free = shutil.disk_usage(directory).free
     figure = f"{directory}: {byte_size(free)} free"
     if free < LOW_SHARED_BYTES:
@@ -154,11 +140,7 @@ def check_shared_memory(directory: Path) -> Finding:
 
 
 def check_cores(root: Path = Path("/")) -> Finding:
-    """Check how many cores this process may use, and whether a quota limits their time.
-
-    Args:
-        root: Root of the file system.
-    """
+    """Check how many cores this process may use, and whether a quota limits their time."""
     usable, quota = cores(), cpu_quota(root)
     figure = f"{usable} of {os.cpu_count()}"
     if quota < usable:
@@ -174,11 +156,7 @@ def check_cores(root: Path = Path("/")) -> Finding:
 
 
 def check_memory(root: Path = Path("/")) -> Finding:
-    """Check how much memory is available.
-
-    Args:
-        root: Root of the file system.
-    """
+    """Check how much memory is available."""
     available = min(psutil.virtual_memory().available, memory_room(root))
     figure = f"{byte_size(available)} available"
     if available >= LOW_MEMORY_BYTES:
@@ -206,11 +184,7 @@ def check_open_files() -> Finding:
 
 
 def check_drawing(environ: Mapping[str, str]) -> Finding:
-    """Draw a picture with MuJoCo, in a process of its own, because a broken driver may crash it.
-
-    Args:
-        environ: The environment.
-    """
+    """Draw a picture with MuJoCo, in a process of its own, because a broken driver may crash it."""
     chosen = environ.get("MUJOCO_GL", "egl")
     try:
         process = subprocess.run(

@@ -34,9 +34,5 @@ class Finding:
 
 
 def dotted(version: tuple[int, int]) -> str:
-    """Format a version, such as 12.4.
-
-    Args:
-        version: Major and minor number.
-    """
+    """Format a version, such as 12.4."""
     return ".".join(map(str, version))

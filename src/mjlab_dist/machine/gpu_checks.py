@@ -77,12 +77,6 @@ def judge_cuda(
 
     A driver for an older minor version of CUDA is sufficient if the major version is the same: NVIDIA calls this minor
     version compatibility. Warp's own check is the same (``min_driver_version`` in its ``context.py``).
-
-    Args:
-        package: Name of the package.
-        version: Version of the package.
-        built_for: Major and minor version of CUDA that the package is built for; None if it is built without CUDA.
-        driver: Result of :func:`driver_cuda`.
     """
     if built_for is None:
         seen = f"{package} {version} is built without CUDA, but there are GPUs"
@@ -126,11 +120,7 @@ def _cuda_version(number: int) -> tuple[int, int]:
 
 
 def check_gpus(gpus: Sequence[Gpu]) -> list[Finding]:
-    """Check whether GPUs can be used, which other processes use them, and how much memory is free.
-
-    Args:
-        gpus: The GPUs to look at.
-    """
+    """Check whether GPUs can be used, which other processes use them, and how much memory is free."""
     import pynvml  # not needed without a GPU
 
     if not gpus:
@@ -187,14 +177,7 @@ def _unusable(gpu: Gpu, fault: str) -> Finding:
 
 
 def judge_gpu(gpu: Gpu, free_bytes: int, total_bytes: int, pids: Sequence[int]) -> Finding:
-    """Judge whether a GPU is unused.
-
-    Args:
-        gpu: The GPU.
-        free_bytes: Free memory of the GPU.
-        total_bytes: Total memory of the GPU.
-        pids: Other processes that compute on the GPU; a container may hide such processes.
-    """
+    """Judge whether a GPU is unused."""
     name, figure = f"GPU {gpu.index}", f"{gpu.name}, {free_bytes / GB:.1f} of {total_bytes / GB:.1f} GB free"
     if not pids and free_bytes >= UNUSED_SHARE * total_bytes:
         return Finding(name=name, figure=figure)

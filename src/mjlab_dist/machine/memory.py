@@ -37,12 +37,6 @@ def learner_bytes(agent: AgentConfig, observations: Mapping[str, int], num_actio
 
     This includes the rollout, a shuffled copy of it, temporaries of normalization in fp64, and the activations of a
     mini-batch. If the update is recorded as CUDA graphs, the memory also includes the mini-batch that the graphs read.
-
-    Args:
-        agent: Config of the learner.
-        observations: Width of each observation group, by name.
-        num_actions: Actions per env.
-        device: ``cpu`` or ``cuda:<index>``.
     """
     # Numbers that the rollout stores per step: observations; action, its mean and its standard deviation; reward, done,
     # value, return, advantage, log-probability.
@@ -63,9 +57,6 @@ def min_env_bytes(config: TrainConfig) -> int:
     """Return a lower bound of the memory of an env in bytes, without building the model or its terms.
 
     ``--num-envs auto`` and ``--dry-run`` measure the memory instead.
-
-    Args:
-        config: The run's config.
     """
     sim = config.env.sim
     observations = {
@@ -78,11 +69,7 @@ def min_env_bytes(config: TrainConfig) -> int:
 
 
 def min_network_bytes(agent: AgentConfig) -> int:
-    """Return a lower bound of the memory of the networks in bytes: weights, gradients and Adam moments.
-
-    Args:
-        agent: Config of the learner.
-    """
+    """Return a lower bound of the memory of the networks in bytes: weights, gradients and Adam moments."""
     networks = (agent.actor_hidden_dims, agent.critic_hidden_dims)
     weights = sum(fan_in * fan_out for widths in networks for fan_in, fan_out in itertools.pairwise(widths))
     recurrent = 0 if agent.rnn == "none" else 2 * 3 * agent.rnn_num_layers * agent.rnn_hidden_dim**2
@@ -91,12 +78,6 @@ def min_network_bytes(agent: AgentConfig) -> int:
 
 def check_memory(config: TrainConfig, num_envs: int, devices: Sequence[RankDevice], gpus: Sequence[Gpu]) -> None:
     """Raise if the envs cannot fit into memory, before anything is built.
-
-    Args:
-        config: The run's config.
-        num_envs: Envs per rank.
-        devices: Device of each rank of this machine.
-        gpus: The machine's GPUs.
 
     Raises:
         UserError: If a lower bound of the needed memory exceeds the free main memory, or the total memory of a GPU.

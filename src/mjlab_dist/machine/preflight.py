@@ -59,13 +59,6 @@ def check_machine(
 ) -> list[str]:
     """Check this machine before ranks start, in a fraction of a second; ``--logger wandb`` may add a second.
 
-    Args:
-        config: The run's config.
-        devices: The device of each rank of this machine.
-        environ: The environment.
-        gpus: The machine's GPUs.
-        resumed: Directory of the run to resume; None for a new run, whose directory is created under the log root.
-
     Returns:
         A line per warning: GPUs that other processes use, a disk that is nearly full, curves that cannot be uploaded.
 
@@ -127,14 +120,7 @@ def check_versions() -> Finding:
 
 
 def check_directory(name: str, directory: Path, low_bytes: int, setting: str) -> Finding:
-    """Check whether a directory can be made and written to, and how much space is free.
-
-    Args:
-        name: Purpose of the directory, as the name of the finding.
-        directory: Its path; it need not exist yet.
-        low_bytes: Minimum free space without a warning.
-        setting: The flag or variable that chooses another directory.
-    """
+    """Check whether a directory can be made and written to, and how much space is free."""
     more_space = f"make room there, or use {setting} to choose a directory on another disk"
     try:
         there = next(path for path in (directory, *directory.absolute().parents) if path.exists())
@@ -154,11 +140,7 @@ def check_directory(name: str, directory: Path, low_bytes: int, setting: str) ->
 
 
 def kernel_cache(environ: Mapping[str, str]) -> Path:
-    """Return the directory where Warp stores compiled kernels.
-
-    Args:
-        environ: The environment.
-    """
+    """Return the directory where Warp stores compiled kernels."""
     caches = Path(environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser()
     return Path(environ.get("WARP_CACHE_PATH", caches / "warp"))
 
@@ -176,9 +158,6 @@ def require_connections() -> None:
 
 def require_kernel_cache(environ: Mapping[str, str]) -> None:
     """Raise if Warp cannot store compiled kernels. Warp itself would notice only after all libraries are imported.
-
-    Args:
-        environ: The environment.
 
     Raises:
         PreflightError: If the directory cannot be created or written to.

@@ -64,9 +64,6 @@ def temporary_directory(launch: str) -> Iterator[str]:
     """Make a directory for the temporary files of all processes of a launch, and remove it afterwards.
 
     Directories of killed launches are removed first.
-
-    Args:
-        launch: Name of the launch.
     """
     remove_leftovers()
     path, lock = _make_locked(f"{TEMPORARY}{launch}-")
@@ -136,10 +133,6 @@ def end_children(launch: str | None = None) -> None:
 
     multiprocessing's resource trackers end by themselves after the other processes, and remove their semaphores. They
     are killed only if they do not end in time.
-
-    Args:
-        launch: Kill only processes that inherited this value of :data:`LAUNCH`: a notebook may have other children,
-            which must keep running. None kills all.
     """
     import psutil  # slow to import, and needed at the end only
 
@@ -188,11 +181,6 @@ def run_program(program: str, *args: str, timeout_s: float) -> str:
     """Run Python code in a process of its own and return what it prints.
 
     A thread is not enough: if the code waits for a name server that does not answer, only a process can be stopped.
-
-    Args:
-        program: The code, which imports the standard library only.
-        args: Its arguments.
-        timeout_s: Seconds until the process is killed.
 
     Raises:
         OSError: If the code takes too long, or raises an exception. In the second case, it has the exception's message.

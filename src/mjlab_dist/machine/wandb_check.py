@@ -20,12 +20,7 @@ CONNECT = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.ar
 
 
 def check_wandb(environ: Mapping[str, str], timeout_s: float) -> Finding:
-    """Check whether an account is logged in and the server answers. If Weights & Biases is offline, no check is needed.
-
-    Args:
-        environ: The environment, except for proxy settings, which are always read from this process's environment.
-        timeout_s: Seconds to wait for the server.
-    """
+    """Check whether an account is logged in and the server answers, unless Weights & Biases is offline."""
     name, later = "--logger wandb", "`uv run wandb sync` uploads them later"
     mode = _wandb_setting(environ, "mode")
     if mode in {"offline", "disabled", "dryrun"}:
@@ -44,11 +39,7 @@ def check_wandb(environ: Mapping[str, str], timeout_s: float) -> Finding:
 
 
 def has_wandb_account(environ: Mapping[str, str]) -> bool:
-    """Return whether an account is logged in: through one of two environment variables, or through the netrc file.
-
-    Args:
-        environ: The environment.
-    """
+    """Return whether an account is logged in: through one of two environment variables, or through the netrc file."""
     if environ.get("WANDB_API_KEY") or environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
     url = urlsplit(_wandb_server(environ))

@@ -3,7 +3,7 @@
 # Warp reads the annotations of kernels at run time, and its language is not Python's: no type checker understands it.
 # pyright: reportArgumentType=false, reportAssignmentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
 # pyright: reportGeneralTypeIssues=false, reportIndexIssue=false, reportInvalidTypeForm=false, reportOperatorIssue=false
-# ruff: noqa: ANN201, D417, PLR0917
+# ruff: noqa: ANN201, PLR0917
 
 import warp as wp
 

@@ -76,15 +76,6 @@ def create(
     In a checkout of this project, the task is added to the tasks of the project. Elsewhere, or with ``directory``, the
     task becomes a separate package. If the test fails, the files of the task are kept, so that the user can edit them.
 
-    Args:
-        task: Name of the task: lowercase letters, digits and hyphens.
-        mjcf: The MJCF or URDF of the robot.
-        directory: Directory in which the package is created; the current directory by default.
-        goal: Goal of the task; by default it is guessed.
-        floating: Whether to add a free joint to the root link of a URDF.
-        robot: Name of the robot. Published motors are looked up by this name, and by the names of the MJCF file, of
-            its folder and of the model in it.
-
     Raises:
         UserError: If the task cannot be created; in that case nothing is written.
     """
@@ -178,11 +169,7 @@ def _write_files(names: Names, robot: Robot, package: Path, project: Path | None
 
 
 def find_checkout(directory: Path) -> Path | None:
-    """Return the checkout that contains a directory and the code that is running; None if there is none.
-
-    Args:
-        directory: Any directory.
-    """
+    """Return the checkout that contains a directory and the code that is running; None if there is none."""
     running = Path(mjlab_dist.__file__).resolve().parents[1]
     for parent in (directory.resolve(), *directory.resolve().parents):
         if (parent / "src") == running and (parent / TASKS).is_dir() and (parent / "pyproject.toml").is_file():

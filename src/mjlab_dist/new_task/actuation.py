@@ -62,14 +62,6 @@ def find_blocks(
     """Return a dict from names to action blocks, which drive a model's actuators.
 
     Actuators with the same kind, scale and offset share a block.
-
-    Args:
-        model: The MuJoCo model.
-        start: The start state.
-        loads: Torque in N m (slide joints: force in N) that each joint must hold against gravity.
-        motored: Joints that get position motors, which replace any actuators in the MJCF. A motor has the name of its
-            joint.
-        wheels: Joints that get velocity motors, with the velocity for an action of 1, in rad/s.
     """
     wheels = wheels or {}
     masses = dof_inertias(model, start)[0]
@@ -113,13 +105,7 @@ def _hovering(model: mujoco.MjModel, start: mujoco.MjData) -> dict[str, Block]:
 
 
 def driving(model: mujoco.MjModel, blocks: Mapping[str, Block], joint: int) -> list[str]:
-    """Return the names of the action blocks that drive a joint.
-
-    Args:
-        model: The MuJoCo model.
-        blocks: The action blocks.
-        joint: The joint.
-    """
+    """Return the names of the action blocks that drive a joint."""
     found = [_block_of(blocks, model.actuator(i).name) for i in range(model.nu) if actuated_joint(model, i) == joint]
     return [name for name, block in blocks.items() if block in found]
 
@@ -146,13 +132,7 @@ class Inputs(NamedTuple):
 
 
 def action_inputs(model: mujoco.MjModel, pose: NDArray[np.float64], blocks: Mapping[str, Block]) -> Inputs:
-    """Return the numbers that convert actions to the inputs of all actuators.
-
-    Args:
-        model: The MuJoCo model.
-        pose: Positions of all joints in the start state, (nq,).
-        blocks: The action blocks.
-    """
+    """Return the numbers that convert actions to the inputs of all actuators."""
     offsets, scales, bounds = np.zeros((3, model.nu))
     for i in range(model.nu):
         block, joint = _block_of(blocks, model.actuator(i).name), int(model.actuator_trnid[i, 0])
@@ -166,10 +146,6 @@ def _named(blocks: dict[str, Block], num_actuators: int) -> dict[str, Block]:
     """Merge the equal blocks of actuators, and return a dict from new names to the merged blocks.
 
     The name of a block is its kind, with a number if several blocks have this kind.
-
-    Args:
-        blocks: The block of each actuator, by name of the actuator.
-        num_actuators: Number of all actuators, including those without a block.
     """
     alike: dict[Block, list[str]] = {}
     for name, block in blocks.items():

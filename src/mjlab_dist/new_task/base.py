@@ -70,13 +70,7 @@ class Base:
 
 
 def find_base(model: mujoco.MjModel, start: mujoco.MjData, root: Sequence[int]) -> Base:
-    """Measure the base of a robot that moves.
-
-    Args:
-        model: The MuJoCo model.
-        start: The start state.
-        root: The joints that connect the robot to the world.
-    """
+    """Measure the base of a robot that moves."""
     import mujoco
 
     # Joints of the base
@@ -119,11 +113,7 @@ def find_base(model: mujoco.MjModel, start: mujoco.MjData, root: Sequence[int]) 
 
 
 def has_weight(model: mujoco.MjModel) -> bool:
-    """Return whether gravity pulls the robot down: gravity is on, and the robot does not float in a fluid.
-
-    Args:
-        model: The MuJoCo model.
-    """
+    """Return whether gravity pulls the robot down: gravity is on, and the robot does not float in a fluid."""
     import mujoco
 
     is_off = model.opt.disableflags & int(mujoco.mjtDisableBit.mjDSBL_GRAVITY) or not model.opt.gravity.any()
@@ -131,12 +121,7 @@ def has_weight(model: mujoco.MjModel) -> bool:
 
 
 def ground_height(model: mujoco.MjModel, data: mujoco.MjData) -> float:
-    """Return the height of the highest horizontal plane in m; 0 if the model has none.
-
-    Args:
-        model: The MuJoCo model.
-        data: Its state.
-    """
+    """Return the height of the highest horizontal plane in m; 0 if the model has none."""
     import mujoco
 
     is_level = data.geom_xmat[:, 8] > UPRIGHT  # excludes walls

@@ -38,12 +38,7 @@ class View:
 
 
 def find_view(model: mujoco.MjModel, start: mujoco.MjData) -> View:
-    """Return the view that contains all moving bodies and the bodies that they are attached to.
-
-    Args:
-        model: The model.
-        start: The start state.
-    """
+    """Return the view that contains all moving bodies and the bodies that they are attached to."""
     corners = _corners(model, start, _shown(model))
     if not len(corners):
         return View(center_m=(0.0, 0.0, 0.0), extent_m=1.0, stand_m=None)
@@ -55,12 +50,7 @@ def find_view(model: mujoco.MjModel, start: mujoco.MjData) -> View:
 
 
 def shows_robot(model: mujoco.MjModel, start: mujoco.MjData) -> bool:
-    """Return whether the first camera, which videos use, shows at least ``MIN_INSIDE`` of the robot in the start state.
-
-    Args:
-        model: The model.
-        start: The start state.
-    """
+    """Return whether the first camera, which videos use, shows ``MIN_INSIDE`` of the robot in the start state."""
     corners = _corners(model, start, _shown(model))
     if not model.ncam or not len(corners):
         return bool(model.ncam)

@@ -33,9 +33,6 @@ class Files(NamedTuple):
 def find_files(mjcf: Path) -> Files:
     """Find all files that an MJCF refers to.
 
-    Args:
-        mjcf: The MJCF.
-
     Raises:
         UserError: If the MJCF or an included file is not XML, or has the wrong root element.
     """
@@ -68,10 +65,6 @@ def find_files(mjcf: Path) -> Files:
 def copy_files(files: Files, target: Path) -> str:
     """Copy an MJCF and the files that it refers to; their paths relative to each other stay the same.
 
-    Args:
-        files: The files.
-        target: Folder to copy to.
-
     Returns:
         Path of the MJCF relative to the folder.
     """
@@ -100,9 +93,6 @@ def _trees(mjcf: Path) -> dict[Path, ET.Element]:
 
 def parse(file: Path) -> ET.Element:
     """Return the XML tree of a file.
-
-    Args:
-        file: An MJCF, an included file, or a URDF.
 
     Raises:
         UserError: If the file cannot be read or is none of these, or if it contains xacro macros.

@@ -88,15 +88,7 @@ class EndEffector:
 def possible_goals(
     is_moving: bool, pendulum: Pendulum | None, end: EndEffector | None, *, has_joints: bool, has_balls: bool
 ) -> tuple[Goal, ...]:
-    """Return the goals that a robot can have, the most suitable ones first.
-
-    Args:
-        is_moving: Whether the robot moves; otherwise it is fixed to the world.
-        pendulum: The pendulum, if the robot is one.
-        end: The end effector of the robot, if it has one.
-        has_joints: Whether actuators move hinges or slide joints; if not, the robot is a drone.
-        has_balls: Whether actuators move ball joints, for which there are no target positions.
-    """
+    """Return the goals that a robot can have, the most suitable ones first."""
     goals: list[Goal] = []
     if is_moving and has_joints:
         goals.append("walk")
@@ -109,11 +101,6 @@ def possible_goals(
 
 def choose_goal(wish: Goal | None, goals: Sequence[Goal], pendulum: Pendulum | None) -> Goal:
     """Return the goal of a task: the user's wish, or a guess.
-
-    Args:
-        wish: The user's wish.
-        goals: The goals that the robot can have.
-        pendulum: The pendulum, if the robot is one.
 
     Raises:
         UserError: If the robot cannot have this goal.
@@ -133,11 +120,6 @@ def find_pendulum(model: mujoco.MjModel, start: mujoco.MjData, joints: Sequence[
 
     A pendulum is a single driven hinge, or a chain of up to three hinges and at most one slide joint. Such a chain must
     have at least as many passive joints as driven joints. Passive joints have neither a motor nor a spring.
-
-    Args:
-        model: The MuJoCo model.
-        start: The start state.
-        joints: The driven joints.
     """
     if not has_weight(model):
         return None
@@ -173,13 +155,7 @@ def find_pendulum(model: mujoco.MjModel, start: mujoco.MjData, joints: Sequence[
 
 
 def find_end(model: mujoco.MjModel, start: mujoco.MjData, joints: Sequence[int]) -> EndEffector | None:
-    """Return the end effector of an arm. An arm is a chain of two or more driven joints, possibly with a gripper.
-
-    Args:
-        model: The MuJoCo model.
-        start: The start state.
-        joints: The driven joints.
-    """
+    """Return the end effector of an arm. An arm is a chain of two or more driven joints, possibly with a gripper."""
     # The arm: the driven joints that move the links at all ends of the robot, except for sliding fingers
     bodies = {int(model.jnt_bodyid[j]) for j in (*joints, *followers(model))}
     ends = [b for b in bodies if not any(other != b and is_below(model, other, b) for other in bodies)]

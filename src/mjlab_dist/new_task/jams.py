@@ -39,12 +39,6 @@ def find_touching(
     MuJoCo ignores contacts between a link and its parent only if both can move. A contact that the joints cannot open
     has no solution: it holds the joints, and MuJoCo Warp can compute infinite numbers.
 
-    Args:
-        model: The model.
-        start: The start state.
-        joints: The driven joints.
-        root: The joints that connect a moving robot to the world; its contacts with the world are left as they are.
-
     Returns:
         Pairs of bodies.
     """
@@ -93,12 +87,6 @@ def find_jams(
     model: mujoco.MjModel, start: mujoco.MjData, blocks: Mapping[str, Block], root: Sequence[int]
 ) -> dict[str, str]:
     """Find joints that their motors do not move, one by one, in either direction, without gravity and ground.
-
-    Args:
-        model: The model, with all motors.
-        start: The start state.
-        blocks: The action blocks.
-        root: The joints that connect a moving robot to the world.
 
     Returns:
         The reasons by name of the joint.

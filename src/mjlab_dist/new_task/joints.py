@@ -33,9 +33,6 @@ def find_root(model: mujoco.MjModel) -> list[int]:
     without actuators, such as the joints for x, z and the pitch of a planar robot. The bodies below this body must have
     driven joints or thrusters, so the free joint of a cube is not a root. If there are several robots, the root is that
     of the robot with the most of them.
-
-    Args:
-        model: The MuJoCo model.
     """
     import mujoco
 
@@ -63,10 +60,6 @@ def driven_joints(model: mujoco.MjModel, root: list[int]) -> list[int]:
     A joint that an equality constraint couples to another joint is not driven, because it follows the other joint. If
     motors are added, they do not drive the joints of the root; in a cart with poles, they drive only the cart. A drone,
     which only thrusters move, gets no motors.
-
-    Args:
-        model: The MuJoCo model.
-        root: The joints that connect a moving robot to the world.
     """
     driven = _actuated(model) & set(simple_joints(model))
     if not driven and not driven_balls(model) and not thrusters(model):
@@ -78,11 +71,7 @@ def driven_joints(model: mujoco.MjModel, root: list[int]) -> list[int]:
 
 
 def thrusters(model: mujoco.MjModel) -> list[int]:
-    """Return the actuators that push a site, such as the rotors of a drone.
-
-    Args:
-        model: The MuJoCo model.
-    """
+    """Return the actuators that push a site, such as the rotors of a drone."""
     import mujoco
 
     at_site = model.actuator_trntype == int(mujoco.mjtTrn.mjTRN_SITE)
@@ -90,21 +79,12 @@ def thrusters(model: mujoco.MjModel) -> list[int]:
 
 
 def driven_balls(model: mujoco.MjModel) -> list[int]:
-    """Return the ball joints that actuators move.
-
-    Args:
-        model: The MuJoCo model.
-    """
+    """Return the ball joints that actuators move."""
     return sorted(_actuated(model).intersection(ball_joints(model)))
 
 
 def find_trees(model: mujoco.MjModel, joints: list[int]) -> Trees:
-    """Return the robots and other objects that have hinges or slide joints.
-
-    Args:
-        model: The MuJoCo model.
-        joints: The driven joints.
-    """
+    """Return the robots and other objects that have hinges or slide joints."""
     driven = {int(model.body_rootid[model.jnt_bodyid[j]]) for j in joints}
     names = {int(model.body_rootid[model.jnt_bodyid[j]]): model.joint(j).name for j in reversed(simple_joints(model))}
     names = {body: model.body(body).name or names[body] for body in sorted(names)}
@@ -115,9 +95,6 @@ def followers(model: mujoco.MjModel) -> dict[int, int]:
     """Return a dict from the joints that follow other joints to these other joints.
 
     A joint follows another joint if an equality constraint makes its position a function of the other's position.
-
-    Args:
-        model: The MuJoCo model.
     """
     import mujoco
 
@@ -126,12 +103,7 @@ def followers(model: mujoco.MjModel) -> dict[int, int]:
 
 
 def actuated_joint(model: mujoco.MjModel, actuator: int) -> int | None:
-    """Return the hinge or slide joint that an actuator drives; None if it drives something else.
-
-    Args:
-        model: The MuJoCo model.
-        actuator: The actuator.
-    """
+    """Return the hinge or slide joint that an actuator drives; None if it drives something else."""
     import mujoco
 
     if not np.isin(model.actuator_trntype[actuator], (mujoco.mjtTrn.mjTRN_JOINT, mujoco.mjtTrn.mjTRN_JOINTINPARENT)):
@@ -141,11 +113,7 @@ def actuated_joint(model: mujoco.MjModel, actuator: int) -> int | None:
 
 
 def simple_joints(model: mujoco.MjModel) -> list[int]:
-    """Return all hinge and slide joints, except for those of the vertices of soft bodies (flexes).
-
-    Args:
-        model: The MuJoCo model.
-    """
+    """Return all hinge and slide joints, except for those of the vertices of soft bodies (flexes)."""
     import mujoco
 
     is_simple = np.isin(model.jnt_type, (mujoco.mjtJoint.mjJNT_HINGE, mujoco.mjtJoint.mjJNT_SLIDE))
@@ -153,11 +121,7 @@ def simple_joints(model: mujoco.MjModel) -> list[int]:
 
 
 def ball_joints(model: mujoco.MjModel) -> list[int]:
-    """Return all ball joints that can move.
-
-    Args:
-        model: The MuJoCo model.
-    """
+    """Return all ball joints that can move."""
     import mujoco
 
     balls = np.flatnonzero(model.jnt_type == int(mujoco.mjtJoint.mjJNT_BALL)).tolist()
@@ -165,33 +129,19 @@ def ball_joints(model: mujoco.MjModel) -> list[int]:
 
 
 def is_hinge(model: mujoco.MjModel, joint: int) -> bool:
-    """Return whether a joint is a hinge.
-
-    Args:
-        model: The MuJoCo model.
-        joint: The joint.
-    """
+    """Return whether a joint is a hinge."""
     import mujoco
 
     return bool(model.jnt_type[joint] == mujoco.mjtJoint.mjJNT_HINGE)
 
 
 def is_stuck(model: mujoco.MjModel, joint: int) -> bool:
-    """Return whether a joint counts as fixed because of its high damping. Some MJCFs have such joints in their base.
-
-    Args:
-        model: The MuJoCo model.
-        joint: The joint.
-    """
+    """Return whether a joint counts as fixed because of its high damping. Some MJCFs have such joints in their base."""
     return bool(model.dof_damping[model.jnt_dofadr[joint]] > MAX_DAMPING)
 
 
 def mocap_welds(model: mujoco.MjModel) -> list[int]:
-    """Return the active equality constraints that attach a body to a mocap body.
-
-    Args:
-        model: The MuJoCo model.
-    """
+    """Return the active equality constraints that attach a body to a mocap body."""
     import mujoco
 
     welds = np.isin(model.eq_type, (mujoco.mjtEq.mjEQ_WELD, mujoco.mjtEq.mjEQ_CONNECT))
@@ -201,35 +151,19 @@ def mocap_welds(model: mujoco.MjModel) -> list[int]:
 
 
 def is_endless(model: mujoco.MjModel, joint: int) -> bool:
-    """Return whether a joint is a hinge that can turn by 360 degrees or more.
-
-    Args:
-        model: The MuJoCo model.
-        joint: The joint.
-    """
+    """Return whether a joint is a hinge that can turn by 360 degrees or more."""
     low, high = model.jnt_range[joint]
     return is_hinge(model, joint) and (not model.jnt_limited[joint] or bool(high - low >= 2.0 * np.pi))
 
 
 def is_finger(model: mujoco.MjModel, joint: int) -> bool:
-    """Return whether a joint is a slide joint with a short range, such as that of a gripper's finger.
-
-    Args:
-        model: The MuJoCo model.
-        joint: The joint.
-    """
+    """Return whether a joint is a slide joint with a short range, such as that of a gripper's finger."""
     low, high = model.jnt_range[joint]
     return not is_hinge(model, joint) and bool(model.jnt_limited[joint]) and bool(high - low <= FINGER_M)
 
 
 def is_below(model: mujoco.MjModel, body: int, ancestor: int) -> bool:
-    """Return whether a body is the same as another body, or below it in the tree.
-
-    Args:
-        model: The MuJoCo model.
-        body: The body.
-        ancestor: The other body.
-    """
+    """Return whether a body is the same as another body, or below it in the tree."""
     while body > ancestor:  # the id of a parent is smaller than the ids of its children
         body = int(model.body_parentid[body])
     return body == ancestor

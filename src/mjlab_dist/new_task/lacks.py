@@ -66,13 +66,7 @@ class Lacks:
 
 
 def find_names(spec: mujoco.MjSpec, model: mujoco.MjModel, key: int | None) -> Lacks:
-    """Find the names that an MJCF lacks.
-
-    Args:
-        spec: The MJCF.
-        model: The model compiled from the MJCF.
-        key: The keyframe that episodes start from.
-    """
+    """Find the names that an MJCF lacks."""
     free = {i for i, joint in enumerate(spec.joints) if joint.type == FREE}
     return Lacks(
         joint_names=_new_names(
@@ -88,14 +82,7 @@ def find_names(spec: mujoco.MjSpec, model: mujoco.MjModel, key: int | None) -> L
 
 
 def find_scenery(model: mujoco.MjModel, *, is_moving: bool, can_fall: bool, is_shown: bool) -> Lacks:
-    """Find missing parts of an MJCF (ground, camera, light), and constraints that attach the robot to a mocap body.
-
-    Args:
-        model: The model.
-        is_moving: Whether the robot moves; otherwise it is fixed to the world.
-        can_fall: Whether the robot can fall.
-        is_shown: Whether the first camera of the MJCF shows the robot.
-    """
+    """Find missing parts of an MJCF (ground, camera, light), and constraints that attach the robot to a mocap body."""
     collides = (model.geom_contype | model.geom_conaffinity) != 0
     in_world = model.body_weldid[model.geom_bodyid] == 0
     has_plane = (in_world & (model.geom_type == 0)).any()
@@ -112,22 +99,12 @@ def find_scenery(model: mujoco.MjModel, *, is_moving: bool, can_fall: bool, is_s
 
 
 def names_of(model: mujoco.MjModel, kind: str) -> list[str]:
-    """Return the names of all elements of one kind; empty names stand for elements without one.
-
-    Args:
-        model: The model.
-        kind: Kind of the elements, as in the names of the fields of ``mujoco.MjModel``: ``body``, ``tex``, ``cam``.
-    """
+    """Return the names of all elements of one kind; empty names stand for elements without one."""
     return [getattr(model, kind)(i).name for i in range(getattr(model, f"n{kind}"))]
 
 
 def supply(spec: mujoco.MjSpec, lacks: Lacks) -> None:
-    """Add to an MJCF the missing parts that affect the physics, as the generated ``model.py`` does.
-
-    Args:
-        spec: The MJCF, changed in place.
-        lacks: The missing parts.
-    """
+    """Add to an MJCF the missing parts that affect the physics, as the generated ``model.py`` does."""
     import mujoco
 
     _supply_names(spec, lacks)

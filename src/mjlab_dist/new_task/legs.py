@@ -40,12 +40,6 @@ def find_legs(model: mujoco.MjModel, data: mujoco.MjData, base: int, joints: Seq
 
     Each chain of driven joints that starts at the base has a last link. This link is a foot if it is about as low as
     the lowest of all last links.
-
-    Args:
-        model: The MuJoCo model.
-        data: A state in which the robot stands or its legs are straight.
-        base: The body of the base.
-        joints: The driven joints.
     """
     # The ends of all chains of joints that start at the base
     bodies = {int(model.jnt_bodyid[joint]) for joint in joints} - {base}
@@ -76,14 +70,7 @@ def find_legs(model: mujoco.MjModel, data: mujoco.MjData, base: int, joints: Seq
 
 
 def chain_to(model: mujoco.MjModel, base: int, body: int, joints: Sequence[int]) -> list[int]:
-    """Return the driven joints between the base and a body, starting at the base.
-
-    Args:
-        model: The MuJoCo model.
-        base: The body of the base.
-        body: The body.
-        joints: The driven joints.
-    """
+    """Return the driven joints between the base and a body, starting at the base."""
     chain: list[int] = []
     while body not in {base, 0}:
         chain = [joint for joint in joints if model.jnt_bodyid[joint] == body] + chain
@@ -95,11 +82,6 @@ def corners_below(model: mujoco.MjModel, data: mujoco.MjData, body: int) -> NDAr
     """Return the corners of the bounding boxes of colliding geoms in the world frame, in m, (n, 3).
 
     The geoms are those of a body and of all bodies below it in the tree.
-
-    Args:
-        model: The MuJoCo model.
-        data: Its state.
-        body: The body.
     """
     below = [is_below(model, int(b), body) for b in model.geom_bodyid]
     geoms = np.flatnonzero(np.array(below) & ((model.geom_contype | model.geom_conaffinity) != 0))

@@ -25,10 +25,6 @@ MAX_TIMESTEP_S = 0.05
 def load(flag: str, mjcf: Path) -> tuple[mujoco.MjSpec, mujoco.MjModel]:
     """Load an MJCF and compile it.
 
-    Args:
-        flag: The flag that names the MJCF, for messages.
-        mjcf: The file.
-
     Raises:
         UserError: If MuJoCo does not accept the MJCF.
     """
@@ -52,10 +48,6 @@ def load(flag: str, mjcf: Path) -> tuple[mujoco.MjSpec, mujoco.MjModel]:
 
 def read(flag: str, file: Path) -> mujoco.MjSpec:
     """Read an MJCF or a URDF, without its meshes.
-
-    Args:
-        flag: The flag that names the file, for messages.
-        file: The file.
 
     Raises:
         UserError: If MuJoCo does not know an element or attribute, or if a value has the wrong form.
@@ -84,21 +76,13 @@ def _drop_infinite_limits(spec: mujoco.MjSpec) -> None:
 
 
 def compile_spec(spec: mujoco.MjSpec) -> mujoco.MjModel:
-    """Compile an MJCF without warnings about deprecated attributes.
-
-    Args:
-        spec: The MJCF.
-    """
+    """Compile an MJCF without warnings about deprecated attributes."""
     with warnings.catch_warnings(action="ignore"):
         return spec.compile()
 
 
 def put_on_device(flag: str, model: mujoco.MjModel) -> mjw.Model:
     """Put a model on the CPU in MuJoCo Warp, which does not support all models of MuJoCo.
-
-    Args:
-        flag: The flag that names the MJCF, for messages.
-        model: The model.
 
     Raises:
         UserError: If MuJoCo Warp does not support the model.

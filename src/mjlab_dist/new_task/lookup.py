@@ -19,11 +19,6 @@ MODULES = ("{name}_description", "{name}")
 def find_robot(name: str, directory: Path | None) -> Path:
     """Return the MJCF or URDF of a robot.
 
-    Args:
-        name: Name of the robot, such as ``go2``.
-        directory: Directory with files of robots, such as a checkout of MuJoCo Menagerie. None: download an MJCF with
-            the package mujoco-menagerie, or a URDF with the package robot_descriptions.
-
     Raises:
         UserError: If there is no such robot, or its files cannot be downloaded.
     """

@@ -73,13 +73,6 @@ def make_motors(
     - Armature is added to joints whose natural frequency would be too high with this stiffness.
     - The damping is computed from the joint's inertia and a damping ratio. The motor provides only the part of this
       damping that the MJCF does not already give to the joint.
-
-    Args:
-        model: The MuJoCo model.
-        start: The start state.
-        joints: Joints that get a motor.
-        legs: The legs of a robot that stands on them.
-        is_moving: Whether the robot moves; otherwise it is fixed to the world.
     """
     loads = joint_loads(model, start, joints, legs)
     inertias, free_inertias = dof_inertias(model, start)
@@ -122,12 +115,6 @@ def joint_loads(
     a leg must also be able to carry the leg's share of the robot's weight, with the distance from the joint to the foot
     as the lever. Of two, three or four legs, two share the weight, because the others may swing. Of more legs, half
     share the weight.
-
-    Args:
-        model: The MuJoCo model.
-        start: The start state.
-        joints: The joints.
-        legs: The legs.
     """
     gravity_m_s2 = float(np.linalg.norm(model.opt.gravity)) or 9.81
     loads = {joint: gravity_m_s2 * _first_moment(model, start, joint) for joint in joints}
@@ -209,10 +196,6 @@ def dof_inertias(model: mujoco.MjModel, start: mujoco.MjData) -> tuple[NDArray[n
     """Return two inertias of each degree of freedom, (nv,) each.
 
     The first one holds if all other degrees of freedom are fixed, the second one if they are free to move.
-
-    Args:
-        model: The MuJoCo model.
-        start: A state.
     """
     import mujoco
 

@@ -29,10 +29,6 @@ def find_preset(names: Iterable[str], joints: Iterable[str]) -> Preset | None:
 
     A preset belongs to a robot if one of the robot's names contains the preset's name, and each of the preset's groups
     of motors matches a joint. Names alone are not enough, because files of the same robot use different joint names.
-
-    Args:
-        names: Names of the robot: the names of its model, file and folder, and the name that the user gave.
-        joints: Names of the robot's driven joints.
     """
     words = ["_".join(["", *re.findall(r"[a-z0-9]+", name.lower()), ""]) for name in names]
     known = list(joints)
@@ -44,12 +40,7 @@ def find_preset(names: Iterable[str], joints: Iterable[str]) -> Preset | None:
 
 
 def matched_joints(group: ActuatorConfig, joints: Iterable[str]) -> tuple[str, ...]:
-    """Return the joints that get a group of motors.
-
-    Args:
-        group: The group of a preset.
-        joints: Names of joints.
-    """
+    """Return the joints that get a group of motors."""
     return tuple(name for name in joints if any(re.fullmatch(pattern, name) for pattern in group.joints))
 
 

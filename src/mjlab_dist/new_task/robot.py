@@ -118,12 +118,6 @@ class Robot:
 def examine(mjcf: Path, flag: str | None = None, goal: Goal | None = None, *, names: Sequence[str] = ()) -> Robot:
     """Load an MJCF and examine the robot in it.
 
-    Args:
-        mjcf: The file.
-        flag: The flag that names the MJCF, for messages; by default ``--mjcf`` and the file.
-        goal: The goal of the task; by default it is guessed.
-        names: Names of the robot, in addition to the model name in the MJCF.
-
     Raises:
         UserError: If MuJoCo or MuJoCo Warp rejects the MJCF, no joint can be driven, or the robot cannot have the goal.
     """

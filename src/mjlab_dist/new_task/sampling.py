@@ -49,12 +49,6 @@ def calmed(model: mujoco.MjModel, start: mujoco.MjData, decimation: int, blocks:
     In each round, the scale of the block that drives the fastest joint is halved. If no block drives this joint, or if
     earlier halvings of the block did not help, the scales of the blocks with the fewest halvings are halved. If a block
     must not be halved again, the physics stays unstable, and the trial of the task fails.
-
-    Args:
-        model: The MuJoCo model.
-        start: The start state.
-        decimation: Substeps per control step.
-        blocks: The action blocks.
     """
     num_halved = dict.fromkeys([name for name, block in blocks.items() if block.kind in MAX_HALVINGS], 0)
     while num_halved:
@@ -113,13 +107,6 @@ def sample_sizes(
     MuJoCo Warp's list of contacts needs space for all pairs of geoms that pass its broad phase. For a plane, these are
     the pairs with all geoms whose bounding sphere reaches the plane. The number of contacts therefore includes these
     pairs, even if the geoms do not touch the plane.
-
-    Args:
-        model: The MuJoCo model.
-        start: The start state.
-        decimation: Substeps per control step.
-        blocks: The action blocks.
-        root: The joints that connect a moving robot to the world.
     """
     import mujoco
 

@@ -56,12 +56,6 @@ def actuate(spec: mujoco.MjSpec, root: Sequence[int], joints: Sequence[int], pre
     """Return actions, motors and a start pose for a robot.
 
     A pose is searched for only if the MJCF has no keyframe, the robot can fall, and all motors are position motors.
-
-    Args:
-        spec: The MJCF.
-        root: The joints that connect a moving robot to the world.
-        joints: The driven joints.
-        preset: Published motors of the robot, which replace its actuators; None if there are none.
     """
     # Model and start pose
     model = compile_spec(spec)
@@ -119,12 +113,7 @@ def _published(
 
 
 def add_motors(spec: mujoco.MjSpec, motors: dict[str, ActuatorConfig]) -> None:
-    """Add motors, and set an integrator that is stable with them, as the generated config does.
-
-    Args:
-        spec: The MJCF, changed in place.
-        motors: The motors by group. If there are none, nothing is changed.
-    """
+    """Add motors, and set an integrator that is stable with them, as the generated config does."""
     import mujoco
 
     from mjlab_dist.sim import scene  # imports Warp
@@ -137,12 +126,7 @@ def add_motors(spec: mujoco.MjSpec, motors: dict[str, ActuatorConfig]) -> None:
 
 
 def start_state(model: mujoco.MjModel, key: int | None) -> mujoco.MjData:
-    """Return the start state, with joints clipped to their ranges as at the start of an episode.
-
-    Args:
-        model: The MuJoCo model.
-        key: The keyframe; None for the reference pose.
-    """
+    """Return the start state, with joints clipped to their ranges as at the start of an episode."""
     import mujoco
 
     data = mujoco.MjData(model)
@@ -156,11 +140,7 @@ def start_state(model: mujoco.MjModel, key: int | None) -> mujoco.MjData:
 
 
 def find_key(model: mujoco.MjModel) -> int | None:
-    """Return the keyframe that episodes start from; None if there is none.
-
-    Args:
-        model: The MuJoCo model.
-    """
+    """Return the keyframe that episodes start from; None if there is none."""
     names = [model.key(i).name for i in range(model.nkey)]
     known = [names.index(name) for name in HOME_NAMES if name in names]
     if known or not names:

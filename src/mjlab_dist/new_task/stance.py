@@ -60,14 +60,6 @@ def find_stance(
     in the reference pose, this function bends them. The result is the first pose in which the robot stands. If it
     stands in none of the poses, the result is the pose in which it sinks and tilts least.
 
-    Args:
-        model: The MuJoCo model.
-        base: The body of the base.
-        lift: Index in qpos of the height of the base.
-        joints: The driven joints.
-        simulate: Simulates the robot for ``SETTLED_S`` with a pose as start state and as target of its motors, and
-            returns the last state.
-
     Returns:
         The pose and whether the robot stands; None if the robot has no legs, has a leg with only one joint, or falls
         over completely in all poses.
@@ -94,14 +86,7 @@ def find_stance(
 
 
 def standing(model: mujoco.MjModel, base: int, pose: NDArray[np.float64], after: mujoco.MjData) -> float:
-    """Return a measure of how well a robot still stands after some time in a pose: 1 or more if it stands.
-
-    Args:
-        model: The MuJoCo model.
-        base: The body of the base.
-        pose: The pose, (nq,).
-        after: The state after some time.
-    """
+    """Return a measure of how well a robot still stands after some time in a pose: 1 or more if it stands."""
     if not np.isfinite(after.qpos).all():
         return 0.0
     before = _posed(model, pose)

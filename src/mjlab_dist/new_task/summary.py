@@ -10,11 +10,7 @@ from mjlab_dist.wording import listed
 
 
 def found(robot: Robot) -> str:
-    """Return what the MJCF contains, in one line.
-
-    Args:
-        robot: The robot in the MJCF.
-    """
+    """Return what the MJCF contains, in one line."""
     kinds = dict.fromkeys(block.kind for block in robot.blocks.values())
     base = "a fixed base"
     if robot.base is not None:
@@ -30,11 +26,7 @@ def found(robot: Robot) -> str:
 
 
 def guessed(robot: Robot) -> list[str]:
-    """Return the guesses in the config, one per line, each with the place to change it.
-
-    Args:
-        robot: The robot in the MJCF.
-    """
+    """Return the guesses in the config, one per line, each with the place to change it."""
     others = " or ".join(f"--goal {goal}" for goal in robot.goals if goal != robot.goal)
     lines = [f"its goal is {robot.goal}" + (f" (or: {others})" if others else "")]
     lines += _several(robot)
@@ -61,9 +53,6 @@ def first_flags(config: TrainConfig) -> list[str]:
 
     The flags set a number in the first (most important) reward, the scale of the actions, and the stiffness of added
     motors. Without added motors, the third flag sets the weight of the last reward.
-
-    Args:
-        config: The config of the task.
     """
     env = config.env
     flags: dict[str, object] = {}

@@ -25,10 +25,6 @@ NUM_ENVS = 8
 def try_task(names: Names, parent: Path) -> tuple[TrainConfig | None, list[Check]]:
     """Import the config of a task, build its envs on the CPU, and step them.
 
-    Args:
-        names: Names of the task and its files.
-        parent: Folder that contains the task's package. The package does not have to be installed.
-
     Returns:
         The config, or None if it cannot be imported; and a list of the failed checks, which is empty if the task is
         ready.
@@ -50,12 +46,7 @@ def try_task(names: Names, parent: Path) -> tuple[TrainConfig | None, list[Check
 
 @contextlib.contextmanager
 def importable(module: str, parent: Path) -> Iterator[None]:
-    """Allow Python to import a package that is not installed, without writing bytecode to its folder.
-
-    Args:
-        module: Name of the package.
-        parent: Folder that contains the package.
-    """
+    """Allow Python to import a package that is not installed, without writing bytecode to its folder."""
     outer, _, _ = module.rpartition(".")
     path = importlib.import_module(outer).__path__ if outer else sys.path
     writes, sys.dont_write_bytecode = sys.dont_write_bytecode, True

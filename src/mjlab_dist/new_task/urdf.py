@@ -45,13 +45,6 @@ REMEDY = (
 def convert(flag: str, urdf: Path, tree: ET.Element, folder: Path, *, floating: bool) -> Path:
     """Convert a URDF to an MJCF.
 
-    Args:
-        flag: The flag that names the URDF, for messages.
-        urdf: The file.
-        tree: Content of the file, changed in place.
-        folder: An empty folder for the MJCF and its meshes.
-        floating: Whether to add a free joint to the root link; otherwise the root link is fixed to the world.
-
     Returns:
         The MJCF.
 

@@ -47,12 +47,6 @@ def find_wheels(model: mujoco.MjModel, start: mujoco.MjData, base: int, joints: 
 
     A wheel has a driven joint without limits, and reaches the ground. If there is only one such wheel, the dict is
     empty.
-
-    Args:
-        model: The MuJoCo model.
-        start: The start state.
-        base: The body of the base.
-        joints: The driven joints.
     """
     collides = (model.geom_contype | model.geom_conaffinity) != 0
     up = np.abs(start.geom_xmat[:, 6:])
@@ -81,12 +75,6 @@ def wheel_motors(
     """Return velocity motors whose effort limit matches the friction of the wheels.
 
     Also return a dict from the joint of each wheel to its velocity for an action of 1, in rad/s.
-
-    Args:
-        model: The MuJoCo model.
-        base: The body of the base.
-        wheels: The wheels.
-        speed_m_s: Speed of the robot at which the reward is 1.
     """
     if not wheels:
         return {}, {}

@@ -57,11 +57,7 @@ class Packed:
 
 
 def card(packed: Packed) -> str:
-    """Return the model card: task, results, robot, training, versions, and how to use the file.
-
-    Args:
-        packed: Contents of the pack.
-    """
+    """Return the model card: task, results, robot, training, versions, and how to use the file."""
     task = packed.config.task
     about = _summary(task)
     parts = [

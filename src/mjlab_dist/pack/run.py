@@ -55,10 +55,6 @@ class Source:
 def find_source(run: str, config: PackConfig) -> Source:
     """Find a run and its checkpoint, and the name of the file to write. Imports no heavy libraries.
 
-    Args:
-        run: A run directory, or ``latest``.
-        config: The checkpoint to pack, and the file to write.
-
     Raises:
         UserError: If there is no such run or checkpoint, or the file cannot be written.
     """
@@ -82,11 +78,6 @@ def _check_new(output: Path) -> None:
 
 def pack(source: Source, config: PackConfig, warn: Callable[[str], None]) -> Mapping[str, bytes]:
     """Write a pack.
-
-    Args:
-        source: The run to pack.
-        config: Flags of the command, such as whether to add the exported policy.
-        warn: Called with one line for each problem that does not prevent packing.
 
     Returns:
         The packed files by name.

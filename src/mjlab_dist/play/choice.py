@@ -37,11 +37,6 @@ MAX_PIXELS = 4096
 def resolve(task: str, config: PlayConfig, warn: Callable[[str], None]) -> tuple[TrainConfig, Path]:
     """Return the run's config, and the path of the checkpoint or NaN dump to play.
 
-    Args:
-        task: Name of the task.
-        config: What to play.
-        warn: Called with one line if ``latest`` skips newer runs.
-
     Raises:
         UserError: If the run or file does not exist or belongs to another task, or the value of a flag is not allowed.
     """
@@ -71,11 +66,7 @@ def resolve(task: str, config: PlayConfig, warn: Callable[[str], None]) -> tuple
 
 
 def without_disturbances(env: EnvConfig) -> EnvConfig:
-    """Return a task without noise, delays, interval events and randomizations, and without curricula that change them.
-
-    Args:
-        env: The task.
-    """
+    """Return a task without noise, delays, interval events, randomizations and curricula that change them."""
     removed = ("randomizations.", *(f"events.{name}." for name, one in env.events.items() if one.when == "interval"))
     noise = (".uniform_noise", ".gaussian_noise")
     return dataclasses.replace(
@@ -182,11 +173,7 @@ def _validate_video(config: PlayConfig, file: str) -> None:
 
 
 def grid(num_pictures: int) -> tuple[int, int]:
-    """Return the number of columns and of rows of a grid of pictures.
-
-    Args:
-        num_pictures: Number of pictures, at least 1.
-    """
+    """Return the number of columns and of rows of a grid of pictures."""
     columns = math.ceil(math.sqrt(num_pictures))
     return columns, math.ceil(num_pictures / columns)
 

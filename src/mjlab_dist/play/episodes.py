@@ -43,12 +43,6 @@ class PlayResult:
 def load_env_and_policy(train_config: TrainConfig, checkpoint: Path, num_envs: int, seed: int) -> tuple[Env, MLPModel]:
     """Make a run's env and load its policy, on the CPU.
 
-    Args:
-        train_config: The run's config.
-        checkpoint: Checkpoint file of the policy.
-        num_envs: Number of envs.
-        seed: Random seed.
-
     Returns:
         The env, and the policy, which maps observations to actions without exploration noise.
     """
@@ -60,13 +54,7 @@ def load_env_and_policy(train_config: TrainConfig, checkpoint: Path, num_envs: i
 
 
 def load_env(train_config: TrainConfig, num_envs: int, seed: int) -> Env:
-    """Make a run's env on the CPU.
-
-    Args:
-        train_config: The run's config.
-        num_envs: Number of envs.
-        seed: Random seed.
-    """
+    """Make a run's env on the CPU."""
     choose_opengl(os.environ)
 
     with start_up():
@@ -84,9 +72,6 @@ def choose_opengl(environ: MutableMapping[str, str]) -> None:
     If EGL's library is missing, disable OpenGL, because otherwise importing MuJoCo would fail. MuJoCo Warp's ray tracer
     then renders. If MuJoCo is already imported, the variable MUJOCO_GL has no effect, and :mod:`mjlab_dist.play.video`
     chooses EGL.
-
-    Args:
-        environ: The process's environment.
     """
     if "mujoco" in sys.modules:
         return
@@ -98,11 +83,6 @@ def choose_opengl(environ: MutableMapping[str, str]) -> None:
 def play(train_config: TrainConfig, checkpoint: Path, config: PlayConfig) -> PlayResult:
     """Play on the CPU: one episode in each env, or all episodes that end within the given time.
 
-    Args:
-        train_config: The run's config.
-        checkpoint: Checkpoint file of the policy.
-        config: Number of envs, seconds, seed, and video or strip.
-
     Raises:
         UserError: If the checkpoint does not match the config, or the model does not have the camera.
     """
@@ -112,12 +92,6 @@ def play(train_config: TrainConfig, checkpoint: Path, config: PlayConfig) -> Pla
 
 def play_policy(env: Env, policy: MLPModel, checkpoint: Path, config: PlayConfig) -> PlayResult:
     """Play a loaded policy, as :func:`play` does.
-
-    Args:
-        env: Envs of the run's task, as many as ``config`` requests.
-        policy: The policy.
-        checkpoint: Its checkpoint.
-        config: Number of envs, seconds, seed, and video or strip.
 
     Raises:
         UserError: If the model does not have the camera.

@@ -52,11 +52,7 @@ ANIMATION_FPS = 10
 
 
 def main(run_dir: Path) -> None:
-    """Make videos of a run until standard input reports the end of training.
-
-    Args:
-        run_dir: The run directory.
-    """
+    """Make videos of a run until standard input reports the end of training."""
     die_with_parent()
     os.nice(NICENESS)
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})

@@ -49,11 +49,6 @@ class Replayed:
 def replay(train_config: TrainConfig, path: Path, config: PlayConfig) -> list[Replayed]:
     """Repeat, on the CPU, the steps that led to numbers that are not finite.
 
-    Args:
-        train_config: The run's config.
-        path: The dump that the run wrote.
-        config: The video file, if any. The video shows the states of the first env up to the step that is repeated.
-
     Raises:
         UserError: If the file is damaged, is not a dump, or is from another model.
     """

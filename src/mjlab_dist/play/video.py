@@ -47,11 +47,6 @@ class Video:
     def __init__(self, config: PlayConfig, env: Env, steps_per_s: float | None = None) -> None:
         """Make the renderers, and open the file.
 
-        Args:
-            config: File, envs, camera and size.
-            env: The envs.
-            steps_per_s: Control steps to show per second; None for real time.
-
         Raises:
             UserError: If the model has no such camera.
         """
@@ -101,10 +96,6 @@ class Strip:
     def __init__(self, config: PlayConfig, env: Env) -> None:
         """Prepare a strip.
 
-        Args:
-            config: File, env, camera, size and seconds. Without seconds, the strip ends with the first episode.
-            env: The envs.
-
         Raises:
             UserError: If the model has no such camera.
         """
@@ -144,22 +135,13 @@ class Strip:
 
 
 def poses_of(env: Env, index: int = 0) -> Poses:
-    """Return views of the state that defines all poses in an env, by field of MuJoCo's data.
-
-    Args:
-        env: The envs.
-        index: Index of the env.
-    """
+    """Return views of the state that defines all poses in an env, by field of MuJoCo's data."""
     fields = ("qpos", "mocap_pos", "mocap_quat")
     return {name: env.sim.physics[name][index] for name in fields if name in env.sim.physics}
 
 
 def find_camera(model: mujoco.MjModel, name: str | None) -> int:
     """Return the index of a camera. Without a name, return 0 (the first camera), or -1 if the model has no camera.
-
-    Args:
-        model: The MuJoCo model.
-        name: Name of the camera, if any.
 
     Raises:
         UserError: If the model has no such camera.
@@ -183,22 +165,11 @@ class Renderers:
     """Creates renderers of a model. Without terrain to crop, all envs share one renderer."""
 
     def __init__(self, model: mujoco.MjModel, size: tuple[int, int], camera: int) -> None:
-        """Store the arguments; renderers are created in :meth:`at`.
-
-        Args:
-            model: The MuJoCo model.
-            size: Height and width of the pictures in pixels.
-            camera: Index of the camera; -1 for a view of the whole scene.
-        """
         self._model, self._size, self._camera = model, size, camera
         self._of_whole: Renderer | None = None
 
     def at(self, origin: tuple[float, float]) -> Renderer:
-        """Return a renderer of the model with only the terrain around an origin.
-
-        Args:
-            origin: Position of an env's origin on the ground, in m.
-        """
+        """Return a renderer of the model with only the terrain around an origin."""
         from mjlab_dist.sim.terrain import crop_terrain  # with MuJoCo, which is slow to import
 
         model = crop_terrain(self._model, origin, DRAWN_GROUND_M)

@@ -103,13 +103,7 @@ class Row:
 
 
 def as_round(ranks: Sequence[RankTimes], num_steps: int, reached: Reached | None) -> Round:
-    """Return the figures of one run.
-
-    Args:
-        ranks: Times of every rank, in order of rank.
-        num_steps: Control steps of a rollout of one env.
-        reached: When the run reached the return; None if it did not.
-    """
+    """Return the figures of one run."""
     # Iterations of all ranks, without the first ones. At least one is kept if the run reached the return early.
     each = [rank.iterations for rank in ranks]
     first = min(SKIPPED, len(each[0]) - 1)
@@ -126,11 +120,7 @@ def as_round(ranks: Sequence[RankTimes], num_steps: int, reached: Reached | None
 
 
 def rows(runs: Sequence[tuple[int, Sequence[Round]]]) -> list[Row]:
-    """Return a row per number of ranks.
-
-    Args:
-        runs: Each number of ranks with its rounds, in ascending order. All have the same number of rounds.
-    """
+    """Return a row per number of ranks."""
     smallest, base = runs[0]
     found: list[Row] = []
     for num_ranks, rounds in runs:

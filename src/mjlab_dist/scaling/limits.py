@@ -33,14 +33,7 @@ to their number of envs."""
 
 
 def find_limits(mode: str, rows: Sequence[Row], config: TrainConfig, devices: Sequence[RankDevice]) -> list[str]:
-    """Return at least one line about what limits the run with the most ranks, the most important limit first.
-
-    Args:
-        mode: ``weak`` or ``strong``.
-        rows: Figures by number of ranks.
-        config: The run's config.
-        devices: Devices of the largest run.
-    """
+    """Return at least one line about what limits the run with the most ranks, the most important limit first."""
     first, last = rows[0], rows[-1]
     found: list[str] = []
     if last.num_ranks > 1:

@@ -14,13 +14,7 @@ if TYPE_CHECKING:
 
 
 def plot(modes: Mapping[Mode, Sequence[Row]], title: str, file: str) -> None:
-    """Draw the speeds next to the ideal speeds, and the shares of the time, for each kind of scaling.
-
-    Args:
-        modes: Rows by kind of scaling.
-        title: Title of the picture.
-        file: PNG file to write.
-    """
+    """Draw the speeds next to the ideal speeds, and the shares of the time, for each kind of scaling."""
     from matplotlib.figure import Figure  # an extra, and slow to import
 
     figure = Figure(figsize=(4.0 * (1 + len(modes)), 4.0), dpi=DPI, layout="constrained")

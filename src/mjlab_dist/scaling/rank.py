@@ -43,13 +43,7 @@ class RankTimes:
 
 
 def time_rank(config: TrainConfig, plan: RankPlan, control: Control) -> RankTimes:
-    """Train on this rank and measure times.
-
-    Args:
-        config: The run's config, with at least two iterations.
-        plan: Device, budget and run directory.
-        control: Receives heartbeats. Its stop request ends training.
-    """
+    """Train on this rank and measure times."""
     with joined(config, plan) as learner:
         import torch
 

@@ -65,12 +65,6 @@ def measure(config: TrainConfig, rounds: int, until_return: float | None, listen
     Each round launches all runs once: every number of ranks with every kind of scaling. If the machine is slow for a
     while, this therefore affects all numbers of ranks.
 
-    Args:
-        config: The run's config. The log root and the logger are ignored.
-        rounds: Number of runs for each number of ranks.
-        until_return: Mean return that ends a run; None to train for all iterations.
-        listen: Receives progress.
-
     Raises:
         UserError: If the config is invalid or does not fit the machines.
         RankError: If a rank ended early.

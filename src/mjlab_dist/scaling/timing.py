@@ -53,11 +53,7 @@ class Stopwatch:
     """
 
     def __init__(self, clock: Clock) -> None:
-        """Create a stopwatch that has not recorded any calls yet.
-
-        Args:
-            clock: The clock of the device.
-        """
+        """Create a stopwatch that has not recorded any calls yet."""
         self._clock = clock
         self.marks: list[tuple[Mark, Mark]] = []
 
@@ -98,11 +94,7 @@ class Timing(Hook):
     """
 
     def __init__(self, num_steps: int) -> None:
-        """Create the hook for a run that has not started yet.
-
-        Args:
-            num_steps: Control steps of a rollout.
-        """
+        """Create the hook for a run that has not started yet."""
         self._num_steps = num_steps
         self._starts_s: list[float] = []
         self._own: list[_Own] = []
@@ -128,11 +120,7 @@ class Timing(Hook):
         self._own.append(_Own(collect_s=sample.collect_s, learn_s=sample.learn_s, waits_s=waits_s, **seconds))
 
     def iterations(self, runner: Runner) -> list[IterationTimes]:
-        """Return the times of all iterations but the last one, whose end is not known.
-
-        Args:
-            runner: The training loop, after training.
-        """
+        """Return the times of all iterations but the last one, whose end is not known."""
         steps = None
         if runner.replays_rollouts:
             steps = measure_steps(runner.env, NUM_STEPS, records=True)
@@ -156,13 +144,7 @@ class Timing(Hook):
 
 
 def measure_steps(env: Env, num_steps: int, *, records: bool) -> StepTimes:
-    """Measure a control step with random actions, with the device's clock.
-
-    Args:
-        env: The env.
-        num_steps: Control steps per measurement.
-        records: Whether to record the control step as CUDA graphs.
-    """
+    """Measure a control step with random actions, with the device's clock."""
     device = str(env.device)
     actions = torch.zeros(env.num_envs, env.num_actions, device=device)
 

@@ -22,10 +22,6 @@ def refuse_bad_numbers(flag: str, model: mujoco.MjModel) -> None:
 
     Ranges may be infinite. Numbers for users, and those that MuJoCo computes for the reference pose, are not checked.
 
-    Args:
-        flag: The flag that names the MJCF, for messages.
-        model: The model.
-
     Raises:
         UserError: With the first such value.
     """

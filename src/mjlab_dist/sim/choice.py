@@ -18,11 +18,6 @@ ON_C = 4
 def choose_engine(config: SimConfig, device: str, model: mujoco.MjModel | None = None) -> Literal["warp", "mujoco"]:
     """Return the engine for a config: its own, or for ``auto`` the faster one.
 
-    Args:
-        config: The config of the simulation.
-        device: ``cpu`` or ``cuda:<index>``.
-        model: The config's model, if it has been compiled.
-
     Raises:
         UserError: If the engine cannot simulate the model on this device.
     """

@@ -13,10 +13,6 @@ from mjlab_dist.errors import UserError
 def find_key(model: mujoco.MjModel, name: str | None) -> int | None:
     """Return the index of the keyframe that episodes start from; None for the reference positions of the joints.
 
-    Args:
-        model: The MuJoCo model.
-        name: Name of the keyframe, if any.
-
     Raises:
         UserError: If there is no such keyframe.
     """
@@ -31,13 +27,6 @@ def put_data(model: mujoco.MjModel, key: int | None, num_envs: int, njmax: int, 
     """Put the start state of every env on the current device.
 
     The buffers have room for at least the contacts and constraints of the start state.
-
-    Args:
-        model: The MuJoCo model.
-        key: Index of the keyframe to start from, if any.
-        num_envs: Number of envs.
-        njmax: Minimum number of constraint rows per env.
-        nconmax: Minimum number of contacts per env.
     """
     start = mujoco.MjData(model)
     if key is not None:

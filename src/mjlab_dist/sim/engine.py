@@ -57,12 +57,6 @@ class Engine(Protocol):
     def __init__(self, arrays: Arrays, recorder: Recorder, config: SimConfig, key: int | None) -> None:
         """Prepare to step.
 
-        Args:
-            arrays: The model and the arrays.
-            recorder: Records and runs programs.
-            config: The config of the simulation.
-            key: Keyframe that episodes start from; None for the reference positions of the joints.
-
         Raises:
             UserError: If the engine does not support the model.
         """
@@ -88,9 +82,6 @@ class Engine(Protocol):
 
     def provide(self, name: str) -> None:
         """Keep a field of the data up to date from now on, because somebody reads it.
-
-        Args:
-            name: Its name in ``mujoco_warp.Data``.
 
         Raises:
             UserError: If the engine does not compute this field.

@@ -42,12 +42,6 @@ def element_names(
     An element without a name belongs to the entity of the nearest ancestor body that has a name. An element that has
     neither a name nor a body, such as a tendon, belongs to no entity.
 
-    Args:
-        model: The model.
-        kind: Kind of the elements.
-        entity: Name of the entity; empty for the MJCF of ``sim.model``; None for the whole scene, with full names.
-        entities: Names of all entities of the scene.
-
     Raises:
         UserError: If there is no such entity.
     """

@@ -30,11 +30,6 @@ def take_over(model: mujoco.MjModel, put: mjw.Model) -> None:
 
     MuJoCo Warp still handles shapes other than spheres, capsules and boxes. It handles all shapes if bodies may sleep,
     or if any height field is rotated or moves.
-
-    Args:
-        model: The model on the host.
-        put: The same model on the device, changed in place. Call this function before you record kernels that use the
-            model.
     """
     # Models that are left to MuJoCo Warp
     fields = np.flatnonzero(model.geom_type == mujoco.mjtGeom.mjGEOM_HFIELD)
@@ -74,24 +69,14 @@ def take_over(model: mujoco.MjModel, put: mjw.Model) -> None:
 
 
 def is_still(model: mujoco.MjModel, geom: int) -> bool:
-    """Return whether a geom is a height field that is level and never moves.
-
-    Args:
-        model: The model.
-        geom: Index of the geom.
-    """
+    """Return whether a geom is a height field that is level and never moves."""
     is_field = model.geom_type[geom] == mujoco.mjtGeom.mjGEOM_HFIELD
     is_level = (model.geom_quat[geom] == [1, 0, 0, 0]).all()
     return bool(is_field and is_level and model.body_weldid[model.geom_bodyid[geom]] == 0)
 
 
 def ground_of(model: mujoco.MjModel, geom: int) -> Any:
-    """Return a height field as a :class:`Ground` on Warp's current device, without its ceiling.
-
-    Args:
-        model: The model.
-        geom: Index of the geom.
-    """
+    """Return a height field as a :class:`Ground` on Warp's current device, without its ceiling."""
     # Heights in m
     field = int(model.geom_dataid[geom])
     rows, cols = int(model.hfield_nrow[field]), int(model.hfield_ncol[field])

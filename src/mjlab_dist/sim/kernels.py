@@ -32,10 +32,6 @@ def prepare(device: str, program: Callable[[], None]) -> None:
     disabled, to find the modules that it needs. Modules that are not in Warp's cache are compiled, with one thread per
     core of this process. Ranks of one machine share a file lock in the cache: the first rank compiles, and the others
     wait and then load the result. ``compiling`` events report the progress.
-
-    Args:
-        device: Warp's name of the device.
-        program: Function that launches the kernels; must be capturable in a graph.
     """
     found, is_complete = _collect(device, program)
     _make_loaded(device, found)

@@ -73,12 +73,6 @@ _ON_JOINTS = (mujoco.mjtTrn.mjTRN_JOINT, mujoco.mjtTrn.mjTRN_JOINTINPARENT)
 def put_model(model: mujoco.MjModel, name: str, num_envs: int, fields: Iterable[str]) -> mjw.Model:
     """Put a model on the current device; the given fields have one value per env.
 
-    Args:
-        model: The MuJoCo model on the host.
-        name: Value of ``--env.sim.model``, for messages.
-        num_envs: Number of envs.
-        fields: Fields with one value per env.
-
     Raises:
         UserError: If MuJoCo Warp cannot simulate the model.
     """
@@ -104,10 +98,6 @@ def put_model(model: mujoco.MjModel, name: str, num_envs: int, fields: Iterable[
 def with_derived(model: mujoco.MjModel, fields: Iterable[str]) -> list[str]:
     """Return the given fields and all fields of the model that are derived from them.
 
-    Args:
-        model: The MuJoCo model.
-        fields: Names of fields.
-
     Raises:
         UserError: If a field does not exist or cannot differ between envs.
     """
@@ -120,24 +110,14 @@ def with_derived(model: mujoco.MjModel, fields: Iterable[str]) -> list[str]:
 
 
 def derived(model: mujoco.MjModel, name: str) -> list[str]:
-    """Return the fields of the model that are derived from a field.
-
-    Args:
-        model: The MuJoCo model.
-        name: The field.
-    """
+    """Return the fields of the model that are derived from a field."""
     routed = bool(model.ntendon) or not np.isin(model.actuator_trntype, _ON_JOINTS).all()
     names = _DERIVED.get(name, ()) + (_ROUTED if name in _ROUTES and routed else ())
     return [name for name in names if getattr(model, name).size]
 
 
 def groups(model: mujoco.MjModel, fields: Iterable[str]) -> int:
-    """Return the groups of ``mujoco_warp.set_const`` that recompute the fields derived from the given ones.
-
-    Args:
-        model: The MuJoCo model.
-        fields: Names of fields.
-    """
+    """Return the groups of ``mujoco_warp.set_const`` that recompute the fields derived from the given ones."""
     names = {name for field in fields for name in derived(model, field)}
     return sum(group for group, computed in _GROUPS.items() if names & set(computed))
 
@@ -149,12 +129,7 @@ def batched_fields() -> list[str]:
 
 
 def no_field(model: mujoco.MjModel, name: str) -> UserError:
-    """Return the error for a field that cannot have one value per env.
-
-    Args:
-        model: The MuJoCo model.
-        name: The field.
-    """
+    """Return the error for a field that cannot have one value per env."""
     return UserError(
         f"field {name}: cannot have one value per env; the fields that can are {', '.join(_offered(model))}"
     )
@@ -166,8 +141,6 @@ def refuse_moved_inertia(model: mujoco.MjModel, name: str, field: torch.Tensor) 
     MuJoCo makes this assumption for bodies whose ``body_simple`` is not 0.
 
     Args:
-        model: The MuJoCo model.
-        name: ``body_ipos`` or ``body_iquat``.
         field: Its values, (num_envs, nbody, ...).
 
     Raises:
@@ -183,11 +156,6 @@ def refuse_moved_inertia(model: mujoco.MjModel, name: str, field: torch.Tensor) 
 
 def refuse_writes(flag: str, views: Mapping[str, torch.Tensor], per_env: Iterable[str]) -> None:
     """Raise if torch has written to fields that all envs share.
-
-    Args:
-        flag: Flag of the term that may have written.
-        views: Views of fields by name.
-        per_env: Names of the fields that may be written, because they have one value per env.
 
     Raises:
         UserError: If there was a write.
@@ -205,13 +173,7 @@ class Sliders:
     """Sets the inverse weights of bodies that only slide and have no children: ``set_const`` does not set them."""
 
     def __init__(self, model: mujoco.MjModel, put: mjw.Model, device: str) -> None:
-        """Look up the bodies.
-
-        Args:
-            model: The MuJoCo model on the host.
-            put: The same model on the device.
-            device: PyTorch name of the device.
-        """
+        """Look up the bodies."""
         bodies = np.flatnonzero(model.body_simple == 2)
         dofs = np.flatnonzero(np.isin(model.dof_bodyid, bodies))
         self._bodies, self._dofs, self._body_of_dof = (
@@ -233,9 +195,6 @@ def unanchored(put: mjw.Model) -> mjw.Model:
 
     MuJoCo Warp computes the poses of static geoms only once, when its data is created. With the copy, it computes them
     again.
-
-    Args:
-        put: The model on the device.
     """
     copied = copy.copy(put)
     copied.body_weldid = wp.full_like(put.body_weldid, 1)

@@ -83,13 +83,7 @@ class MujocoEngine(Engine):
         self.data = cast("mjw.Data", _Reader(self, arrays.data))
 
     def _open(self, model: mujoco.MjModel, results: Iterable[str], *, keeps_data: bool) -> None:
-        """Start the threads, and look up MuJoCo's arrays.
-
-        Args:
-            model: The model.
-            results: Fields of the data that somebody reads.
-            keeps_data: Whether MuJoCo keeps all data of all envs after a call.
-        """
+        """Start the threads, and look up MuJoCo's arrays."""
         arrays = self._arrays
         self._batch = Batch(model, self._num_envs, min(torch.get_num_threads(), self._num_envs), keeps_data)
         # State before the latest call that computed results, and a function that repeats the call

@@ -39,12 +39,6 @@ wp.set_module_options({"enable_backward": False, "max_unroll": 4})
 def find_physics(config: SimConfig, device: str, model: mjw.Model, data: mjw.Data) -> tuple[Program, Program]:
     """Return MuJoCo Warp's functions ``step`` and ``forward``, in the deterministic mode if the config asks for it.
 
-    Args:
-        config: The config of the simulation.
-        device: ``cpu``, where one thread simulates all envs, so that the order is fixed anyway, or ``cuda:<index>``.
-        model: The model on the device.
-        data: Its data.
-
     Raises:
         UserError: If the deterministic mode does not support the model.
     """
@@ -63,11 +57,6 @@ class Ordering:
 
     def __init__(self, name: str, model: mjw.Model, data: mjw.Data) -> None:
         """Switch on the deterministic mode of the model, and allocate buffers.
-
-        Args:
-            name: Value of ``--env.sim.model``, for messages.
-            model: The model on the device.
-            data: Its data.
 
         Raises:
             UserError: If the model has flexes, whose contacts have no number to order them by.
@@ -90,11 +79,7 @@ class Ordering:
         self._blocks = [(field, wp.zeros_like(field)) for field in (efc.jtdaj_adr, efc.jtdaj_nrow)]
 
     def ordered(self, program: Program) -> Program:
-        """Return a function of MuJoCo Warp with ordered contacts and rows.
-
-        Args:
-            program: ``mujoco_warp.step`` or ``mujoco_warp.forward``.
-        """
+        """Return a function of MuJoCo Warp with ordered contacts and rows."""
 
         def run(model: mjw.Model, data: mjw.Data) -> None:
             with (
@@ -106,12 +91,7 @@ class Ordering:
         return run
 
     def order_contacts(self, model: mjw.Model, data: mjw.Data) -> None:
-        """Order the contacts of all envs.
-
-        Args:
-            model: The model on the device.
-            data: Its data, after the detection of contacts.
-        """
+        """Order the contacts of all envs."""
         contact, size = data.contact, data.naconmax
         of_contacts = [contact.worldid, contact.geom, contact.geomcollisionid]
         wp.launch(_contact_keys, size, [data.nacon, *of_contacts, model.ngeom, self._keys, self._contact_order])
@@ -119,11 +99,7 @@ class Ordering:
         self._contacts.permute(self._contact_order.reshape((1, 2 * size)), data.nacon)
 
     def order_rows(self, _model: mjw.Model, data: mjw.Data) -> None:
-        """Order the constraint rows of each env, and everything that contains the number of a row.
-
-        Args:
-            data: Data of the model, with constraints.
-        """
+        """Order the constraint rows of each env, and everything that contains the number of a row."""
         efc, ranks = data.efc, self._ranks
         wp.launch(_rank_rows, ranks.shape, [data.nefc, efc.type, efc.id, ranks, self._row_order, data.dof_frictionadr])
         addresses = data.contact.efc_address

@@ -18,11 +18,7 @@ _PACKAGE = Path(mjlab_dist.__file__).parent
 
 @contextlib.contextmanager
 def warnings_to(handle: Callable[[str], object]) -> Iterator[None]:
-    """Pass warnings of MuJoCo's C code to a function until the context ends, instead of writing them to a file.
-
-    Args:
-        handle: The function.
-    """
+    """Pass warnings of MuJoCo's C code to a function until the context ends, instead of writing them to a file."""
     before = mujoco.get_mju_user_warning()
     mujoco.set_mju_user_warning(handle)
     try:

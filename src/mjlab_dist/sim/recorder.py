@@ -25,12 +25,7 @@ class Recorder:
     """
 
     def __init__(self, device: str, *, captures: bool) -> None:
-        """Check whether the device can record programs.
-
-        Args:
-            device: ``cpu`` or ``cuda:<index>``.
-            captures: Whether to record programs; otherwise, Python launches their kernels one by one.
-        """
+        """Check whether the device can record programs."""
         reason = recording.why_not_capturable(device)
         if captures and reason:
             emit("warning", text=f"the physics is not captured, which is slower: {reason}")
@@ -43,12 +38,7 @@ class Recorder:
         self._readers: set[Run] = set()
 
     def record(self, *programs: Run, changes_state: bool = True) -> None:
-        """Compile missing kernels of programs, and record each program.
-
-        Args:
-            programs: Programs that allocate no memory. The caller must keep the arrays that their kernels use.
-            changes_state: Whether they may write to ``qpos`` or ``qvel``.
-        """
+        """Compile missing kernels of programs, and record each program."""
         if not changes_state:
             self._readers.update(programs)
         with wp.ScopedDevice(self._device):
@@ -59,11 +49,7 @@ class Recorder:
                 self.graphs |= {program: recording.capture(self._device, program) for program in programs}
 
     def run(self, *programs: Run) -> None:
-        """Run programs, in order.
-
-        Args:
-            programs: Programs that were recorded.
-        """
+        """Run programs, in order."""
         if not self._readers.issuperset(programs):
             self.num_changes += 1
         if self.graphs.keys() >= set(programs):

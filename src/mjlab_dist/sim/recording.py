@@ -21,11 +21,7 @@ _cpu_kernels = threading.RLock()
 
 
 def why_not_capturable(device: str) -> str:
-    """Return why no graph can be recorded on a device; empty if one can.
-
-    Args:
-        device: ``cpu`` or ``cuda:<index>``.
-    """
+    """Return why no graph can be recorded on a device; empty if one can."""
     found = wp.get_device(device)
     if found.is_cpu:
         return ""
@@ -40,12 +36,7 @@ def why_not_capturable(device: str) -> str:
 
 
 def capture(device: str, program: Callable[[], None]) -> wp.Graph:
-    """Record a program as a graph.
-
-    Args:
-        device: ``cpu`` or ``cuda:<index>``.
-        program: Function that launches the kernels. They must be loaded already: loading one breaks the capture.
-    """
+    """Record a program as a graph."""
     with no_gc(), wp.ScopedCapture(device=device, force_module_load=False) as recording:
         program()
     assert recording.graph is not None
@@ -53,12 +44,7 @@ def capture(device: str, program: Callable[[], None]) -> wp.Graph:
 
 
 def replay(graphs: Sequence[wp.Graph], stream: wp.Stream | None) -> None:
-    """Launch the kernels of graphs of one device, one graph after the other.
-
-    Args:
-        graphs: At least one graph. The same graph may occur several times.
-        stream: Stream to launch them on; None on the CPU.
-    """
+    """Launch the kernels of graphs of one device, one graph after the other."""
     with launching(graphs[0].device):
         for graph in graphs:
             wp.capture_launch(graph, stream=stream)
@@ -70,9 +56,6 @@ def launching(device: wp.Device) -> Iterator[None]:
 
     Without this lock, envs that are simulated in two threads would read each other's numbers, or the process
     would crash.
-
-    Args:
-        device: Device of the kernels. On a GPU, no thread waits.
     """
     with _cpu_kernels if device.is_cpu else contextlib.nullcontext():
         yield

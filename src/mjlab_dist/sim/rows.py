@@ -21,9 +21,6 @@ def clear_rows(
 
     Args:
         mask: Envs to clear, (num_envs,).
-        addresses: Address of each tensor.
-        strides: Distance between two rows of each tensor, in bytes.
-        sizes: Size of a row of each tensor, in bytes.
     """
     env, i = wp.tid()
     if mask[env]:
@@ -39,7 +36,6 @@ def choose_keys(mask: wp.array[wp.bool], key: int, keys: wp.array[int]):
 
     Args:
         mask: Envs to reset, (num_envs,).
-        key: Index of the keyframe.
         keys: Output, (num_envs,).
     """
     env = wp.tid()
@@ -60,10 +56,7 @@ def collect_overflow(
 
     Args:
         newest: Overflow bits of this step, (num_envs,).
-        bits: Mask of the bits to accumulate.
         num_rows: Number of constraint rows, (num_envs,), including those that did not fit into the buffers.
-        num_contacts: Number of contacts in the whole batch, (1,), including those that did not fit.
-        num_pairs: Number of near pairs of geoms in the whole batch, (1,), including those that did not fit.
         overflow: Accumulated bits, (num_envs,), updated in place.
         demand: Maxima over all steps, (num_envs + 1,), updated in place. The first num_envs values are numbers of
             constraint rows; the last value is the number of contacts or pairs in the whole batch.

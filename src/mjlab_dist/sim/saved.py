@@ -15,11 +15,7 @@ Limits = tuple[float | torch.Tensor, float | torch.Tensor]
 
 
 def limits_of(model: mujoco.MjModel) -> dict[str, Limits]:
-    """Return the limits of the fields of MuJoCo Warp's data that are state and that it uses as indices.
-
-    Args:
-        model: The MuJoCo model.
-    """
+    """Return the limits of the fields of MuJoCo Warp's data that are state and that it uses as indices."""
     # The second number of each buffer is the index of its newest sample.
     low, high = (torch.full((model.nhistory,), bound) for bound in (-math.inf, math.inf))
     for kind in ("actuator", "sensor"):
@@ -47,11 +43,6 @@ def copy_state(
 ) -> None:
     """Copy tensors in place to the tensors of the same names, because recorded graphs contain the targets' addresses.
 
-    Args:
-        source: The saved tensors.
-        target: The tensors to overwrite.
-        limits: Limits of some tensors. On a GPU, the comparison waits for the device.
-
     Raises:
         UserError: If names or shapes differ, or a number is outside of its limits; in that case nothing is copied.
     """
@@ -71,12 +62,6 @@ def copy_state(
 
 def check_limits(name: str, value: torch.Tensor, dtype: torch.dtype, limits: Limits) -> None:
     """Raise if a saved tensor has another type, or a number outside of its limits.
-
-    Args:
-        name: Its name, for the message.
-        value: The tensor, on any device.
-        dtype: Type that it must have, because the conversion of a NaN or of a large number gives any number.
-        limits: Its limits.
 
     Raises:
         UserError: One line with the first number outside of the limits.

@@ -50,9 +50,6 @@ _SOLVERS = {"newton": mujoco.mjtSolver.mjSOL_NEWTON, "cg": mujoco.mjtSolver.mjSO
 def build_model(config: SimConfig) -> mujoco.MjModel:
     """Assemble a scene and compile it.
 
-    Args:
-        config: The scene.
-
     Returns:
         The model. Bodies of ``config.model`` come first, then entities in their order; actuators of the MJCFs come
         first, then those of ``config.actuators`` in their order; sensors of the MJCFs come first, then those of
@@ -87,11 +84,7 @@ def _add_parts(spec: mujoco.MjSpec, config: SimConfig) -> dict[str, ActuatorConf
 
 @quiet()
 def ignored_options(config: SimConfig) -> list[str]:
-    """Return a line for each entity whose MJCF sets options to other values than the scene has.
-
-    Args:
-        config: The scene.
-    """
+    """Return a line for each entity whose MJCF sets options to other values than the scene has."""
     defaults = mujoco.MjSpec().option
     scene = _read_spec("--env.sim", config.model, config.model_params).option
     _set_options(scene, config.options)
@@ -116,11 +109,6 @@ def ignored_options(config: SimConfig) -> list[str]:
 @quiet()
 def load_model(model: str) -> mujoco.MjModel:
     """Compile an MJCF without anything added to it.
-
-    Args:
-        model: Path of a file; ``package.module:file`` for a file next to a module of an installed package;
-            ``package.module:function`` for a function that needs no arguments and returns a ``mujoco.MjSpec``; or the
-            XML itself.
 
     Raises:
         UserError: If the file, package or function does not exist, or MuJoCo does not accept it.
@@ -152,10 +140,6 @@ def _read_spec(config_flag: str, model: str, params: Mapping[str, ParamValue]) -
 
 def find_file(flag: str, file: str) -> Path:
     """Return the path of a file.
-
-    Args:
-        flag: The flag and its value, for messages.
-        file: The path, or ``package.module:file`` for a file next to a module of an installed package.
 
     Raises:
         UserError: If there is no such file or package.
@@ -221,10 +205,6 @@ def _attach(spec: mujoco.MjSpec, name: str, entity: EntityConfig) -> None:
 
 def add_motors(spec: mujoco.MjSpec, configs: Mapping[str, ActuatorConfig]) -> dict[str, ActuatorConfig]:
     """Add the motors of a config to a scene, and return each motor's config by the name of its joint.
-
-    Args:
-        spec: The scene, changed in place.
-        configs: Groups of motors by name.
 
     Raises:
         UserError: If a value is not valid, a pattern matches no joint, or two groups have the same joint.

@@ -44,11 +44,6 @@ class ContactRow(NamedTuple):
 def add_contacts(spec: mujoco.MjSpec, configs: Mapping[str, ContactConfig], entities: Collection[str]) -> None:
     """Add the contact sensors of a config to a scene.
 
-    Args:
-        spec: The scene.
-        configs: Contact sensors by name.
-        entities: Names of the entities of the scene.
-
     Raises:
         UserError: If a pattern matches nothing, or an entity does not exist.
     """
@@ -76,11 +71,6 @@ def add_contacts(spec: mujoco.MjSpec, configs: Mapping[str, ContactConfig], enti
 
 def add_distances(spec: mujoco.MjSpec, configs: Mapping[str, DistanceConfig], entities: Collection[str]) -> None:
     """Add the distance sensors of a config to a scene.
-
-    Args:
-        spec: The scene.
-        configs: Distances by name.
-        entities: Names of the entities of the scene.
 
     Raises:
         UserError: If a pattern matches nothing, an entity does not exist, or the maximum distance is not positive.
@@ -110,10 +100,6 @@ def add_distances(spec: mujoco.MjSpec, configs: Mapping[str, DistanceConfig], en
 def declared_distances(model: mujoco.MjModel, name: str) -> tuple[list[str], slice, slice]:
     """Return the distance sensors that a config has added to a model.
 
-    Args:
-        model: The model, from :func:`~mjlab_dist.sim.build_model`.
-        name: Name in ``sim.distances``.
-
     Returns:
         Name of each of k pairs, as ``<element>:<other>``; columns of the distances in ``sensordata``; and columns of
         the closest points, six per pair.
@@ -126,12 +112,7 @@ def declared_distances(model: mujoco.MjModel, name: str) -> tuple[list[str], sli
 
 
 def declared_contacts(model: mujoco.MjModel, name: str) -> list[ContactRow]:
-    """Return the contact sensors that a config has added to a model, by element.
-
-    Args:
-        model: The model, from :func:`~mjlab_dist.sim.build_model`.
-        name: Name in ``sim.contacts``.
-    """
+    """Return the contact sensors that a config has added to a model, by element."""
     kinds = {int(kind): "geom" if kind == mujoco.mjtObj.mjOBJ_GEOM else "body" for kind in _OBJECTS.values()}
     rows: dict[str, list[int]] = {}
     for i in _contact_sensors(model):
@@ -143,10 +124,6 @@ def declared_contacts(model: mujoco.MjModel, name: str) -> list[ContactRow]:
 
 def contacts_of_mjcf(model: mujoco.MjModel, patterns: Collection[str]) -> list[ContactRow]:
     """Return the contact sensors whose names match the patterns, in the model's order.
-
-    Args:
-        model: The model.
-        patterns: Regular expressions.
 
     Raises:
         UserError: If an expression matches no contact sensor, or a sensor's data lacks found or force.

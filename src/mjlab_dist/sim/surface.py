@@ -172,19 +172,7 @@ def collide(
     contacts: Contacts,
     num_contacts: wp.array[int],
 ) -> None:
-    """Append the contacts of one geom with the ground to MuJoCo Warp's list of contacts; one thread per pair and env.
-
-    Args:
-        ground: The height field.
-        pairs: Pairs of geoms that may collide: the ground and another geom.
-        pair_ids: Ids of these pairs in MuJoCo Warp.
-        geoms: Shapes and contact parameters of geoms.
-        geom_xpos: Positions of geoms.
-        geom_xmat: Orientations of geoms.
-        max_contacts: Maximum number of contacts in the list.
-        contacts: The list of contacts.
-        num_contacts: Number of contacts in the list, updated in place.
-    """
+    """Append the contacts of one geom with the ground to MuJoCo Warp's list; one thread per pair and env."""
     pair, world = wp.tid()  # on a GPU, neighboring threads then have the same shape, and take the same branches
     geom = pairs[pair][1]
     origin = geom_xpos[world, pairs[pair][0]]

@@ -54,9 +54,6 @@ class Terrain:
     def __init__(self, config: TerrainConfig) -> None:
         """Generate the ground; the same config gives bitwise identical ground.
 
-        Args:
-            config: The config, with at least one part.
-
         Raises:
             UserError: If the parts cannot be generated; the message names the flag, its value and the fix.
         """
@@ -86,9 +83,6 @@ class Terrain:
     def height_at(self, xy: np.ndarray) -> Floats:
         """Return the height of the ground, exact on the two triangles into which MuJoCo splits a grid cell.
 
-        Args:
-            xy: Points in m, (..., 2). A point outside the ground gets the height of the nearest edge.
-
         Returns:
             Heights in m, (...).
         """
@@ -108,10 +102,6 @@ class Terrain:
 
 def add_terrain(spec: mujoco.MjSpec, config: TerrainConfig) -> None:
     """Turn the geom ``floor`` into the terrain; it keeps its friction, material, contact bits and solver parameters.
-
-    Args:
-        spec: The scene. If it has no geom ``floor``, one is added.
-        config: The terrain; without parts, nothing is changed.
 
     Raises:
         UserError: If the terrain cannot be generated, or the floor is rotated or belongs to a body.
@@ -144,13 +134,7 @@ def add_terrain(spec: mujoco.MjSpec, config: TerrainConfig) -> None:
 
 
 def crop_terrain(model: mujoco.MjModel, center_m: tuple[float, float], half_m: float) -> mujoco.MjModel:
-    """Return a copy of the model with only a square of its terrain, because rendering all of it takes many seconds.
-
-    Args:
-        model: A model; without a terrain it is returned unchanged.
-        center_m: Middle of the square along x and y.
-        half_m: Half the side of the square, which is clipped to the terrain.
-    """
+    """Return a copy of the model with only a square of its terrain, because rendering all of it takes many seconds."""
     floor = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_GEOM, FLOOR)
     if floor < 0 or model.geom_type[floor] != mujoco.mjtGeom.mjGEOM_HFIELD:
         return model
@@ -248,7 +232,6 @@ def start_positions(terrain: Terrain | None, env_ids: torch.Tensor) -> torch.Ten
     """Distribute envs over the tiles of a terrain, first over columns, then over levels; return where they start.
 
     Args:
-        terrain: The terrain; None if the task has none.
         env_ids: Ids of the envs in the whole run, (num_envs,) of int64.
 
     Returns:

@@ -38,16 +38,7 @@ class Touch:
 
 @wp.func
 def _touch(ground: Ground, center: wp.vec3, radius: float, margin: float, first: Touch, second: Touch) -> Touch:
-    """Return the nearest contact between a sphere and the surface, except known contacts and those beyond the margin.
-
-    Args:
-        ground: The surface.
-        center: Center of the sphere in the frame of the ground.
-        radius: Radius in m.
-        margin: Margin in m.
-        first: A known contact; ``dist`` is ``_FAR`` if there is none.
-        second: Another known contact.
-    """
+    """Return the nearest contact of a sphere and the surface, except known ones and those beyond the margin."""
     # A sphere whose center is below the surface has one contact: the nearest point of the surface.
     touch = Touch()
     touch.dist = _FAR
@@ -218,16 +209,7 @@ def with_sphere(touches: Touches, ground: Ground, center: wp.vec3, radius: float
 def with_capsule(
     touches: Touches, ground: Ground, center: wp.vec3, along: wp.vec3, radius: float, margin: float
 ) -> Touches:
-    """Add the contacts of a capsule: up to three at each end, and up to one between the ends.
-
-    Args:
-        touches: Contacts found so far.
-        ground: The surface.
-        center: Center of the capsule in the frame of the ground.
-        along: Vector from the center to one end.
-        radius: Radius in m.
-        margin: Margin in m.
-    """
+    """Add the contacts of a capsule: up to three at each end, and up to one between the ends."""
     touches = with_sphere(touches, ground, center + along, radius, margin)
     touches = with_sphere(touches, ground, center - along, radius, margin)
     return _with(touches, _touch_between(ground, center + along, center - along, radius, margin))

@@ -15,10 +15,7 @@ def checked_actions(what: str, actions: Any, shape: tuple[int, int], device: str
     """Return actions as a float32 tensor on a device. Copy them only if necessary.
 
     Args:
-        what: Name of the actions, for messages.
-        actions: A torch tensor, a NumPy array, any array with DLPack's interface, or nested sequences of numbers.
         shape: The required shape, (num_envs, num_actions).
-        device: The device.
 
     Raises:
         UserError: If they have the wrong shape, are not floating-point numbers, or are not finite.
@@ -39,10 +36,6 @@ def checked_actions(what: str, actions: Any, shape: tuple[int, int], device: str
 
 def as_tensor(what: str, array: Any) -> torch.Tensor:
     """Return an array as a tensor, which shares the array's memory if possible.
-
-    Args:
-        what: Name of the array, for messages.
-        array: A torch tensor, a NumPy array, any array with DLPack's interface, or nested sequences of numbers.
 
     Raises:
         UserError: If it is something else.

@@ -52,24 +52,13 @@ class Draws:
     """
 
     def __init__(self, device: str, num_envs: int, first_env: int, total_num_envs: int) -> None:
-        """Start with the current state of the generators.
-
-        Args:
-            device: Device of the envs, ``cpu`` or ``cuda:<index>``. The state includes the generator of this device.
-            num_envs: Number of envs of this rank.
-            first_env: Position of the first env of this rank among all envs.
-            total_num_envs: Number of envs of all ranks.
-        """
+        """Start with the current state of the generators."""
         self._cuda = None if device == "cpu" else device
         self._rows = None if num_envs == total_num_envs else _OwnRows(num_envs, first_env, total_num_envs)
         self._own = self._others = self._read()
 
     def seed(self, seed: int) -> None:
-        """Start again with a seed. Call this outside of a ``with`` block.
-
-        Args:
-            seed: Random seed.
-        """
+        """Start again with a seed. Call this outside of a ``with`` block."""
         before = self._read()
         torch.manual_seed(seed)
         self._own = self._read()
@@ -81,9 +70,6 @@ class Draws:
 
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
         """Load the result of :meth:`state`. Call this outside of a ``with`` block.
-
-        Args:
-            state: The state. The state of a GPU's generator is ignored on the CPU.
 
         Raises:
             UserError: If it is not a state of generators.

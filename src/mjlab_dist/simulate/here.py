@@ -21,12 +21,7 @@ class Here:
     """
 
     def __init__(self, job: Job, device: str) -> None:
-        """Build the envs.
-
-        Args:
-            job: All envs.
-            device: ``cpu`` or ``cuda:<index>``.
-        """
+        """Build the envs."""
         if device != "cpu":
             torch.cuda.set_device(device)  # for code that does not name a device; ranks do the same
         start_warp(device)

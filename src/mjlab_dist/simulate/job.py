@@ -43,11 +43,7 @@ class Entry(NamedTuple):
         return math.prod(self.shape) * BYTES[self.dtype]
 
     def with_envs(self, num_envs: int) -> Entry:
-        """Return the description of the same tensor for a different number of envs.
-
-        Args:
-            num_envs: Number of envs.
-        """
+        """Return the description of the same tensor for a different number of envs."""
         shape = (*self.shape[: self.env_dim], num_envs, *self.shape[self.env_dim + 1 :])
         return self._replace(shape=shape)
 
@@ -75,12 +71,7 @@ class Job:
         return self.num_envs // len(self.configs)
 
     def rows(self, rank: int, world_size: int) -> range:
-        """Return the global ids of the envs of a rank. The numbers of envs of two ranks differ by at most one.
-
-        Args:
-            rank: The rank.
-            world_size: Number of ranks.
-        """
+        """Return the global ids of the envs of a rank. The numbers of envs of two ranks differ by at most one."""
         return range(self.num_envs * rank // world_size, self.num_envs * (rank + 1) // world_size)
 
 
@@ -102,19 +93,11 @@ class Sizes:
     """Whether the results of a step also have the observations before resets."""
 
     def action_layout(self, *dims: int) -> Layout:
-        """Return the layout of actions.
-
-        Args:
-            dims: Dimensions before the width: num_envs, or num_steps and num_envs.
-        """
+        """Return the layout of actions."""
         return {"actions": Entry((*dims, self.num_actions), "float32", len(dims) - 1)}
 
     def step_layout(self, *dims: int) -> Layout:
-        """Return the layout of the results of steps.
-
-        Args:
-            dims: Dimensions before the width: num_envs, or num_steps and num_envs.
-        """
+        """Return the layout of the results of steps."""
         return {
             **self._observations("observations", *dims),
             **(self._observations(FINAL, *dims) if self.final_observations else {}),
@@ -124,12 +107,7 @@ class Sizes:
         }
 
     def rollout_layout(self, num_steps: int, num_envs: int) -> Layout:
-        """Return the layout of the results of a rollout.
-
-        Args:
-            num_steps: Number of control steps.
-            num_envs: Number of envs.
-        """
+        """Return the layout of the results of a rollout."""
         dims = (num_steps, num_envs)
         return {**self.step_layout(*dims), **self.action_layout(*dims), **self._observations(LAST, num_envs)}
 

@@ -36,10 +36,6 @@ class Meeting:
     def connect(self, rank: int, secret: bytes) -> Transport:
         """Connect a rank to the launcher.
 
-        Args:
-            rank: The rank.
-            secret: Secret of the launch. Both ends must prove that they have it.
-
         Raises:
             OSError: If the launcher has ended.
         """
@@ -66,14 +62,6 @@ def open_meeting(
     timeout_s: float,
 ) -> Iterator[tuple[Meeting, queue.SimpleQueue[Transport]]]:
     """Accept the connections of ranks, until the context ends.
-
-    Args:
-        directory: Directory that only this user can open.
-        hosts: Names of the machines; the first is this one.
-        num_own: Number of ranks on this machine.
-        port_range: Ports that may be used for other machines; None for any.
-        secret: Secret of the launch.
-        timeout_s: Seconds after which reading from a connection, or writing to it, raises BlockingIOError.
 
     Yields:
         The addresses for the ranks, and a queue to which each new connection is added.

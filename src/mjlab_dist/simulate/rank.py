@@ -43,15 +43,7 @@ class Served:
 
 
 def serve(job: Job, meeting: Meeting, config: TrainConfig, plan: RankPlan, control: Control) -> Served:  # noqa: ARG001 (an Entry)
-    """Simulate until the launcher closes the envs or ends.
-
-    Args:
-        job: All envs.
-        meeting: Where to connect to the launcher.
-        config: The config of the launch.
-        plan: Device of this rank.
-        control: Not used.
-    """
+    """Simulate until the launcher closes the envs or ends."""
     # Envs
     rank = rank_from_environment(os.environ)
     prepare_process(plan.device, rank, job.seed)

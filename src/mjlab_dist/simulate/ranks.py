@@ -62,12 +62,6 @@ class Ranks:
     def __init__(self, job: Job, config: TrainConfig, hosts: tuple[Host, ...], listen: Listener) -> None:
         """Start the ranks, and wait until they have built their envs.
 
-        Args:
-            job: All envs.
-            config: Config of the launch.
-            hosts: Machines, with the devices of their ranks; the first is this one.
-            listen: Receives progress, in another thread.
-
         Raises:
             UserError: If the task cannot be simulated.
             RankError: If a rank ended early.
@@ -254,10 +248,6 @@ class Ranks:
     def _replies(self, ranks: Sequence[int] | None = None, results: _Area | None = None) -> list[Any]:
         """Wait for replies, and return their results.
 
-        Args:
-            ranks: The ranks that have received a command; None for all.
-            results: Tensors over all envs to which the ranks' results are written; None if a reply has no tensors.
-
         Raises:
             UserError: If a rank could not execute the command.
             RankError: If a rank ended, or hangs.
@@ -289,11 +279,7 @@ class Ranks:
             raise self._lost(rank) from None
 
     def _lost(self, rank: int) -> BaseException:
-        """Wait for the report of the rank that failed first, and return its error.
-
-        Args:
-            rank: A rank whose connection has ended.
-        """
+        """Wait for the report of the rank that failed first, and return its error."""
         done, _ = wait([self._served], PATIENCE_S)
         error = self._served.exception() if done else None
         return error or RankError(f"rank {rank} ended without a report", rank, exit_code=Exit.INFRASTRUCTURE)

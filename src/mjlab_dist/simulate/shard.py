@@ -66,11 +66,6 @@ class Shard:
     def __init__(self, job: Job, rows: range, device: str) -> None:
         """Build the envs, and start an episode in each.
 
-        Args:
-            job: All envs.
-            rows: Global ids of the envs of this rank.
-            device: ``cpu`` or ``cuda:<index>``.
-
         Raises:
             UserError: If a config names something that does not exist, or variants have different sizes.
         """
@@ -94,12 +89,7 @@ class Shard:
         )
 
     def reset(self, seed: int | None) -> Tensors:
-        """Start an episode in every env.
-
-        Args:
-            seed: Seed of later draws. Envs are first restored to the state in which they were built. With None, draws
-                continue from the current random state.
-        """
+        """Start an episode in every env."""
         if seed is not None:
             self._restore(self._begin)
             self._seed(seed)
@@ -130,7 +120,6 @@ class Shard:
         """Let a policy act for several steps. If it fails, :meth:`undo` restores the envs.
 
         Args:
-            policy: Takes the observations of these envs.
             results: Tensors to write to: ``actions`` and the results of the steps, (num_steps, num_envs, ...), and
                 ``last_observations.<group>``, (num_envs, width).
 
@@ -162,11 +151,7 @@ class Shard:
         return checked_actions("policy", actions, (len(self.rows), self.sizes.num_actions), self.device)
 
     def poses(self, env: int) -> Tensors:
-        """Return the data for a picture of an env, on the CPU: fields of MuJoCo's data, and ``origin``.
-
-        Args:
-            env: Its global id.
-        """
+        """Return the data for a picture of an env, on the CPU: fields of MuJoCo's data, and ``origin``."""
         row = env - self.rows.start
         (group,) = [group for group in self._groups if group.rows.start <= row < group.rows.stop]
         physics, index = group.env.sim.physics, row - group.rows.start
@@ -185,9 +170,6 @@ class Shard:
 
     def load_state(self, state: Mapping[str, torch.Tensor]) -> Tensors:
         """Load the state of all envs of all ranks, and return the observations.
-
-        Args:
-            state: Result of :meth:`state` for all envs, on any device.
 
         Raises:
             UserError: If the state is from another task, has a different number of envs, or is damaged. The envs then

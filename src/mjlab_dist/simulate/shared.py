@@ -38,42 +38,24 @@ class Block(NamedTuple):
 
 
 def create(layout: Layout) -> Block:
-    """Return new shared memory with tensors that are 0.
-
-    Args:
-        layout: Shapes and types of the tensors.
-    """
+    """Return new shared memory with tensors that are 0."""
     descriptor = os.memfd_create("mjlab_dist", os.MFD_CLOEXEC)
     os.ftruncate(descriptor, max(1, num_bytes(layout)))
     return Block(descriptor, layout, attach(descriptor, layout))
 
 
 def attach(descriptor: int, layout: Layout) -> Tensors:
-    """Return the tensors in shared memory; they keep the memory alive.
-
-    Args:
-        descriptor: Descriptor from :func:`create`; it may be closed afterwards.
-        layout: The layout that was passed to :func:`create`.
-    """
+    """Return the tensors in shared memory; they keep the memory alive."""
     return place(mmap.mmap(descriptor, 0), layout)
 
 
 def num_bytes(layout: Layout) -> int:
-    """Return the size of the memory that tensors need.
-
-    Args:
-        layout: Shapes and types of the tensors.
-    """
+    """Return the size of the memory that tensors need."""
     return sum(_padded(entry.num_bytes) for entry in layout.values())
 
 
 def place(memory: mmap.mmap | memoryview, layout: Layout) -> Tensors:
-    """Return tensors that are stored in the given memory; they keep the memory alive.
-
-    Args:
-        memory: Memory of at least :func:`num_bytes` bytes.
-        layout: Shapes and types of the tensors.
-    """
+    """Return tensors that are stored in the given memory; they keep the memory alive."""
     tensors, start = {}, 0
     for name, entry in layout.items():
         dtype: torch.dtype = getattr(torch, entry.dtype)
@@ -88,10 +70,6 @@ def pinned(tensors: Tensors, device: str) -> Iterator[None]:
     """Pin the memory of tensors inside the context, so that a GPU copies to and from it while the host continues.
 
     If the driver refuses, copies are correct but slower.
-
-    Args:
-        tensors: Contiguous tensors on the CPU, in one piece of memory.
-        device: Device of the copies. On ``cpu``, nothing is pinned.
     """
     if device == "cpu":
         yield
@@ -112,13 +90,7 @@ def pinned(tensors: Tensors, device: str) -> Iterator[None]:
 
 
 def copy_into(target: Tensors, source: Tensors, device: str) -> None:
-    """Copy tensors by name, with only one wait for the device.
-
-    Args:
-        target: Tensors on the CPU.
-        source: Tensors on the device, with some or all of the names in ``target``.
-        device: ``cpu`` or ``cuda:<index>``.
-    """
+    """Copy tensors by name, with only one wait for the device."""
     for name, tensor in source.items():
         target[name].copy_(tensor, non_blocking=True)
     if device != "cpu":
@@ -126,20 +98,12 @@ def copy_into(target: Tensors, source: Tensors, device: str) -> None:
 
 
 def as_arrays(tensors: Tensors) -> Arrays:
-    """Return tensors as NumPy arrays. Unlike torch's tensors, arrays can be pickled without shared memory.
-
-    Args:
-        tensors: On any device.
-    """
+    """Return tensors as NumPy arrays. Unlike torch's tensors, arrays can be pickled without shared memory."""
     return {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
 
 
 def as_tensors(arrays: Arrays) -> Tensors:
-    """Convert the result of :func:`as_arrays` back to tensors, on the CPU.
-
-    Args:
-        arrays: The arrays.
-    """
+    """Convert the result of :func:`as_arrays` back to tensors, on the CPU."""
     return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 

@@ -48,21 +48,11 @@ class Transport(Protocol):
     """Connection for commands and replies."""
 
     def offer(self, block: Block, rows: range) -> Rows:
-        """Give the rank its rows of tensors.
-
-        Args:
-            block: The tensors over all envs, in this process.
-            rows: Global ids of the rank's envs.
-        """
+        """Give the rank its rows of tensors."""
         ...
 
     def obtain(self, layout: Layout, rows: range) -> Rows:
-        """Return the rows that the launcher offers.
-
-        Args:
-            layout: Layout of the tensors over all envs.
-            rows: Global ids of this rank's envs.
-        """
+        """Return the rows that the launcher offers."""
         ...
 
 

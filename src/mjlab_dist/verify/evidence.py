@@ -46,13 +46,7 @@ class Evidence:
 
 
 def verify_rank(config: TrainConfig, plan: RankPlan, control: Control) -> Evidence:
-    """Train on this rank and gather evidence.
-
-    Args:
-        config: The run's config, with at least two iterations.
-        plan: Device, budget and run directory.
-        control: Receives heartbeats. Its stop request ends training.
-    """
+    """Train on this rank and gather evidence."""
     with _Written(plan.run_dir) as written, joined(config, plan) as learner:
         from mjlab_dist.verify.watched import Watch  # imports torch
 

@@ -68,15 +68,7 @@ class VerifyReport:
 
 
 def judge(config: TrainConfig, evidence: Sequence[Evidence], speed: float, speed_of_one: float | None) -> VerifyReport:
-    """Check the evidence of all ranks.
-
-    Args:
-        config: The run's config.
-        evidence: Evidence of every rank, rank 0 first.
-        speed: Steps per second of all ranks together.
-        speed_of_one: Steps per second of a single rank with the same number of envs per rank; None if the run has one
-            rank.
-    """
+    """Check the evidence of all ranks."""
     return VerifyReport(
         ranks=[_row(one) for one in evidence],
         checks=[

@@ -31,10 +31,6 @@ NEVER = 10**12
 def verify(config: TrainConfig, listen: Listener) -> VerifyReport:
     """Train for a few iterations on the chosen devices of all hosts, then on the first device, and check the evidence.
 
-    Args:
-        config: The run's config. All iterations but the first are timed. The log root and the logger are ignored.
-        listen: Receives progress.
-
     Raises:
         UserError: If the config is invalid, does not fit the machines, or has only one iteration.
         RankError: If a rank ended early.

@@ -57,13 +57,7 @@ class WatchedSynchronizer:
     """
 
     def __init__(self, synchronizer: Synchronizer, collectives: Collectives, desired_kl: float) -> None:
-        """Watch a synchronizer.
-
-        Args:
-            synchronizer: The synchronizer to watch.
-            collectives: Counter of this process's collectives.
-            desired_kl: Target KL divergence of the learning rate's schedule.
-        """
+        """Watch a synchronizer."""
         self.keeps_equal = synchronizer.keeps_equal
         self.difference: float | None = None
         self.num_calls = 0
@@ -106,11 +100,7 @@ class Watch(Hook):
     """
 
     def __init__(self, desired_kl: float) -> None:
-        """Start to count collectives.
-
-        Args:
-            desired_kl: Target KL divergence of the learning rate's schedule.
-        """
+        """Start to count collectives."""
         self._desired_kl = desired_kl
         self._collectives = Collectives()
         self._synchronizer: WatchedSynchronizer | None = None

@@ -33,23 +33,13 @@ class RewardBars:
     """
 
     def __init__(self, server: viser.ViserServer, names: Sequence[str]) -> None:
-        """Add the bars to the current folder of the page.
-
-        Args:
-            server: The server.
-            names: Names of the terms.
-        """
+        """Add the bars to the current folder of the page."""
         self._names = names
         self._scale = 0.0
         self._element = server.gui.add_html("")
 
     def update(self, frame: Frame, env_id: int) -> None:
-        """Show a step.
-
-        Args:
-            frame: The step.
-            env_id: Index of the env.
-        """
+        """Show a step."""
         values = np.nan_to_num(frame.rewards[:, env_id])
         self._scale = max(0.98 * self._scale, float(np.abs(values).max(initial=0.0)), 1e-9)
         rows = [self._row(name, float(value)) for name, value in zip(self._names, values, strict=True)]
@@ -67,13 +57,7 @@ class Plot:
     """Plot of values over the latest seconds, with one line per value."""
 
     def __init__(self, server: viser.ViserServer, title: str, names: Sequence[str]) -> None:
-        """Add the plot to the current folder of the page.
-
-        Args:
-            server: The server.
-            title: Title of the plot.
-            names: Names of the lines; only the first :data:`MAX_LINES` are shown.
-        """
+        """Add the plot to the current folder of the page."""
         self._num_lines = min(len(names), MAX_LINES)
         shown = f" (first {MAX_LINES} of {len(names)})" if len(names) > MAX_LINES else ""
         empty = (np.zeros(1),) * (1 + self._num_lines)
@@ -105,17 +89,7 @@ def add_plot(
     has_legend: bool,
     order: float | None = None,
 ) -> viser.GuiUplotHandle:
-    """Add a plot of lines to the current folder or tab of the page.
-
-    Args:
-        server: The server.
-        title: Title of the plot.
-        x: Name of the x axis, for the legend.
-        lines: Names of the lines.
-        data: Positions on the x axis, and values of each line.
-        has_legend: Whether the legend is shown.
-        order: Position on the page; None for the end.
-    """
+    """Add a plot of lines to the current folder or tab of the page."""
     series = [uplot.Series(label=name, stroke=_line_color(i), width=1.5) for i, name in enumerate(lines)]
     return server.gui.add_uplot(
         data=data,

@@ -17,10 +17,6 @@ MAX_PORT = 65535
 def choose_viewer(config: PlayConfig, environ: Mapping[str, str]) -> Literal["web", "native"] | None:
     """Return the viewer to use; None if no viewer was requested.
 
-    Args:
-        config: What to play.
-        environ: The process's environment.
-
     Raises:
         UserError: If flags contradict each other, or there is no display for the native viewer.
     """
@@ -61,9 +57,6 @@ def _check_flags(config: PlayConfig) -> None:
 def check_port(port: int | None) -> None:
     """Raise if a port cannot be used.
 
-    Args:
-        port: The port; None for a free one.
-
     Raises:
         UserError: If no port has this number.
     """
@@ -72,11 +65,7 @@ def check_port(port: int | None) -> None:
 
 
 def is_reachable_from_elsewhere(host: str) -> bool:
-    """Return whether other machines may be able to connect to an address.
-
-    Args:
-        host: An address or name of this machine.
-    """
+    """Return whether other machines may be able to connect to an address."""
     try:
         return not ipaddress.ip_address(host).is_loopback
     except ValueError:

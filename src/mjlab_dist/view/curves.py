@@ -23,11 +23,7 @@ class Curves:
     """Plots of a run in a tab. They appear when there are rows of metrics."""
 
     def __init__(self, server: viser.ViserServer) -> None:
-        """Add the plots to the current tab of the page.
-
-        Args:
-            server: The server.
-        """
+        """Add the plots to the current tab of the page."""
         self._server = server
         self._empty = server.gui.add_html('<div style="padding:0 0.8em">The first iteration has not ended yet.</div>')
         self._folder = server.gui.add_folder(None)
@@ -35,11 +31,7 @@ class Curves:
         self._lines: dict[str, tuple[str, ...]] = {}
 
     def update(self, run: Run) -> None:
-        """Show all rows that the run has.
-
-        Args:
-            run: The run.
-        """
+        """Show all rows that the run has."""
         plots = {title: [("", run.history, column)] for title, column in OF_RUN.items()}
         terms = [name for name in run.history.newest or {} if name.startswith("reward/")]
         plots["reward terms"] = [(name.removeprefix("reward/"), run.history, name) for name in terms]

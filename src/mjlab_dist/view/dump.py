@@ -32,11 +32,6 @@ class DumpPage:
     def __init__(self, server: viser.ViserServer, train_config: TrainConfig, path: Path) -> None:
         """Read a dump, and add everything to the server's page.
 
-        Args:
-            server: The server.
-            train_config: The run's config.
-            path: The dump that the run wrote.
-
         Raises:
             UserError: If the file is damaged, is not a dump, or is from another model.
         """
@@ -57,11 +52,7 @@ class DumpPage:
         server.on_client_connect(self._place_camera)
 
     def run(self, is_over: Callable[[], bool] = lambda: False) -> None:
-        """Show the state that is chosen on the page, until Ctrl-C or until ``is_over`` returns True.
-
-        Args:
-            is_over: Function that returns whether to end.
-        """
+        """Show the state that is chosen on the page, until Ctrl-C or until ``is_over`` returns True."""
         while not is_over():
             num_clients = len(self._server.get_clients())
             if self._is_changed or num_clients > self._num_clients:
@@ -152,12 +143,7 @@ class DumpPage:
 
 
 def concerned_bodies(model: mujoco.MjModel, names: Mapping[str, list[str]]) -> dict[str, int]:
-    """Return the ids of the bodies with joints or actuators whose values were not finite, by name of the body.
-
-    Args:
-        model: The model.
-        names: Names of terms, joints and actuators whose values were not finite, by kind, as in a dump.
-    """
+    """Return the ids of the bodies with joints or actuators whose values were not finite, by name of the body."""
     joints = {model.joint(i).name: int(model.jnt_bodyid[i]) for i in range(model.njnt)}
     driven = {
         model.actuator(i).name: int(model.jnt_bodyid[model.actuator_trnid[i, 0]])

@@ -35,13 +35,7 @@ class Follower:
     """
 
     def __init__(self, run: Run, train_config: TrainConfig, num_envs: int) -> None:
-        """Start without a player.
-
-        Args:
-            run: The run; the caller updates it.
-            train_config: Config of the run.
-            num_envs: Number of envs to play.
-        """
+        """Start without a player."""
         self.run, self.player = run, None
         self.player: Player | None
         self.shown: Path | None = None

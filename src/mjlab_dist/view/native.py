@@ -24,10 +24,6 @@ SPACE, BACKSPACE, RIGHT = 32, 259, 262
 def run_native(player: Player, show: Callable[[str], None]) -> None:
     """Show a player until its window is closed. Space pauses, the right arrow steps, backspace resets, and P pushes.
 
-    Args:
-        player: The player. It must not be started yet.
-        show: Prints a line of text; called once, when the window is open.
-
     Raises:
         UserError: If no window can be opened.
     """

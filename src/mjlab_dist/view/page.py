@@ -47,14 +47,7 @@ class Page:
         checkpoints: Callable[[], Sequence[Path]] | None,
         checkpoint: Path | None = None,
     ) -> None:
-        """Add everything to the server's page.
-
-        Args:
-            server: The server.
-            player: The player. It must not be started yet.
-            checkpoints: Function that returns the checkpoints to choose from; None if there is no choice.
-            checkpoint: The checkpoint that is played.
-        """
+        """Add everything to the server's page."""
         self._server, self._player = server, player
         env = player.env
         self.scene = Scene(server, env.sim.model, env.num_envs, player.velocity_command)
@@ -83,9 +76,6 @@ class Page:
 
     def run(self, is_over: Callable[[], bool] = lambda: False) -> None:
         """Show the player until Ctrl-C or until ``is_over`` returns True.
-
-        Args:
-            is_over: Function that returns whether to end.
 
         Raises:
             BaseException: The error that ended the player.

@@ -96,13 +96,7 @@ class Player:
     """
 
     def __init__(self, env: Env, policy: Policy, load: Callable[[Path], Policy] | None = None) -> None:
-        """Start episodes.
-
-        Args:
-            env: The envs.
-            policy: Maps observations to actions.
-            load: Loads another policy from a checkpoint; may raise ``UserError``.
-        """
+        """Start episodes."""
         self.env = env
         self.paused, self.speed = False, 1.0
         self.is_watched = True
@@ -126,20 +120,12 @@ class Player:
     # Requests
 
     def pause(self, paused: bool = True) -> None:
-        """Pause or continue the simulation.
-
-        Args:
-            paused: Whether to pause.
-        """
+        """Pause or continue the simulation."""
         self.paused = paused
         self._wake.set()
 
     def watch(self, is_watched: bool) -> None:
-        """Pause the simulation while no page is open, and continue it when a page is opened.
-
-        Args:
-            is_watched: Whether a page is open.
-        """
+        """Pause the simulation while no page is open, and continue it when a page is opened."""
         if is_watched != self.is_watched:
             self.is_watched = is_watched
             self._wake.set()
@@ -150,11 +136,7 @@ class Player:
         self._wake.set()
 
     def set_speed(self, speed: float) -> None:
-        """Change the speed.
-
-        Args:
-            speed: Simulated seconds per second of real time, from 0.01 to 100.
-        """
+        """Change the speed."""
         assert 0.01 <= speed <= 100
         self.speed = speed
         self._wake.set()
@@ -164,24 +146,13 @@ class Player:
         return self._ask(self._reset)
 
     def push(self, size: float = 1.0) -> Future[None]:
-        """Add a velocity in a random direction to each robot.
-
-        Args:
-            size: Horizontal speed that is added to a floating base, in m/s. If the robot is fixed, normally distributed
-                velocities with this standard deviation are added to its joints, in rad/s or m/s.
-        """
+        """Add a velocity in a random direction to each robot."""
         return self._ask(lambda: self._push(size))
 
     def hold_command(
         self, name: str, numbers: Sequence[float] | None, heading_rad: float | None = None
     ) -> Future[None]:
-        """Set a command to the given numbers instead of random ones, starting with the next step.
-
-        Args:
-            name: Name of the command.
-            numbers: One number per row of the command's ``ranges``; None to draw random numbers again.
-            heading_rad: Target heading of a velocity command; None to use the yaw rate in ``numbers``.
-        """
+        """Set a command to the given numbers instead of random ones, starting with the next step."""
 
         def hold() -> None:
             command = self.env.find_command(name)
@@ -192,11 +163,7 @@ class Player:
         return self._ask(hold)
 
     def load(self, checkpoint: Path) -> Future[None]:
-        """Replace the policy. If the checkpoint cannot be loaded, the future raises a ``UserError``.
-
-        Args:
-            checkpoint: The checkpoint.
-        """
+        """Replace the policy. If the checkpoint cannot be loaded, the future raises a ``UserError``."""
 
         def replace() -> None:
             assert self._load is not None

@@ -21,11 +21,7 @@ class Robot(NamedTuple):
 
     @classmethod
     def of(cls, model: mujoco.MjModel) -> Robot:
-        """Find the robot of a model: the tree that the first joint actuator moves, or else the tree of the first joint.
-
-        Args:
-            model: The model, with at least one joint.
-        """
+        """Find the robot of a model: the tree that the first joint actuator moves, or else that of the first joint."""
         trees = [int(model.body_rootid[body]) for body in model.jnt_bodyid]
         joint_transmission = int(mujoco.mjtTrn.mjTRN_JOINT)
         driven = [

@@ -44,11 +44,7 @@ class RowReader:
     """
 
     def __init__(self, path: Path) -> None:
-        """Start before the first row.
-
-        Args:
-            path: The file. It does not have to exist yet.
-        """
+        """Start before the first row."""
         self._path = path
         self._offset, self._last_line = 0, b""
 
@@ -76,11 +72,7 @@ class RowReader:
 
 
 def parse_row(line: bytes) -> Row | None:
-    """Parse a line of metrics. Return its row, or None if the line is damaged.
-
-    Args:
-        line: The line.
-    """
+    """Parse a line of metrics. Return its row, or None if the line is damaged."""
     row = run_files.parse_row(line)
     if row is None or not 0 < row["iteration"] <= MAX_ITERATION:
         return None
@@ -103,11 +95,7 @@ class History:
         self._stride, self._num_rows = 1, 0
 
     def add(self, row: Row) -> None:
-        """Add a row. It replaces rows of the same and later iterations, because a resumed run repeats iterations.
-
-        Args:
-            row: The row.
-        """
+        """Add a row. It replaces rows of the same and later iterations, because a resumed run repeats iterations."""
         if self.newest is not None and row["iteration"] <= self.newest["iteration"]:
             self._kept = [kept for kept in self._kept if kept["iteration"] < row["iteration"]]
             self.newest = self._kept[-1] if self._kept else None
@@ -127,9 +115,5 @@ class History:
         return [*self._kept, self.newest]
 
     def column(self, name: str) -> list[float]:
-        """Return the values of a column in :attr:`rows`; NaN for rows without a value.
-
-        Args:
-            name: Name of the column.
-        """
+        """Return the values of a column in :attr:`rows`; NaN for rows without a value."""
         return [math.nan if (value := row.get(name)) is None else float(value) for row in self.rows]

@@ -35,13 +35,6 @@ def view(
 
     The viewer's threads are still running when this function returns, so the caller must end the process.
 
-    Args:
-        train_config: The run's config.
-        checkpoint: Checkpoint file of the policy.
-        config: Viewer, address, number of envs and seed.
-        show: Prints a line of text; called once, when the viewer is ready.
-        warn: Prints a warning; called if other machines can connect.
-
     Raises:
         UserError: If the port is taken, or the checkpoint does not match the config.
     """
@@ -65,13 +58,6 @@ def view_dump(
     """Show a page with the states that led to numbers that are not finite, until Ctrl-C.
 
     The viewer's threads are still running when this function returns, so the caller must end the process.
-
-    Args:
-        train_config: The run's config.
-        path: The dump that the run wrote.
-        config: The address of the page.
-        show: Prints a line of text; called once, when the page is ready.
-        warn: Prints a warning; called if other machines can connect.
 
     Raises:
         UserError: If the port is taken, or the file is damaged or is from another model.
@@ -97,13 +83,6 @@ def watch(
 
     The viewer's threads are still running when this function returns, so the caller must end the process.
 
-    Args:
-        run_dir: The run directory. Nothing is written to it.
-        train_config: The run's config.
-        config: Address of the page, number of robots, and directory of the other runs.
-        show: Prints a line of text; called once, when the page can be opened.
-        warn: Prints a warning; called if other machines can connect.
-
     Raises:
         UserError: If the port is taken, or the run's task cannot be built.
     """
@@ -122,10 +101,6 @@ def watch(
 
 def serve(config: PlayConfig | WatchConfig, warn: Callable[[str], None]) -> Server:
     """Start the server of a page. Call this before slow steps, so that the user learns at once if the port is taken.
-
-    Args:
-        config: Address and port.
-        warn: Prints a warning; called if other machines can connect.
 
     Raises:
         UserError: If the port is taken, or the address does not belong to this machine.

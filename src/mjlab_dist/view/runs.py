@@ -54,12 +54,7 @@ class Length(NamedTuple):
     """Steps of the whole run, over all envs and ranks."""
 
     def iterations(self, newest: Row | None, before: Row | None) -> int | None:
-        """Return the number of iterations of the whole run; None if it is not known yet.
-
-        Args:
-            newest: The newest row of metrics.
-            before: The row before ``newest``.
-        """
+        """Return the number of iterations of the whole run; None if it is not known yet."""
         if self.total_timesteps is None or newest is None:
             return self.max_iterations
         # As in the runner: divide the remaining steps by the current number of steps per iteration
@@ -69,11 +64,7 @@ class Length(NamedTuple):
 
 
 def read_length(run_dir: Path) -> Length:
-    """Read only the task and the length of a run from its config.
-
-    Args:
-        run_dir: The run directory.
-    """
+    """Read only the task and the length of a run from its config."""
     text = ""
     with contextlib.suppress(OSError), open_file(run_dir / CONFIG_FILE) as file:
         text = file.read(1 << 20).decode(errors="replace")
@@ -87,13 +78,7 @@ def _whole(text: str | None) -> int | None:
 
 
 def state_of(held: Held, newest: Row | None, iterations: int | None) -> State:
-    """Return the state of a run.
-
-    Args:
-        held: Whether a launch holds the run's lease.
-        newest: The newest row of metrics.
-        iterations: Iterations of the whole run, if known.
-    """
+    """Return the state of a run."""
     is_done = newest is not None and iterations is not None and newest["iteration"] >= iterations
     if held == "no":
         return "finished" if is_done else "stopped"
@@ -114,12 +99,7 @@ class Run:
     """
 
     def __init__(self, run_dir: Path, now: Callable[[], float] = time.monotonic) -> None:
-        """Read the files for the first time.
-
-        Args:
-            run_dir: The run directory.
-            now: Clock, in seconds.
-        """
+        """Read the files for the first time."""
         self.run_dir = run_dir
         self._lease = LeaseWatch(run_dir, now)
         self._metrics, self._rank_metrics = RowReader(run_dir / METRICS_FILE), RowReader(run_dir / RANK_METRICS_FILE)
@@ -193,22 +173,13 @@ class RunList:
     """The newest runs of all tasks. Files that have not changed are not read again."""
 
     def __init__(self, log_root: str, now: Callable[[], float] = time.monotonic) -> None:
-        """Start without reading files.
-
-        Args:
-            log_root: Directory that contains all runs.
-            now: Clock, in seconds.
-        """
+        """Start without reading files."""
         self._log_root, self._now = log_root, now
         self._leases: dict[Path, LeaseWatch] = {}
         self._read: dict[Path, tuple[tuple[int, ...], Length, Sequence[Row]]] = {}
 
     def look(self, also: Path) -> list[Listed]:
-        """Return the runs, newest first.
-
-        Args:
-            also: A run directory to include, even if it is outside the directory of all runs.
-        """
+        """Return the runs, newest first."""
         found = list_runs(self._log_root)[: -MAX_LISTED - 1 : -1]
         if also.resolve() not in {path.resolve() for path in found}:
             found.insert(0, also)
@@ -241,11 +212,7 @@ class RunList:
 
 
 def stamp_of(file: Path) -> tuple[int, int]:
-    """Return the modification time of a file in ns and its size in bytes; zeros if there is no such file.
-
-    Args:
-        file: The file.
-    """
+    """Return the modification time of a file in ns and its size in bytes; zeros if there is no such file."""
     try:
         stat = file.stat()
     except OSError:

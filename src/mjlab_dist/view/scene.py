@@ -57,14 +57,7 @@ class Scene:
     def __init__(
         self, server: viser.ViserServer, model: mujoco.MjModel, num_envs: int, velocity_command: str | None = None
     ) -> None:
-        """Add all bodies to a server's scene.
-
-        Args:
-            server: The server.
-            model: The model, which is not changed.
-            num_envs: Number of envs.
-            velocity_command: Command whose forward and left velocity are shown as an arrow.
-        """
+        """Add all bodies to a server's scene."""
         self.env_id = 0
         self.shows_velocities = True
         self._velocity_command = velocity_command
@@ -142,10 +135,7 @@ class Scene:
         """Show a state of all envs. An env whose state is not finite keeps its latest finite pose.
 
         Args:
-            state: Fields of MuJoCo's data, with one row per env: qpos and qvel; if the model has them, also ctrl and
-                mocap poses.
             origins: Start position of each env in the world frame, in m, (num_envs, 3).
-            commands: Values of the commands by name, with one row per env.
         """
         positions, rotations = self._poses(state)
         offsets = self._offsets(origins)
@@ -164,12 +154,7 @@ class Scene:
             self._show_velocities(state, commands or {}, shifted[self.env_id])
 
     def mark(self, bodies: Mapping[str, int], state: State) -> None:
-        """Highlight these bodies, and no others, with a red ball and a name. The scene must have only one env.
-
-        Args:
-            bodies: Ids of the bodies by name.
-            state: The state that is shown.
-        """
+        """Highlight these bodies, and no others, with a red ball and a name. The scene must have only one env."""
         assert self._num_envs == 1
         for handle in reversed(self._marks):
             handle.remove()
@@ -187,12 +172,7 @@ class Scene:
             ]
 
     def place_of(self, body: int, state: State) -> np.ndarray:
-        """Return the position of a body of the chosen env in the scene, in m.
-
-        Args:
-            body: Id of the body.
-            state: The state that is shown.
-        """
+        """Return the position of a body of the chosen env in the scene, in m."""
         positions, _ = self._poses(state)
         own = positions[self.env_id]
         return own[body] - (own[self._robot.body] if self.follows_robot else 0.0)

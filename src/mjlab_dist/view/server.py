@@ -81,10 +81,6 @@ class Server(viser.ViserServer):
 def open_server(host: str, port: int | None) -> Server:
     """Start a server.
 
-    Args:
-        host: Address to listen on.
-        port: Port to listen on; None for a free one.
-
     Raises:
         UserError: If the port is taken, or the address does not belong to this machine.
     """
@@ -143,12 +139,6 @@ class Gate:
     gui: viser.GuiApi
 
     def __init__(self, token: str | None, port: int) -> None:
-        """Store the token.
-
-        Args:
-            token: The token that clients must send; None to accept only clients that use a name of this machine.
-            port: The server's port, which is part of the cookie's name, because cookies are shared between ports.
-        """
         self.token = token
         self._cookie = f"viewer-{port}"
 
@@ -158,13 +148,7 @@ class Gate:
         connection: ServerConnection,
         request: Request,
     ) -> Response | None:
-        """Answer a request, or refuse it.
-
-        Args:
-            answer: Answers accepted requests; returns None to continue with a websocket.
-            connection: The connection.
-            request: The HTTP request, which may request a websocket.
-        """
+        """Answer a request, or refuse it."""
         if (refusal := self.refusal(request)) is not None:
             return refusal
         if "Upgrade" in request.headers and len(connection.server.connections) >= MAX_PAGES:
@@ -173,9 +157,6 @@ class Gate:
 
     def check(self, data: bytes) -> None:
         """Raise if a message is none that the page sends.
-
-        Args:
-            data: Data of the message.
 
         Raises:
             Exception: Various errors, because the message may be damaged in any way.
@@ -200,11 +181,7 @@ class Gate:
             raise ValueError(f"a client sent a value that the control {control.label} cannot have")
 
     def refusal(self, request: Request) -> Response | None:
-        """Return the response that refuses a request or sets the cookie; None if viser may answer the request.
-
-        Args:
-            request: The request.
-        """
+        """Return the response that refuses a request or sets the cookie; None if viser may answer the request."""
         host, origin = (request.headers.get_all(name) for name in ("Host", "Origin"))
         if len(host) != 1 or len(origin) > 1 or (origin and urlsplit(origin[0]).netloc != host[0]):
             return _response(http.HTTPStatus.FORBIDDEN, "Other websites cannot use this page.\n")

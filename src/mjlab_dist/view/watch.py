@@ -42,12 +42,7 @@ class Watcher:
     """A page that shows a run, and can switch to other runs. While the page is not open, only files are read."""
 
     def __init__(self, server: Server, config: WatchConfig) -> None:
-        """Prepare to show runs on a server.
-
-        Args:
-            server: The server.
-            config: Number of robots, and directory of all runs.
-        """
+        """Prepare to show runs on a server."""
         torch.set_num_threads(1)
         self._server, self._config = server, config
         self._list = RunList(config.log_root)
@@ -57,12 +52,7 @@ class Watcher:
         self._shown: _Shown
 
     def open(self, run_dir: Path, train_config: TrainConfig) -> None:
-        """Show a run instead of the previous one. The robot appears when the run has a checkpoint.
-
-        Args:
-            run_dir: The run directory.
-            train_config: Config of the run.
-        """
+        """Show a run instead of the previous one. The robot appears when the run has a checkpoint."""
         self._server.clear()
         self._server.on_client_connect(lambda _: self._wake.set())
         self._shown = _Shown(self._server, Run(run_dir), train_config, self._config.num_envs, self._want)
@@ -70,9 +60,6 @@ class Watcher:
 
     def run(self, is_over: Callable[[], bool] = lambda: False) -> None:
         """Show the run until Ctrl-C or until ``is_over`` returns True.
-
-        Args:
-            is_over: Function that returns whether to end.
 
         Raises:
             UserError: If the task of the first run cannot be built.
@@ -158,9 +145,6 @@ class _Shown:
     def load(self, is_watched: bool) -> None:
         """Load the task and its newest policy.
 
-        Args:
-            is_watched: Whether a page is open. If not, no further checkpoints are loaded.
-
         Raises:
             UserError: If the task cannot be built.
         """
@@ -173,11 +157,7 @@ class _Shown:
                 self._add_page()
 
     def show(self, is_watched: bool) -> None:
-        """Show the state and the curves.
-
-        Args:
-            is_watched: Whether a page is open.
-        """
+        """Show the state and the curves."""
         self._show_status(self._policy())
         if is_watched:
             self._show_checkpoints()
@@ -187,11 +167,7 @@ class _Shown:
                 self._curves.update(run)
 
     def update(self, is_watched: bool) -> None:
-        """Step the simulation while the page is open, and show the robot.
-
-        Args:
-            is_watched: Whether a page is open.
-        """
+        """Step the simulation while the page is open, and show the robot."""
         if (player := self.follower.player) is None or self._page is None or self._problem:
             return
         player.watch(is_watched)
@@ -201,21 +177,13 @@ class _Shown:
             self._page.update()
 
     def fail(self, error: BaseException) -> None:
-        """Show the reason why there is no robot, or why it no longer moves.
-
-        Args:
-            error: The reason.
-        """
+        """Show the reason why there is no robot, or why it no longer moves."""
         self._problem = f"the robot cannot be shown: {one_line(error)}"
         if not isinstance(error, UserError):
             report(error)
 
     def show_runs(self, runs: Sequence[Listed]) -> None:
-        """Show the list of runs.
-
-        Args:
-            runs: The runs, newest first.
-        """
+        """Show the list of runs."""
         rows = "".join(map(self._row, runs))
         head = "<tr><th>run</th><th>state</th><th>iteration</th><th>return</th></tr>"
         style = "font-size:0.8em;border-spacing:0.7em 0.2em;text-align:left"

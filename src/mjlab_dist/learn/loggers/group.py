@@ -18,13 +18,7 @@ class LoggerGroup:
     """The loggers that ``--logger`` lists, in the order of the list. Only rank 0 creates them."""
 
     def __init__(self, config: TrainConfig, run_dir: Path, resumed_at: int | None) -> None:
-        """Create the loggers.
-
-        Args:
-            config: The run's config.
-            run_dir: The run directory.
-            resumed_at: See :class:`~mjlab_dist.logger.Logger`.
-        """
+        """Create the loggers."""
         self.loggers = [_make(name, run_dir, config, resumed_at) for name in config.logger]
 
     def write(self, row: Row, ranks: Sequence[Row] = ()) -> None:
@@ -33,22 +27,12 @@ class LoggerGroup:
             logger.log(scalars(row, ranks), int(row["iteration"] or 0))
 
     def video(self, file: Path, iteration: int) -> None:
-        """Pass a video of the policy to all loggers.
-
-        Args:
-            file: The video.
-            iteration: Iteration of the checkpoint that the video shows.
-        """
+        """Pass a video of the policy to all loggers."""
         for logger in self.loggers:
             logger.video(file, iteration)
 
     def checkpoint(self, file: Path, iteration: int) -> None:
-        """Pass a checkpoint to all loggers.
-
-        Args:
-            file: The checkpoint.
-            iteration: Its iteration.
-        """
+        """Pass a checkpoint to all loggers."""
         for logger in self.loggers:
             logger.checkpoint(file, iteration)
 
@@ -104,13 +88,7 @@ class _GuardedLogger(Logger):
 
 
 def scalars(row: Row, ranks: Sequence[Row] = ()) -> dict[str, float]:
-    """Return the numbers to plot for an iteration, by name. Each name starts with a group, such as ``train/``.
-
-    Args:
-        row: Metrics of an iteration.
-        ranks: Metrics of each rank in the same iteration. In the result, the name of a metric contains the rank: for
-            example, ``rank_steps_per_s/0``.
-    """
+    """Return the numbers to plot for an iteration, by name. Each name starts with a group, such as ``train/``."""
     of_ranks = {f"rank_{name}/{own['rank']}": value for own in ranks for name, value in own.items() if name != "rank"}
     return {
         name if "/" in name else f"{'perf' if name.endswith('_s') else 'train'}/{name}": float(value)

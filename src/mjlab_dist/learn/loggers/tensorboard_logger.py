@@ -23,14 +23,7 @@ class TensorBoardLogger(Logger):
     """
 
     def __init__(self, run_dir: Path, config: TrainConfig, resumed_at: int | None) -> None:  # noqa: ARG002
-        """Open a new event file. A resumed run keeps its earlier files.
-
-        Args:
-            run_dir: The run directory.
-            config: The run's config.
-            resumed_at: See :class:`Logger`. TensorBoard ignores the points after this iteration in the earlier
-                files.
-        """
+        """Open a new event file. A resumed run keeps its earlier files."""
         from tensorboard.compat.proto import event_pb2, summary_pb2  # slow to import
         from tensorboard.summary.writer.record_writer import RecordWriter  # slow to import
 

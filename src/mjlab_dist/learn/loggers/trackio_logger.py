@@ -27,13 +27,7 @@ class TrackioLogger(Logger):
     """
 
     def __init__(self, run_dir: Path, config: TrainConfig, resumed_at: int | None) -> None:
-        """Start a run of trackio, or continue it if the run is resumed.
-
-        Args:
-            run_dir: The run directory. The name of the trackio run is ``<task>_<name of this directory>``.
-            config: The run's config.
-            resumed_at: See :class:`Logger`. trackio keeps all rows that it already has, even rows after this iteration.
-        """
+        """Start a run of trackio, or continue it if the run is resumed."""
         import trackio  # an extra, and slow to import
 
         self._trackio = trackio
@@ -88,10 +82,6 @@ def _collected_warnings(package: Path, collected: collections.deque[str]) -> Ite
     """Collect the Python warnings of a package, from all threads.
 
     Otherwise, these warnings would only be in the log files of the ranks.
-
-    Args:
-        package: The package's directory.
-        collected: Receives the first line of each warning.
     """
     show_others = warnings.showwarning
 

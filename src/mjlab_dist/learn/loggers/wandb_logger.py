@@ -60,13 +60,7 @@ class WandbLogger(Logger):
     """
 
     def __init__(self, run_dir: Path, config: TrainConfig, resumed_at: int | None) -> None:  # noqa: ARG002
-        """Start a W&B run, or continue it if the run is resumed.
-
-        Args:
-            run_dir: The run directory; files are written to ``wandb/`` in it.
-            config: The run's config.
-            resumed_at: See :class:`Logger`. Weights & Biases drops steps that it already has.
-        """
+        """Start a W&B run, or continue it if the run is resumed."""
         self._run_dir = run_dir
         self._config = config
         found = read_wandb_run(run_dir)
@@ -235,11 +229,7 @@ class _WandbProcess:
     """
 
     def __init__(self, first: Message) -> None:
-        """Start the process.
-
-        Args:
-            first: The first message.
-        """
+        """Start the process."""
         # wandb's service process leaves temporary files when it is killed. end() removes them with this directory.
         self._temporary = tempfile.TemporaryDirectory(prefix="mjlab-dist-", ignore_cleanup_errors=True)
         # This process may have a service process of wandb for other runs. This run must not use it.

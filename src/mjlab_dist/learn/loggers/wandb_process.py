@@ -42,11 +42,7 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 def main(temporary: str) -> None:
-    """Serve one run.
-
-    Args:
-        temporary: Directory for temporary files of this process only; TMPDIR points to it.
-    """
+    """Serve one run."""
     end = functools.partial(_end, temporary)
     _call_with_parents_end(end)
     link = socket.socket(fileno=os.dup(0))

@@ -25,12 +25,7 @@ _SUMMARIES = {
 
 
 def config_source(names: Names, robot: Robot) -> str:
-    """Return the text of ``config.py``.
-
-    Args:
-        names: Names of the task and its files.
-        robot: The robot in the MJCF.
-    """
+    """Return the text of ``config.py``."""
     body = _body_source(names, robot)
     constants = [line for name, lines in _constants(robot).items() if re.search(rf"\b{name}\b", body) for line in lines]
     return (
@@ -39,11 +34,7 @@ def config_source(names: Names, robot: Robot) -> str:
 
 
 def summary(robot: Robot) -> str:
-    """Return a short description of the task.
-
-    Args:
-        robot: The robot in the MJCF.
-    """
+    """Return a short description of the task."""
     if robot.base is None:
         return _SUMMARIES[robot.goal]
     return {"walk": "Walk forward" if robot.base.can_fall else "Swim forward", "hold": "Stand still"}.get(

@@ -15,11 +15,7 @@ FALLEN_SHARE = 0.8
 
 
 def fixed_source(robot: Robot) -> list[str]:
-    """Return the source lines of the env's commands, observations, rewards, terminations and events.
-
-    Args:
-        robot: The robot in the MJCF.
-    """
+    """Return the source lines of the env's commands, observations, rewards, terminations and events."""
     # Terms of the goal
     observed, rewards, terminations, metrics = [], [], [], []
     commands: list[str] = []

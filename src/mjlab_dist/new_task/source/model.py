@@ -10,12 +10,7 @@ from mjlab_dist.new_task.source.python import indented, text, tuple_lines
 
 
 def model_source(names: Names, robot: Robot) -> str:
-    """Return the text of ``model.py`` for an MJCF that lacks something.
-
-    Args:
-        names: Names of the task and its files.
-        robot: The robot in the MJCF.
-    """
+    """Return the text of ``model.py`` for an MJCF that lacks something."""
     return f'''"""The model of the task {names.task}: {names.file} and the parts that it lacks.
 
 Change the model here, or in the MJCF itself.

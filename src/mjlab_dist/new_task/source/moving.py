@@ -11,12 +11,7 @@ from mjlab_dist.new_task.source.python import text
 
 
 def moving_source(base: Base, robot: Robot) -> list[str]:
-    """Return the source lines of the env's observations, rewards, terminations and events.
-
-    Args:
-        base: The base of the robot.
-        robot: The robot in the MJCF.
-    """
+    """Return the source lines of the env's observations, rewards, terminations and events."""
     return env_parts(
         observed=[*_base_observations(base), *joint_observations(robot)],
         rewards=_rewards(base, robot),

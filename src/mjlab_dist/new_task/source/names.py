@@ -29,8 +29,5 @@ def function_name(module: str) -> str:
     """Return the name of the function that returns a task's config.
 
     It is the module's name. If the config imports something with this name, the function's name also ends in ``_task``.
-
-    Args:
-        module: Last part of the module's name.
     """
     return f"{module}_task" if module in (*FUNCTIONS, *MODULES, "terms") else module

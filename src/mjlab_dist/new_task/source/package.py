@@ -13,11 +13,7 @@ def __getattr__(name: str) -> Any: ...
 
 
 def package_source(names: Names) -> str:
-    """Return the text of the package's ``__init__.py``.
-
-    Args:
-        names: Names of the task and its files.
-    """
+    """Return the text of the package's ``__init__.py``."""
     return f'''"""The task {names.task}."""
 
 from mjlab_dist.config import lazy_modules
@@ -28,11 +24,7 @@ __getattr__ = lazy_modules(__name__, "terms")
 
 
 def project_source(names: Names) -> str:
-    """Return the text of the ``pyproject.toml`` of a separate package.
-
-    Args:
-        names: Names of the task and its files.
-    """
+    """Return the text of the ``pyproject.toml`` of a separate package."""
     return f'''[project]
 name = "{names.task}"
 version = "0.1.0"
@@ -54,9 +46,5 @@ ignore-vcs = true # also packs meshes that a .gitignore excludes
 
 
 def entry_point(names: Names) -> str:
-    """Return the entry point of a task, which is a line of a pyproject.toml.
-
-    Args:
-        names: Names of the task and its files.
-    """
+    """Return the entry point of a task, which is a line of a pyproject.toml."""
     return f'{names.task} = "{names.module}.config:{names.function}"'

@@ -8,14 +8,7 @@ from mjlab_dist.new_task.source.python import text
 
 
 def env_parts(observed: list[str], rewards: list[str], terminations: list[str], events: list[str]) -> list[str]:
-    """Return the lines of the terms of an env.
-
-    Args:
-        observed: Lines of the observations of the policy.
-        rewards: Lines of the rewards.
-        terminations: Lines of the terminations, which include the name of the field and a comment.
-        events: Lines of the events.
-    """
+    """Return the lines of the terms of an env."""
     return [
         "# Observations of the policy and the value function. If you add a second group named critic, the value",
         "# function uses only that group.",
@@ -37,11 +30,7 @@ def env_parts(observed: list[str], rewards: list[str], terminations: list[str], 
 
 
 def joint_observations(robot: Robot) -> list[str]:
-    """Return the lines of the observations of joints and actions.
-
-    Args:
-        robot: The robot in the MJCF.
-    """
+    """Return the lines of the observations of joints and actions."""
     observed = robot.observed
     lines: list[str] = []
     if observed.are_all and observed.positions:
@@ -73,20 +62,11 @@ def joint_observations(robot: Robot) -> list[str]:
 
 
 def action_cost(robot: Robot) -> list[str]:
-    """Return the lines of the cost of large actions.
-
-    Args:
-        robot: The robot in the MJCF.
-    """
+    """Return the lines of the cost of large actions."""
     size = rounded(-0.05 / max(1, len(robot.joints)))
     return ["# A cost for large actions.", f'"effort": reward({size!r}, rewards.action_size),']
 
 
 def call(start: str, items: list[str]) -> list[str]:
-    """Return the lines of a call with one argument per line.
-
-    Args:
-        start: Text up to the opening parenthesis.
-        items: The arguments, with commas.
-    """
+    """Return the lines of a call with one argument per line."""
     return [start, *(f"    {item}" for item in items), "),"]

@@ -10,23 +10,12 @@ WIDTH = 120
 
 
 def text(value: str) -> str:
-    """Return a string literal.
-
-    Args:
-        value: The string.
-    """
+    """Return a string literal."""
     return json.dumps(value, ensure_ascii=False)
 
 
 def tuple_lines(start: str, items: tuple[str, ...], end: str, indent: int) -> list[str]:
-    """Return the lines of a tuple of strings: one line if it is short enough, else one per item.
-
-    Args:
-        start: Text before the tuple.
-        items: The strings.
-        end: Text after the tuple.
-        indent: Number of spaces that the lines will be indented by.
-    """
+    """Return the lines of a tuple of strings: one line if it is short enough, else one per item."""
     inside = ", ".join(map(text, items)) + ("," if len(items) == 1 else "")
     line = f"{start}({inside}){end}"
     if indent + len(line) <= WIDTH:
@@ -35,19 +24,10 @@ def tuple_lines(start: str, items: tuple[str, ...], end: str, indent: int) -> li
 
 
 def joined(lines: Iterable[str]) -> str:
-    """Join lines.
-
-    Args:
-        lines: The lines.
-    """
+    """Join lines."""
     return "\n".join(lines)
 
 
 def indented(lines: Iterable[str], spaces: int) -> str:
-    """Join lines and indent those that are not empty.
-
-    Args:
-        lines: The lines.
-        spaces: Number of spaces.
-    """
+    """Join lines and indent those that are not empty."""
     return "\n".join(" " * spaces + line if line else "" for line in lines)

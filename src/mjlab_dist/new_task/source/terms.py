@@ -7,12 +7,7 @@ from mjlab_dist.new_task.source.names import Names
 
 
 def terms_source(names: Names, robot: Robot) -> str:
-    """Return the text of ``terms.py``.
-
-    Args:
-        names: Names of the task and its files.
-        robot: The robot in the MJCF.
-    """
+    """Return the text of ``terms.py``."""
     # In a checkout the import sorter puts this project's packages after a blank line.
     gap = "\n" if "." in names.module else ""
     head = f'''"""Terms of the task {names.task}. Each term computes one tensor for all envs, with one row per env.
