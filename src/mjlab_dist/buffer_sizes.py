@@ -30,8 +30,8 @@ All envs share one list of contacts. The fewer envs share the list, the more the
 that a small batch needs more room per env.
 """
 
+# Maximum number of times that a buffer is doubled
 MAX_DOUBLINGS = 8
-"""Maximum number of times that a buffer is doubled."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,11 +31,10 @@ MAX_SIZE = 10_000
 """Maximum size that a run chooses automatically, in rows or contacts per env. A run that needs more probably has
 unstable physics."""
 
+# Minimum factor by which a buffer that was too small grows, before the margin is applied.
+#
+# The factor is needed because the measured count may be too low: it does not include the rows of dropped contacts.
 MIN_GROWTH = 1.25
-"""Minimum factor by which a buffer that was too small grows, before the margin is applied.
-
-The factor is needed because the measured count may be too low: it does not include the rows of dropped contacts.
-"""
 
 
 def with_sizes(config: TrainConfig, sizes: Mapping[str, int]) -> TrainConfig:

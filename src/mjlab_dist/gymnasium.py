@@ -21,8 +21,8 @@ try:
 except ImportError as error:
     raise UserError("mjlab_dist.gymnasium: needs the package gymnasium; install it (uv add gymnasium)") from error
 
+# Namespace of the ids of tasks
 NAMESPACE = "mjlab_dist"
-"""Namespace of the ids of tasks."""
 
 GROUP = "actor"
 """Observation group that policies read."""

@@ -12,8 +12,8 @@ from mjlab_dist.patching import patched
 
 T = TypeVar("T")
 
+# Packages that rsl_rl imports for its own writers of metrics. No rank uses these writers.
 UNUSED = ("wandb", "neptune")
-"""Packages that rsl_rl imports for its own writers of metrics. No rank uses these writers."""
 
 OPENGL_LIBRARIES = {
     "egl": ("libEGL.so.1",),

@@ -15,8 +15,8 @@ the command was started, so they are never sent to other machines."""
 LOGIN = re.compile(r"(://(?:[^/:@\s]*:)?)[^/\s]*@")
 """An address with a password or a token, such as https://user:password@host or https://token@host."""
 
+# Matches the last part of a secret flag's name, in lower case: for --db.password, this part is password
 SECRET_FLAG = re.compile(r"(.*[-_])?(\w*key|\w*token|secrets?|pass(wd|word|phrase)?|cred(ential)?s?|auth)")
-"""Matches the last part of a secret flag's name, in lower case: for --db.password, this part is password."""
 
 
 def masked(argv: Sequence[str]) -> list[str]:

@@ -32,8 +32,8 @@ Event = dict[str, Any]
 Listener = Callable[[Event], None]
 """Function that receives events; called from any thread."""
 
+# Receive the events of this process. A list of the process, because any thread and any part of it may send events.
 _listeners: list[Listener] = []
-"""Receive the events of this process. A list of the process, because any thread and any part of it may send events."""
 
 
 def emit(kind: Kind, **data: Any) -> None:

@@ -57,8 +57,8 @@ REQUIRED = (MANIFEST, "config.yaml", CHECKPOINT)
 START = (1980, 1, 1, 0, 0, 0)
 """Modification time of all files. It is constant, so that the same contents give the same bytes."""
 
+# Flag bit that zip archives set for an encrypted file
 ENCRYPTED = 0x1
-"""Flag bit that zip archives set for an encrypted file."""
 
 CHUNK = MB
 """Bytes to decompress at a time, so that a file larger than its stated size is refused before it fills the memory."""

@@ -10,11 +10,10 @@ from mjlab_dist.errors import UserError
 if TYPE_CHECKING:
     import torch
 
+# Difference between the seeds of runs resumed at two consecutive iterations.
+#
+# It is larger than any number of ranks, so that no rank of one run has the seed of a rank of the other.
 RESUME_STRIDE = 1_000_003
-"""Difference between the seeds of runs resumed at two consecutive iterations.
-
-It is larger than any number of ranks, so that no rank of one run has the seed of a rank of the other.
-"""
 
 
 def seed_generators(seed: int, rank: int = 0, resumed_iteration: int = 0) -> None:

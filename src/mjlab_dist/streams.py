@@ -13,8 +13,8 @@ from typing import IO, TYPE_CHECKING, TextIO
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
+# Descriptors of standard input, output and error
 STANDARD = (0, 1, 2)
-"""Descriptors of standard input, output and error."""
 
 
 def keep_streams_usable() -> None:

@@ -24,15 +24,15 @@ OURS = ("mjlab_dist.mdp", "mjlab_dist.distributed.synchronizer")
 INSTALLED = {"site-packages", "dist-packages"}
 """Names of directories of installed packages."""
 
+# A config may name only SSH config files in these directories, because SSH config files can run programs
 SSH_DIRS = ("~/.ssh", "/etc/ssh")
-"""A config may name only SSH config files in these directories, because SSH config files can run programs."""
 
 
 PLACES = ("hosts", "log_root", "torchrunx_log_dir")
 """Fields that choose machines and directories."""
 
+# A module, and the function or class that it defines
 Definition = tuple[str, ast.FunctionDef | ast.ClassDef]
-"""A module, and the function or class that it defines."""
 
 
 class _Named(NamedTuple):

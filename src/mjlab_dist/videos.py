@@ -8,8 +8,8 @@ from pathlib import Path
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.config.checks import parse_interval
 
+# Prefix of files that are being written
 UNFINISHED = ".unfinished."
-"""Prefix of files that are being written."""
 
 
 def unfinished_path(file: Path) -> Path:

@@ -6,14 +6,14 @@ import difflib
 from collections.abc import Iterable
 from typing import Literal
 
+# Minimum similarity, from 0 to 1, between a mistyped name and a name that is suggested instead
 MIN_SIMILARITY = 0.62
-"""Minimum similarity, from 0 to 1, between a mistyped name and a name that is suggested instead."""
 
+# Names that end with the typed text count as closest only if the text has at least this many characters
 MIN_END = 3
-"""Names that end with the typed text count as closest only if the text has at least this many characters."""
 
+# Maximum difference in similarity between the first suggestion and further suggestions
 MAX_GAP = 0.1
-"""Maximum difference in similarity between the first suggestion and further suggestions."""
 
 
 def listed(items: Iterable[object], last: Literal["and", "or"] = "and") -> str:

@@ -19,11 +19,11 @@ from mjlab_dist.wording import listed
 NUM_RECORDED = 40
 """Number of steps that the replay check records. All of them must issue the same operations."""
 
+# Number of steps with zero actions in which the ends of episodes are counted
 IDLE_STEPS = 20
-"""Number of steps with zero actions in which the ends of episodes are counted."""
 
+# Minimum mean length of episodes with zero actions, in steps
 MIN_MEAN_STEPS = 4.0
-"""Minimum mean length of episodes with zero actions, in steps."""
 
 SPEED_S = 1.0
 """Time in s over which the speed is measured."""

@@ -15,45 +15,43 @@ from mjlab_dist.check.watch import WatchedEnv
 from mjlab_dist.sim import Simulation
 from mjlab_dist.sim.quiet import quiet
 
+# Maximum angular velocity of a stable simulation, in rad/s
 MAX_RAD_S = 1000.0
-"""Maximum angular velocity of a stable simulation, in rad/s."""
 
+# Maximum linear velocity of a stable simulation, in m/s
 MAX_M_S = 100.0
-"""Maximum linear velocity of a stable simulation, in m/s."""
 
+# Maximum plausible speed, as a share of the two limits above. Fast electric motors reach a third of this speed.
 PLAUSIBLE = 0.3
-"""Maximum plausible speed, as a share of the two limits above. Fast electric motors reach a third of this speed."""
 
+# Maximum depth of a contact that lasts, as a share of the size of the model (`mujoco.MjStatistic.extent`)
 MAX_DEPTH = 0.1
-"""Maximum depth of a contact that lasts, as a share of the size of the model (``mujoco.MjStatistic.extent``)."""
 
+# Number of consecutive control steps after which a contact counts as lasting
 LASTING_STEPS = 25
-"""Number of consecutive control steps after which a contact counts as lasting."""
 
+# Number of control steps from one comparison with MuJoCo's C code to the next
 COMPARED_EVERY = 20
-"""Number of control steps from one comparison with MuJoCo's C code to the next."""
 
+# Number of envs that each comparison covers
 NUM_COMPARED = 4
-"""Number of envs that each comparison covers."""
 
+# Maximum difference between the velocities after a step and those of MuJoCo's C code, relative to the change of the
+# velocities in this step.
+#
+# The limit holds for the median over the compared steps. The median ignores the few steps that differ more because of
+# float32 or different contact points.
 MAX_DIFFERENCE = 0.05
-"""Maximum difference between the velocities after a step and those of MuJoCo's C code, relative to the change of the
-velocities in this step.
 
-The limit holds for the median over the compared steps. The median ignores the few steps that differ more because of
-float32 or different contact points.
-"""
-
+# Change of the velocities, in rad/s or m/s, that counts as small.
+#
+# Differences are divided by the sum of the actual change, 1% of the speed, and this number. If an object is at rest,
+# its velocities change only by rounding errors of float32. Without this number, such errors would be a large relative
+# difference.
 NEGLIGIBLE = 0.1
-"""Change of the velocities, in rad/s or m/s, that counts as small.
 
-Differences are divided by the sum of the actual change, 1% of the speed, and this number. If an object is at rest, its
-velocities change only by rounding errors of float32. Without this number, such errors would be a large relative
-difference.
-"""
-
+# Warnings after which MuJoCo's C code resets the state to the reference positions
 _BREAKS = (mujoco.mjtWarning.mjWARN_BADQPOS, mujoco.mjtWarning.mjWARN_BADQVEL, mujoco.mjtWarning.mjWARN_BADQACC)
-"""Warnings after which MuJoCo's C code resets the state to the reference positions."""
 
 _FIX = "use smaller gains, forces or action scales in the config, or add armature or damping to the joint in the MJCF"
 

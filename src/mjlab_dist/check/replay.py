@@ -39,11 +39,11 @@ aten: Any = torch.ops.aten
 Key = tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype]
 """Address, shape, strides and type of a tensor."""
 
+# Names of libraries and of this package's check, with a dot after each. Messages name the line that calls them.
 _SKIPPED = tuple(
     f"{name}."
     for name in ("mjlab_dist.check", "torch", "warp", "tensordict", "mujoco_warp", "rsl_rl", "contextlib", "functools")
 )
-"""Names of libraries and of this package's check, with a dot after each. Messages name the line that calls them."""
 
 
 class ReplayError(Exception):

@@ -39,21 +39,20 @@ from mjlab_dist.sim import start_warp
 NUM_STEPS = 200
 """Number of steps of a rollout. The first episode of every env ends within these steps."""
 
+# Number of steps that the resume check compares after it has loaded a state
 NUM_RESUMED = 50
-"""Number of steps that the resume check compares after it has loaded a state."""
 
+# Number of steps of an iteration. Curricula may change the task after each iteration.
 ITERATION_STEPS = 25
-"""Number of steps of an iteration. Curricula may change the task after each iteration."""
 
 TIMER_STEPS = 20
 """Commands and interval events are due for the first time within this many steps."""
 
+# Steps that the second set of envs takes in the resume check before it loads the state of the first set.
+#
+# A counter that a term keeps in Python then differs between the two sets. If the term does not save the counter, the
+# check finds a difference.
 EXTRA_STEPS = ITERATION_STEPS + 7
-"""Steps that the second set of envs takes in the resume check before it loads the state of the first set.
-
-A counter that a term keeps in Python then differs between the two sets. If the term does not save the counter, the
-check finds a difference.
-"""
 
 
 def check(config: TrainConfig) -> Iterator[Check]:

@@ -16,8 +16,8 @@ from mjlab_dist.env import Env
 PHYSICS = "physics"
 """Value of ``Entry.place`` for effects of the physics."""
 
+# Value of `Entry.place` for all changes before the first episodes
 STARTUP = "startup events and randomizations"
-"""Value of ``Entry.place`` for all changes before the first episodes."""
 
 RETURNED = "the step"
 """Value of ``Entry.place`` for the results of ``Env.step``."""
@@ -105,8 +105,8 @@ class Watch:
         self.trace.append(Entry(self._step, place, digests, not_finite))
 
 
+# Tensors of an env's state that must be finite
 _PHYSICS = {"sim.qpos", "sim.qvel"}
-"""Tensors of an env's state that must be finite."""
 
 
 class WatchedEnv(Env):

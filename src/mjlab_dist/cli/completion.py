@@ -34,8 +34,8 @@ PATHS = {
 
 _HELP_ON_GROUP = Flag(path="help", metavar="GROUP", text="Print the everyday flags, or those of a group.")
 
+# Suggested words, each with its meaning. A word that ends with a dot is the start of several flags.
 Suggestions = dict[str, str]
-"""Suggested words, each with its meaning. A word that ends with a dot is the start of several flags."""
 
 
 def main(argv: Sequence[str], prog: str) -> None:

@@ -22,11 +22,11 @@ from mjlab_dist.messages import Event
 from mjlab_dist.run_dir import CHECKPOINTS_DIR
 from mjlab_dist.wording import printable
 
+# Seconds between lines of progress if the output is not a terminal
 LINE_EVERY_S = 5.0
-"""Seconds between lines of progress if the output is not a terminal."""
 
+# Seconds between updates of the live display
 REDRAW_EVERY_S = 0.25
-"""Seconds between updates of the live display."""
 
 Row = dict[str, Any]
 

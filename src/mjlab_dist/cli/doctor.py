@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 HERE = "localhost"
 """Name of this machine in the report."""
 
+# Style of each result in the table
 STYLES = {"ok": "green", "warning": "yellow", "fail": "bold red"}
-"""Style of each result in the table."""
 
 
 @dataclass(frozen=True, kw_only=True)

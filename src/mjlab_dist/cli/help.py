@@ -38,8 +38,8 @@ EVERYDAY = {
 }
 """Groups of flags on the short page: the title of each group, and its flags as paths into the config."""
 
+# Maximum width of a page, in characters
 MAX_WIDTH = 120
-"""Maximum width of a page, in characters."""
 
 _SCALARS = {int: "INT", float: "FLOAT", str: "STR", type(None): "None"}
 

@@ -38,8 +38,8 @@ SUMMARIES = {
 """What each command does."""
 
 
+# Packages that print a warning if some of their objects still exist when the interpreter shuts down
 REPORT_LEAKS = {"onnx", "triton"}
-"""Packages that print a warning if some of their objects still exist when the interpreter shuts down."""
 
 
 def train() -> None:

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 ConfigT = TypeVar("ConfigT")
 
+# Matches the form of a flag that takes several numbers, such as FLOAT FLOAT
 _NUMBERS = re.compile(r"(INT|FLOAT)( (INT|FLOAT|\.\.\.))+")
-"""Matches the form of a flag that takes several numbers, such as FLOAT FLOAT."""
 
+# Values of switches, in lowercase
 BOOLEANS = {
     **dict.fromkeys(("true", "1", "yes", "on"), True),
     **dict.fromkeys(("false", "0", "no", "off"), False),
 }
-"""Values of switches, in lowercase."""
 
 
 def parse(default: ConfigT, argv: Sequence[str], prog: str, own: Iterable[Flag] = ()) -> ConfigT:

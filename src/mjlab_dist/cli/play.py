@@ -23,8 +23,8 @@ from mjlab_dist.view.choice import choose_viewer
 if TYPE_CHECKING:
     from mjlab_dist.play import PlayResult, Replayed
 
+# Maximum number of envs of a NaN dump whose states are printed
 SHOWN = 4
-"""Maximum number of envs of a NaN dump whose states are printed."""
 
 
 def main(argv: Sequence[str], prog: str) -> None:

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 ITERATIONS = 12
 """Number of iterations if --max-iterations is not given. With --until-return, the task's own number is used instead."""
 
+# Number of rounds if --rounds is not given
 ROUNDS = 2
-"""Number of rounds if --rounds is not given."""
 
 HELP = Page(
     summary="Train with 1, 2, 4, ... ranks for a few iterations. Print the speeds, how the ranks spend their time, and "

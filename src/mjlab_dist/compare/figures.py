@@ -11,15 +11,15 @@ from numpy.typing import NDArray
 
 from mjlab_dist.compare.runs import AXES, Group, Run
 
+# Number of points of a curve
 NUM_POINTS = 200
-"""Number of points of a curve."""
 
+# Number of bootstrap resamples
 NUM_RESAMPLES = 2000
-"""Number of bootstrap resamples."""
 
+# Share of the values that an interquartile mean leaves out at each end: the lowest and the highest quarter (Agarwal
+# et al. 2021, arXiv:2108.13264).
 CUT = 0.25
-"""Share of the values that an interquartile mean leaves out at each end: the lowest and the highest quarter (Agarwal et
-al. 2021, arXiv:2108.13264)."""
 
 
 @dataclass(frozen=True, kw_only=True)

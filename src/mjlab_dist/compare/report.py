@@ -13,12 +13,12 @@ from mjlab_dist.outputs import write_output
 if TYPE_CHECKING:
     from mjlab_dist.compare.figures import Curve
 
+# Label of each horizontal axis
 LABELS = {
     "steps": "control steps of all ranks",
     "time": "seconds of training",
     "iterations": "iterations",
 }
-"""Label of each horizontal axis."""
 
 STYLE = """
 :root { color-scheme: light dark; }

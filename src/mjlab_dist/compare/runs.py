@@ -25,19 +25,19 @@ from mjlab_dist.run_dir import (
 from mjlab_dist.run_files import by_column, has_file
 from mjlab_dist.wording import did_you_mean
 
+# Fields of a config in which runs of one group may differ: the seed, and fields that do not affect learning
 IRRELEVANT = frozenset({
     "seed", "gpu_ids", "cpu_ranks", "hosts", "run_name", "log_root", "resume", "max_restarts", "hang_timeout",
     "logger", "wandb_project", "log_ranks", "evaluate_interval", "evaluate_episodes",
     "video_interval", "video_length", "torchrunx_log_dir", "port_range", "ssh_config", "oversubscribe",
     "require_same_devices", "checkpoint",
 })  # fmt: skip
-"""Fields of a config in which runs of one group may differ: the seed, and fields that do not affect learning."""
 
 AXES = {"steps": "total_steps", "time": "elapsed_s", "iterations": "iteration"}
 """Column of metrics.jsonl for each horizontal axis."""
 
+# Maximum number of config values in the name of a group
 MAX_NAMED = 2
-"""Maximum number of config values in the name of a group."""
 
 
 @dataclass(frozen=True, kw_only=True)

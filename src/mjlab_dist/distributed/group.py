@@ -23,15 +23,14 @@ from mjlab_dist.errors import UserError
 TIMEOUT_S = 600
 """Timeout of collectives, in seconds."""
 
+# Timeout for other ranks to start, in seconds; long, because one of them may be compiling kernels.
+#
+# If a rank fails, most launchers end the other ranks. Some launchers do not, such as srun without
+# `--kill-on-bad-exit`. In that case, the other ranks end after this timeout.
 START_TIMEOUT_S = 7200
-"""Timeout for other ranks to start, in seconds; long, because one of them may be compiling kernels.
 
-If a rank fails, most launchers end the other ranks. Some launchers do not, such as srun without ``--kill-on-bad-exit``.
-In that case, the other ranks end after this timeout.
-"""
-
+# Object that sums tensors over ranks while CPU ranks of one machine train; None otherwise
 _local_sum: contextvars.ContextVar[LocalSum | None] = contextvars.ContextVar("local_sum", default=None)
-"""Object that sums tensors over ranks while CPU ranks of one machine train; None otherwise."""
 
 
 def meet(rank: Rank) -> Store | None:

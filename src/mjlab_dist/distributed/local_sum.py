@@ -18,12 +18,11 @@ from mjlab_dist.distributed.rank import LOOPBACK, in_words
 from mjlab_dist.distributed.rank_info import exchange
 from mjlab_dist.errors import LostRankError
 
+# A rank that waits for data polls its sockets for this many seconds, and then sleeps until data arrives.
+#
+# Between polls, the rank yields its core to other processes. Sleeping at once would be slower: ranks of equal speed
+# usually wait for less time than it takes to wake up a sleeping process.
 SPIN_S = 0.005
-"""A rank that waits for data polls its sockets for this many seconds, and then sleeps until data arrives.
-
-Between polls, the rank yields its core to other processes. Sleeping at once would be slower: ranks of equal speed
-usually wait for less time than it takes to wake up a sleeping process.
-"""
 
 TOKEN_BYTES = 16
 """Length of a rank's token in bytes.
@@ -37,8 +36,8 @@ HELLO_BYTES = TOKEN_BYTES + 4
 HELLO_TIMEOUT_S = 10
 """Seconds after which a connection that has not sent its first message is closed."""
 
+# Number of bytes that encode the size of a tensor; they are sent before the tensor
 SIZE_BYTES = 8
-"""Number of bytes that encode the size of a tensor; they are sent before the tensor."""
 
 MAX_WHOLE_BYTES = 64 * 1024
 """Maximum size of a small tensor, in bytes, if there are more than two ranks.

@@ -34,15 +34,14 @@ if TYPE_CHECKING:
 
     from mjlab_dist.distributed.rank import Rank
 
+# Fields of a model are not compared if their name contains one of these texts.
+#
+# The principal axes of a symmetric body depend on how a machine rounds, and so does everything that is relative to
+# these axes. The paths of a model's files may differ too.
 FRAMES = ("quat", "mesh_", "bvh_", "aabb", "oct_", "rbound", "flex", "path")
-"""Fields of a model are not compared if their name contains one of these texts.
 
-The principal axes of a symmetric body depend on how a machine rounds, and so does everything that is relative to these
-axes. The paths of a model's files may differ too.
-"""
-
+# Modules that Python imports at startup. They belong to a machine or a user, so they may differ and are left out.
 MACHINE = {"sitecustomize", "usercustomize"}
-"""Modules that Python imports at startup. They belong to a machine or a user, so they may differ and are left out."""
 
 TOLERANCE = 1e-9
 """Maximum relative difference between the sums of two ranks that is considered a rounding error.

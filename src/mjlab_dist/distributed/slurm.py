@@ -14,8 +14,8 @@ JOB_HOSTS = "SLURM_JOB_NODELIST"
 STEP_HOSTS = "SLURM_STEP_NODELIST"
 """Variable with the hosts of a step. One call of srun starts one step."""
 
+# Matches one entry of a host list, such as `node[01-03,7]`. Commas inside brackets do not separate entries.
 _PART = re.compile(r"(?:[^,\[\]]|\[[^\[\]]+\])+")
-"""Matches one entry of a host list, such as ``node[01-03,7]``. Commas inside brackets do not separate entries."""
 
 
 SLURM = "slurm"

@@ -40,6 +40,7 @@ T = TypeVar("T")
 
 TermT = TypeVar("TermT", bound=Term)
 
+# Singular of each kind of term, for the names of metrics
 _SINGULAR = {
     "actions": "action",
     "commands": "command",
@@ -50,7 +51,6 @@ _SINGULAR = {
     "sensors": "sensor",
     "terminations": "termination",
 }
-"""Singular of each kind of term, for the names of metrics."""
 
 
 class Binder:

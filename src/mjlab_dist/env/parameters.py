@@ -16,11 +16,11 @@ from mjlab_dist.wording import did_you_mean, listed
 
 _KINDS = ("actions", "commands", "events", "metrics", "randomizations", "rewards", "sensors", "terminations")
 
+# Fields of configs that curricula may change, in addition to the parameters of functions and classes
 _FIELDS: dict[type, tuple[str, ...]] = {
     ObservationConfig: ("uniform_noise", "gaussian_noise", "scale"),
     RandomizationConfig: ("low", "high", "mean", "std"),
 }
-"""Fields of configs that curricula may change, in addition to the parameters of functions and classes."""
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from mjlab_dist.wording import byte_size
 MAX_NUM_ENVS = 16384
 """Maximum for auto. More envs make batches larger, and few tasks learn faster with larger batches."""
 
+# Share of the free memory of a GPU for envs and rollout; the rest is for later allocations of libraries
 GPU_SHARE = 0.8
-"""Share of the free memory of a GPU for envs and rollout; the rest is for later allocations of libraries."""
 
 CPU_SHARE = 0.5
 """Share of the free memory of a machine for all its ranks.
@@ -28,15 +28,14 @@ It is lower than the share on a GPU, because temporary arrays of a step (20 to 4
 measured on the CPU.
 """
 
+# Numbers of envs in two batches. The difference in memory yields the memory per env, without the model's memory.
 PROBE_SIZES = (64, 256)
-"""Numbers of envs in two batches. The difference in memory yields the memory per env, without the model's memory."""
 
+# Maximum number of envs in the batch that is measured on a GPU.
+#
+# CUDA allocates memory in units of 32 MiB. So many envs need far more, so that a larger batch would hardly improve
+# the measurement.
 GPU_PROBE_SIZE = 2048
-"""Maximum number of envs in the batch that is measured on a GPU.
-
-CUDA allocates memory in units of 32 MiB. So many envs need far more, so that a larger batch would hardly improve the
-measurement.
-"""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,8 @@ from tensordict import TensorDict
 
 from mjlab_dist.env.env import Env
 
+# Number of control steps between two checks of whether all episodes have ended; each check waits for the GPU
 CHECK_INTERVAL = 32
-"""Number of control steps between two checks of whether all episodes have ended; each check waits for the GPU."""
 
 
 class Policy(Protocol):

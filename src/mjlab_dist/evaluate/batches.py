@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     import torch
     from tensordict import TensorDict
 
+# Maximum number of progress reports
 MAX_REPORTS = 10
-"""Maximum number of progress reports."""
 
 
 @dataclass(frozen=True, kw_only=True)

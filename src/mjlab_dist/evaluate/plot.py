@@ -12,11 +12,11 @@ from mjlab_dist.figure_files import DPI, check_figure_file, save_png
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+# Maximum number of varied parameters that a picture can show
 MAX_AXES = 2
-"""Maximum number of varied parameters that a picture can show."""
 
+# Maximum number of cells of a heat map that contains its values as text
 MAX_LABELLED = 150
-"""Maximum number of cells of a heat map that contains its values as text."""
 
 
 def check_plot(file: str, num_axes: int) -> None:

@@ -25,8 +25,8 @@ from mjlab_dist.machine.devices import find_gpus, plan_devices
 from mjlab_dist.machine.memory import check_memory
 from mjlab_dist.messages import Listener, listening
 
+# Half the width of a 95% confidence interval, in standard errors
 Z_95 = 1.96
-"""Half the width of a 95% confidence interval, in standard errors."""
 
 
 @dataclass(frozen=True, kw_only=True)

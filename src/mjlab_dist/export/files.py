@@ -20,11 +20,11 @@ from mjlab_dist.imports import start_up
 if TYPE_CHECKING:
     import onnx
 
+# Version of ONNX's set of operators, from December 2022
 OPSET = 18
-"""Version of ONNX's set of operators, from December 2022."""
 
+# Name of the description inside a TorchScript file
 DESCRIPTION = "description.json"
-"""Name of the description inside a TorchScript file."""
 
 
 class Runner(Protocol):

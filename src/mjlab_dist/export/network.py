@@ -21,8 +21,8 @@ from mjlab_dist.errors import UserError
 ACTOR = "actor"
 """The observation group that a policy reads."""
 
+# Observation term of the last action. An exported policy keeps this action in its state.
 LAST_ACTION = "mjlab_dist.mdp.observations:last_action"
-"""Observation term of the last action. An exported policy keeps this action in its state."""
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from mjlab_dist.env import Env
     from mjlab_dist.export.files import Runner
 
+# Maximum number of envs that provide the checked observations
 MAX_ENVS = 16
-"""Maximum number of envs that provide the checked observations."""
 
 TOLERANCE = 1e-5
 """Maximum difference between a number that a file computes and the policy's number. The difference is relative to the

@@ -46,11 +46,10 @@ there is no limit."""
 REPORTS_FAILURES = "torch.distributed.elastic.multiprocessing.api"
 """Name of the logger with which torch reports failed ranks."""
 
+# Maximum length of TMPDIR in bytes; if it is longer, ranks are not forked.
+#
+# The fork server creates a Unix socket in this directory, and the path of a Unix socket has at most 107 bytes.
 MAX_DIRECTORY = 70
-"""Maximum length of TMPDIR in bytes; if it is longer, ranks are not forked.
-
-The fork server creates a Unix socket in this directory, and the path of a Unix socket has at most 107 bytes.
-"""
 
 
 def main() -> None:

@@ -22,11 +22,11 @@ from torchrunx.utils.errors import AgentFailedError
 from mjlab_dist.launch.handshake import accept_proven, authenticate, secret_of, shut_down
 from mjlab_dist.wording import listed
 
+# Seconds between two checks for an abort while agents connect
 ABORT_POLL_S = 0.2
-"""Seconds between two checks for an abort while agents connect."""
 
+# Maximum length of the first message: `agent` with its rank in the group, or `rank` with its rank
 MAX_NAME_BYTES = 16
-"""Maximum length of the first message: ``agent`` with its rank in the group, or ``rank`` with its rank."""
 
 
 class LauncherGroup(LauncherAgentGroup[Any]):

@@ -26,8 +26,8 @@ from mjlab_dist.launch.agent import HEARTBEAT, OWN_DIRECTORY, SILENCE
 from mjlab_dist.launch.hosts import connect, program
 from mjlab_dist.launch.supervision import Ended
 
+# Seconds between two heartbeats to an agent on another machine
 HEARTBEAT_S = 5.0
-"""Seconds between two heartbeats to an agent on another machine."""
 
 MODULE = ("-P", "-u", "-W", "ignore:resource_tracker", "-m", "mjlab_dist.launch.agent")
 """Arguments of Python for an agent. ``-P``: files of the current directory do not shadow modules. ``-W``: after an

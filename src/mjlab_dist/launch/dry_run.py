@@ -22,11 +22,11 @@ from mjlab_dist.run_dir import list_checkpoints, next_run_dir
 from mjlab_dist.wording import byte_size, listed
 from mjlab_dist.worker import prepare_process
 
+# Names of loggers in the table
 TITLES = {"tensorboard": "TensorBoard", "wandb": "Weights & Biases"}
-"""Names of loggers in the table."""
 
+# Names of engines in the table
 ENGINES = {"warp": "MuJoCo Warp", "mujoco": "MuJoCo's C code"}
-"""Names of engines in the table."""
 
 
 @dataclass(frozen=True, kw_only=True)

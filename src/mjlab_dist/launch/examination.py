@@ -12,8 +12,8 @@ from pathlib import Path
 from mjlab_dist.launch.hosts import connect
 from mjlab_dist.machine.findings import Finding, Status
 
+# Checks that matter only on the machine of rank 0, because only rank 0 writes files and logs metrics
 ONLY_HERE = ("log root", "--logger wandb")
-"""Checks that matter only on the machine of rank 0, because only rank 0 writes files and logs metrics."""
 
 TIMEOUT_S = 60
 """Seconds to wait for a machine's result of ``mjlab-dist doctor``."""

@@ -45,6 +45,8 @@ PACKAGES = ("mjlab-dist", "torchrunx", "torch", "rsl-rl-lib", "tensordict", "war
 """Packages whose versions must be equal on all machines, because all ranks must communicate in the same way and
 simulate the same physics."""
 
+# Program that prints the implementation and version of its Python; the directory of the standard library, if it is
+# not this Python's own; and the versions of the packages that are given as arguments.
 PROBE = """
 import importlib.metadata as m, json, os, platform, sys, sysconfig, mjlab_dist
 library = os.path.dirname(os.path.dirname(json.__file__))
@@ -52,11 +54,9 @@ is_own = os.path.realpath(library) == os.path.realpath(sysconfig.get_path("stdli
 python = [platform.python_implementation(), platform.python_version(), None if is_own else library]
 print(json.dumps([python, {name: m.version(name) for name in sys.argv[1:]}]))
 """
-"""Program that prints the implementation and version of its Python; the directory of the standard library, if it is not
-this Python's own; and the versions of the packages that are given as arguments."""
 
+# Program that connects to an address and a port, its two arguments
 CALL = f"import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), {CONNECT_TIMEOUT_S})"
-"""Program that connects to an address and a port, its two arguments."""
 
 SAME = "install the same environment there, under the same path"
 

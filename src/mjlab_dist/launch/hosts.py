@@ -62,8 +62,8 @@ trackers: they remove semaphores, and then end by themselves. The program also r
 processes. The names of these directories start with the program's second argument, followed by the variable's value.
 """
 
+# Seconds to wait until all hosts have run the program `END`
 END_TIMEOUT_S = 10.0
-"""Seconds to wait until all hosts have run the program :data:`END`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,11 +26,11 @@ from mjlab_dist.launch.handshake import MAX_UNPROVEN, authenticate, secret_of
 from mjlab_dist.launch.hosts import HERE
 from mjlab_dist.streams import unfailing
 
+# Maximum length of a record. A longer record ends its connection.
 MAX_RECORD_BYTES = 64 * 1024**2
-"""Maximum length of a record. A longer record ends its connection."""
 
+# Maximum length of a printed line; a longer one is written in parts
 MAX_LINE_BYTES = 64 * 1024
-"""Maximum length of a printed line; a longer one is written in parts."""
 
 PRINTS = "prints"
 """Key of the line that names a rank whose output follows."""

@@ -46,8 +46,8 @@ have this length. Only for other configs, the model is built to read the actual 
 """
 
 
+# Number of envs per rank that uses only a part of a GPU if a rank has fewer
 FEW_ON_GPU = 1024
-"""Number of envs per rank that uses only a part of a GPU if a rank has fewer."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,6 +36,7 @@ from mjlab_dist.messages import Listener
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
+# Environment variables that ranks on other machines need, as patterns
 ENVIRONMENT = (
     "PATH",
     "HOME",
@@ -57,7 +58,6 @@ ENVIRONMENT = (
     "XDG_CACHE_HOME",
     "MJLAB_DIST*",
 )
-"""Environment variables that ranks on other machines need, as patterns."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,15 +32,15 @@ from mjlab_dist.places import with_notes
 from mjlab_dist.run_dir import ERRORS_DIR
 from mjlab_dist.worker import Entry, report_begin
 
+# Levels at which a rank logs events for the user
 LOGGED = {
     **dict.fromkeys(("status", "compiling", "length", "iteration", "last_video"), logging.INFO),
     "warning": logging.WARNING,
     "debug": logging.DEBUG,
 }
-"""Levels at which a rank logs events for the user."""
 
+# Maximum time to wait until the report of a failed rank is sent, in seconds. Other ranks wait for its end.
 REPORT_S = 5.0
-"""Maximum time to wait until the report of a failed rank is sent, in seconds. Other ranks wait for its end."""
 
 
 _logger = logging.getLogger("mjlab_dist.events")

@@ -44,15 +44,15 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+# Held while this process has ranks. It prevents two launches at a time, because a launch redirects standard error.
 _launching = threading.Lock()
-"""Held while this process has ranks. It prevents two launches at a time, because a launch redirects standard error."""
 
+# Seconds to wait for torchrunx's launcher after its connections are closed. After that, its daemon thread is left
+# running.
 JOIN_S = 10.0
-"""Seconds to wait for torchrunx's launcher after its connections are closed. After that, its daemon thread is left
-running."""
 
+# Slightly less than the longest timeout that poll(2) accepts, in seconds
 LONGEST_S = 20 * 24 * 3600
-"""Slightly less than the longest timeout that poll(2) accepts, in seconds."""
 
 
 def run_ranks(

@@ -15,8 +15,8 @@ from mjlab_dist.launch.plan import RunPlan
 from mjlab_dist.machine.device_answer import DeviceRequest
 from mjlab_dist.messages import Listener
 
+# Seconds between two checks while too few machines answer
 RETRY_S = 5.0
-"""Seconds between two checks while too few machines answer."""
 
 
 class TooFewHostsError(Exception):

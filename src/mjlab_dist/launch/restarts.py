@@ -23,8 +23,8 @@ pause.
 After an attempt that trained for :data:`MAX_PAUSE_S` or longer, the pauses start again at this value.
 """
 
+# Maximum seconds before a restart
 MAX_PAUSE_S = 60.0
-"""Maximum seconds before a restart."""
 
 
 def run_with_restarts(config: TrainConfig, plan: RunPlan, listen: Listener, control: Control) -> RunResult:

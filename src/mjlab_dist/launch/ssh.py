@@ -20,17 +20,17 @@ from paramiko.config import SSH_PORT
 
 from mjlab_dist.errors import PreflightError
 
+# Default of UserKnownHostsFile in SSH's config file
 USER_FILES = "~/.ssh/known_hosts ~/.ssh/known_hosts2"
-"""Default of UserKnownHostsFile in SSH's config file."""
 
+# Default of GlobalKnownHostsFile
 GLOBAL_FILES = "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2"
-"""Default of GlobalKnownHostsFile."""
 
+# Marker of a key that must not be accepted
 REVOKED = "@revoked"
-"""Marker of a key that must not be accepted."""
 
+# Type of the key that a signature algorithm uses, if the type and the algorithm have different names
 RSA_SIGNATURES = {"rsa-sha2-512": "ssh-rsa", "rsa-sha2-256": "ssh-rsa"}
-"""Type of the key that a signature algorithm uses, if the type and the algorithm have different names."""
 
 
 class HostKeyError(PreflightError):

@@ -35,8 +35,8 @@ SETTLED_S = 0.5
 GRACE_S = 2.0
 """Seconds to wait for the other ranks' reports once it is known which rank failed first, or after a hang."""
 
+# Seconds to wait for reports if the process of a rank has ended without a report
 LOST_S = 5.0
-"""Seconds to wait for reports if the process of a rank has ended without a report."""
 
 PATIENCE_S = 20.0
 """Seconds to wait for the failed rank's report if only ranks that lost contact with it have reported. The failed rank
@@ -49,11 +49,11 @@ START_S = 600.0
 ANSWER_S = 60.0
 """Seconds that a rank has to answer the request to stop. Then all ranks are killed."""
 
+# Seconds beyond the ranks' own timeout after which the launcher considers ranks hung.
+#
+# Usually, a rank notices a hang before the launcher does. If all ranks are stopped, only the launcher can notice a
+# hang.
 LAST_RESORT_S = 10.0
-"""Seconds beyond the ranks' own timeout after which the launcher considers ranks hung.
-
-Usually, a rank notices a hang before the launcher does. If all ranks are stopped, only the launcher can notice a hang.
-"""
 
 Report = dict[str, Any]
 """Report of a rank that fails; ``worker`` writes it."""

@@ -20,11 +20,11 @@ WINDOW = 50
 MAX_WAITING = 0.25
 """Maximum share of a rank's time spent waiting for other ranks; above this share, a warning is printed."""
 
+# Minimum share of free memory; below this share, a warning is printed
 MIN_FREE = 0.05
-"""Minimum share of free memory; below this share, a warning is printed."""
 
+# Iterations between checks of the memory
 MEMORY_INTERVAL = 10
-"""Iterations between checks of the memory."""
 
 
 class Advice:

@@ -22,9 +22,8 @@ from mjlab_dist.sim import Simulation
 
 T = TypeVar("T")
 
+# Number of mini-batches before the recording. In them, libraries choose kernels, and the optimizer creates its state.
 WARM_UP = 3
-"""Number of mini-batches before the recording. In them, libraries choose kernels, and the optimizer creates its
-state."""
 
 
 class GraphSequence:

@@ -311,8 +311,8 @@ def _map_plain(value: Any, replace: Callable[[torch.Tensor], Any], name: str = "
     )
 
 
+# First bytes of a zip file
 _ZIP = b"PK\x03\x04"
-"""First bytes of a zip file."""
 
 
 def _read(path: Path) -> bytes:

@@ -6,8 +6,8 @@ import torch
 from rsl_rl.modules.distribution import GaussianDistribution
 from torch.distributions import Normal
 
+# Upper bound of the standard deviation, as in rsl_rl. The lower bound is `min_std` here, and 1e-6 in rsl_rl.
 MAX_STD = 1e6
-"""Upper bound of the standard deviation, as in rsl_rl. The lower bound is ``min_std`` here, and 1e-6 in rsl_rl."""
 
 
 class BoundedGaussian(GaussianDistribution):

@@ -21,11 +21,11 @@ from mjlab_dist.wording import listed
 MAX_KEPT = 64
 """Maximum number of envs in a dump. If more envs fail, the dump contains those that failed first."""
 
+# Maximum number of names, or envs, that a message lists
 _LISTED = 4
-"""Maximum number of names, or envs, that a message lists."""
 
+# Parts of the physics state that are checked. A non-finite number in another part spreads to these in one step.
 _STATE = ("qpos", "qvel", "act")
-"""Parts of the physics state that are checked. A non-finite number in another part spreads to these in one step."""
 
 
 class Dump(TypedDict):

@@ -21,8 +21,8 @@ from mjlab_dist.learn import checkpoint
 from mjlab_dist.learn.distribution import BoundedGaussian
 from mjlab_dist.learn.moments import ClippedNormalization
 
+# Activations whose gradient is computed from their output, so they can overwrite their input
 IN_PLACE = (nn.ELU, nn.SELU, nn.ReLU)
-"""Activations whose gradient is computed from their output, so they can overwrite their input."""
 
 
 def make_networks(config: AgentConfig, obs: TensorDict, num_actions: int, device: str) -> tuple[MLPModel, MLPModel]:

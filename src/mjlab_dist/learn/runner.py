@@ -47,8 +47,8 @@ from mjlab_dist.seeding import seed_generators
 if TYPE_CHECKING:
     from mjlab_dist.learn.videos import VideoWriter
 
+# Minimum floating-point operations of a mini-batch that uses several threads; with fewer, one thread is faster
 MIN_SHARED_FLOP = 1e9
-"""Minimum floating-point operations of a mini-batch that uses several threads; with fewer, one thread is faster."""
 
 
 class Runner:

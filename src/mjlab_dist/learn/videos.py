@@ -25,11 +25,11 @@ from mjlab_dist.messages import emit
 from mjlab_dist.run_dir import list_checkpoints, list_videos, video_path
 from mjlab_dist.videos import due_checkpoint, remove_unfinished
 
+# Maximum number of starts of the process. After two crashes, further crashes are likely.
 MAX_STARTS = 2
-"""Maximum number of starts of the process. After two crashes, further crashes are likely."""
 
+# Maximum seconds to wait for the last video. `LAST_S_PER_S` is added for each second of the video.
 LAST_S = 120.0
-"""Maximum seconds to wait for the last video. :data:`LAST_S_PER_S` is added for each second of the video."""
 
 LAST_S_PER_S = 10.0
 

@@ -18,8 +18,8 @@ from mjlab_dist.distributed import RankDevice
 from mjlab_dist.errors import UserError
 from mjlab_dist.machine.devices import DeviceFlags, find_gpus, logger, plan_devices
 
+# Environment variables of the launcher that choose and order GPUs. Ranks on other machines get them too.
 VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
-"""Environment variables of the launcher that choose and order GPUs. Ranks on other machines get them too."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,9 +21,9 @@ CPU_FIX = "use --gpu-ids None to train on the CPU"
 
 OTHER_GPUS = "see nvidia-smi, or choose other GPUs"
 
+# Maximum number of CPU ranks per core without --oversubscribe. It allows tests with a few ranks on small machines. A
+# larger number is probably a mistake, and ranks would wait so long for each other that they seem to hang.
 MAX_RANKS_PER_CORE = 4
-"""Maximum number of CPU ranks per core without --oversubscribe. It allows tests with a few ranks on small machines. A
-larger number is probably a mistake, and ranks would wait so long for each other that they seem to hang."""
 
 MIG = "MIG-"
 """Prefix of the UUIDs of MIG instances."""

@@ -35,28 +35,29 @@ CAPTURABLE_DRIVER = (12, 4)
 """Oldest CUDA driver that can record physics as a CUDA graph. The value is repeated here, because importing it from
 mjlab_dist.sim would import torch."""
 
+# Memory of a CPU rank of cartpole-balance with 512 envs, as measured; a rank on a GPU needs more
 RANK_BYTES = 0.6 * GB
-"""Memory of a CPU rank of cartpole-balance with 512 envs, as measured; a rank on a GPU needs more."""
 
+# Available memory below which a few ranks may not fit
 LOW_MEMORY_BYTES = 2 * GB
-"""Available memory below which a few ranks may not fit."""
 
+# Space in /dev/shm that NCCL may need for several GPUs; a container has 64 MB by default
 LOW_SHARED_BYTES = 0.5 * GB
-"""Space in /dev/shm that NCCL may need for several GPUs; a container has 64 MB by default."""
 
+# Number of files that a process must be allowed to open. The launcher and the ranks open about 32 files each.
 NEEDED_FILES = 64
-"""Number of files that a process must be allowed to open. The launcher and the ranks open about 32 files each."""
 
+# Number of files that a process should be allowed to open. NCCL may open this many if a run uses many GPUs. Most
+# systems allow 1024 files by default.
 LOW_FILES = 1024
-"""Number of files that a process should be allowed to open. NCCL may open this many if a run uses many GPUs. Most
-systems allow 1024 files by default."""
 
+# Seconds to wait for a server on the network
 NETWORK_TIMEOUT_S = 3.0
-"""Seconds to wait for a server on the network."""
 
+# Seconds to wait for a picture
 DRAW_TIMEOUT_S = 30.0
-"""Seconds to wait for a picture."""
 
+# Program that draws a picture
 DRAW = """
 import mujoco
 model = mujoco.MjModel.from_xml_string("<mujoco><worldbody><geom size='1'/></worldbody></mujoco>")
@@ -66,7 +67,6 @@ renderer = mujoco.Renderer(model, 16, 16)
 renderer.update_scene(data)
 assert renderer.render().any(), "the picture is black"
 """
-"""Program that draws a picture."""
 
 
 def examine(log_root: Path, environ: Mapping[str, str]) -> list[Finding]:

@@ -13,18 +13,18 @@ from mjlab_dist.machine.devices import CPU_FIX, Gpu
 from mjlab_dist.machine.findings import GB, Finding, Status, dotted
 from mjlab_dist.machine.processes import run_program
 
+# Minimum share of memory that is free on an unused GPU; the driver and a screen may use the rest
 UNUSED_SHARE = 0.9
-"""Minimum share of memory that is free on an unused GPU; the driver and a screen may use the rest."""
 
 WARP = "warp-lang"
 """The distribution of Warp."""
 
+# Program that takes the path of Warp's library, and prints for which version of CUDA the library was built: 12040 for
+# 12.4, 0 without CUDA.
 TOOLKIT = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).wp_cuda_toolkit_version())"
-"""Program that takes the path of Warp's library, and prints for which version of CUDA the library was built: 12040 for
-12.4, 0 without CUDA."""
 
+# Timeout, in seconds, for loading Warp's library, a file of 300 MB
 WARP_TIMEOUT_S = 10.0
-"""Timeout, in seconds, for loading Warp's library, a file of 300 MB."""
 
 SOURCES = {
     "torch": "https://pytorch.org/get-started",
@@ -32,8 +32,8 @@ SOURCES = {
 }
 """Where to find packages for CUDA versions that the package index does not have."""
 
+# Oldest branch of the NVIDIA driver, such as R525, for each major version of CUDA
 DRIVERS = {12: 525, 13: 580}
-"""Oldest branch of the NVIDIA driver, such as R525, for each major version of CUDA."""
 
 
 def check_torch() -> Finding:

@@ -19,12 +19,11 @@ from mjlab_dist.wording import byte_size
 
 FLOAT_BYTES = 4
 
+# Lower bound of the bytes of a constraint row: MuJoCo Warp stores 10 numbers per row, and also a row of the Jacobian
 ROW_BYTES = 40
-"""Lower bound of the bytes of a constraint row: MuJoCo Warp stores 10 numbers per row, and also a row of the
-Jacobian."""
 
+# Lower bound of the bytes of a contact: MuJoCo Warp stores 48 numbers per contact
 CONTACT_BYTES = 160
-"""Lower bound of the bytes of a contact: MuJoCo Warp stores 48 numbers per contact."""
 
 
 def free_cpu_bytes() -> int:

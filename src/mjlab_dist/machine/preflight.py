@@ -31,12 +31,12 @@ from mjlab_dist.wording import byte_size
 PACKAGE = "mjlab-dist"
 """The distribution whose requirements the installed packages must meet."""
 
+# Shared memory for the semaphores of a launch, in bytes: ten and two per rank, with a page each
 SEMAPHORES_BYTES = 256 * 1024
-"""Shared memory for the semaphores of a launch, in bytes: ten and two per rank, with a page each."""
 
+# Size of a test file, in bytes. Writing a file is the only test of a quota, which can forbid writing even if the disk
+# has free space.
 NEEDED_BYTES = 10**6
-"""Size of a test file, in bytes. Writing a file is the only test of a quota, which can forbid writing even if the disk
-has free space."""
 
 LOW_BYTES = GB
 """Free space below which a run may fill the disk."""
@@ -46,8 +46,8 @@ LOW_CACHE_BYTES = 200 * 10**6
 
 MORE = "uv run mjlab-dist doctor checks more"
 
+# Seconds to wait for the server of Weights & Biases before a run starts
 WANDB_TIMEOUT_S = 1.0
-"""Seconds to wait for the server of Weights & Biases before a run starts."""
 
 
 def check_machine(

@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 TEMPORARY = "mjlab-dist-launch-"
 """Prefix of the names of temporary directories. The name of the launch follows: it starts with a process ID."""
 
+# Flags that open a directory, but refuse other files, such as a link that another user has put in its place
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
-"""Flags that open a directory, but refuse other files, such as a link that another user has put in its place."""
 
 LAUNCH = "MJLAB_DIST_LAUNCH"
 """Environment variable whose value is the name of a launch. The processes of the launch inherit this value. Other
 descendants of the launcher do not have it."""
 
+# Part of the command of multiprocessing's resource tracker. Each agent starts such a process.
 TRACKER = "multiprocessing.resource_tracker"
-"""Part of the command of multiprocessing's resource tracker. Each agent starts such a process."""
 
 PATIENCE_S = 5.0
 """Maximum time to wait for killed processes to end, in seconds."""

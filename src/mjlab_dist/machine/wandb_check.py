@@ -12,11 +12,11 @@ from urllib.parse import urlsplit
 from mjlab_dist.machine.findings import Finding, Status
 from mjlab_dist.machine.processes import run_program
 
+# Default server of Weights & Biases. The settings of Weights & Biases can name another server.
 WANDB_SERVER = "https://api.wandb.ai"
-"""Default server of Weights & Biases. The settings of Weights & Biases can name another server."""
 
+# Program that connects to a server. Its arguments are the host and the port.
 CONNECT = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])))"
-"""Program that connects to a server. Its arguments are the host and the port."""
 
 
 def check_wandb(environ: Mapping[str, str], timeout_s: float) -> Finding:

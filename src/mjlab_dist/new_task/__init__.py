@@ -39,11 +39,11 @@ from mjlab_dist.new_task.urdf import convert
 TASKS = Path("tasks", "mjlab_dist_tasks")
 """Folder of the tasks in a checkout of this project."""
 
+# Maximum number of times that a task is tested again with larger buffers
 MAX_RETRIES = 3
-"""Maximum number of times that a task is tested again with larger buffers."""
 
+# Header of the section of a pyproject.toml that lists tasks
 HEADER = f'[project.entry-points."{registry.GROUP}"]'
-"""Header of the section of a pyproject.toml that lists tasks."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     import mujoco
     from numpy.typing import NDArray
 
+# Change in the target position of a hinge's motor for an action of 1
 HINGE_REACH_RAD = 0.5
-"""Change in the target position of a hinge's motor for an action of 1."""
 
+# Maximum torque or force for an action of 1, divided by the load of the joint: the torque or force that the joint
+# must hold against gravity. This maximum is needed because the limits in some MJCFs are unrealistically high.
 STRONG = 30.0
-"""Maximum torque or force for an action of 1, divided by the load of the joint: the torque or force that the joint must
-hold against gravity. This maximum is needed because the limits in some MJCFs are unrealistically high."""
 
+# Joint acceleration that an action of 1 may cause, even if this needs more than `STRONG` times the load
 STRONG_RAD_S2 = 300.0
-"""Joint acceleration that an action of 1 may cause, even if this needs more than ``STRONG`` times the load."""
 
+# Change of a thruster's input for an action of 1, as a share of the input that carries the weight. With larger
+# shares, random actions overturn a drone within a few steps.
 THRUST_SHARE = 0.1
-"""Change of a thruster's input for an action of 1, as a share of the input that carries the weight. With larger shares,
-random actions overturn a drone within a few steps."""
 
 Kind = Literal["position", "velocity", "effort", "muscle"]
 

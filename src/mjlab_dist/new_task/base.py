@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 GRAVITY_M_S2 = 9.81
 
+# Maximum penetration of the ground at the start. If a robot is deeper in the ground, it is lifted.
 TOLERATED_DEPTH_M = 0.01
-"""Maximum penetration of the ground at the start. If a robot is deeper in the ground, it is lifted."""
 
 UPRIGHT = 0.8
 """Minimum cosine of the angle between the z axis of an upright body and the vertical."""
@@ -26,21 +26,20 @@ UPRIGHT = 0.8
 FALLEN_SHARE = 0.2
 """A robot has fallen if the ground clearance of its base is below this share of the clearance at the start."""
 
+# Maximum distance from the origin of a standing robot's base to the lowest point of the base, as a share of the
+# height of the origin above the ground.
 MAX_BELLY = 0.9
-"""Maximum distance from the origin of a standing robot's base to the lowest point of the base, as a share of the height
-of the origin above the ground."""
 
+# Maximum height of an origin that is near the ground, as a share of the height of the robot
 LOW_ORIGIN = 0.1
-"""Maximum height of an origin that is near the ground, as a share of the height of the robot."""
 
+# Minimum density of the medium in which a robot swims. Air has 1.2 kg/m³, and water has 1000 kg/m³.
 FLUID_KG_M3 = 100.0
-"""Minimum density of the medium in which a robot swims. Air has 1.2 kg/m³, and water has 1000 kg/m³."""
 
+# Froude number v² / (g h) of the walking speed v of a base at height h.
+#
+# Animals walk at Froude numbers of up to about 0.5 (Alexander 1984, The gaits of bipedal and quadrupedal animals).
 FROUDE = 0.25
-"""Froude number v² / (g h) of the walking speed v of a base at height h.
-
-Animals walk at Froude numbers of up to about 0.5 (Alexander 1984, The gaits of bipedal and quadrupedal animals).
-"""
 
 
 @dataclass(frozen=True, kw_only=True)

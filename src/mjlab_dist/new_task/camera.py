@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     import mujoco
     from numpy.typing import NDArray
 
+# Width of a video frame divided by its height
 ASPECT = VIDEO_SIZE[0] / VIDEO_SIZE[1]
-"""Width of a video frame divided by its height."""
 
+# Minimum share of the corners of a robot's bounding boxes that a camera must show
 MIN_INSIDE = 0.8
-"""Minimum share of the corners of a robot's bounding boxes that a camera must show."""
 
 MIN_SIZE = 0.02
 """Minimum size of the robot in the picture, as a share of the picture's height."""

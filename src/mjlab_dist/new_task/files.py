@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 from mjlab_dist.errors import UserError
 
+# Attributes of the element `compiler` that name the folders of meshes and textures
 _FOLDERS = ("meshdir", "texturedir", "assetdir")
-"""Attributes of the element ``compiler`` that name the folders of meshes and textures."""
 
+# Root elements of MJCFs, of files to include, and of URDFs
 ROOTS = ("mujoco", "mujocoinclude", "robot")
-"""Root elements of MJCFs, of files to include, and of URDFs."""
 
 
 class Files(NamedTuple):

@@ -23,26 +23,26 @@ if TYPE_CHECKING:
 Goal = Literal["walk", "reach", "balance", "swing-up", "hold", "none"]
 """Goal of a task."""
 
+# Maximum number of joints without a motor in a pendulum
 MAX_PASSIVE = 3
-"""Maximum number of joints without a motor in a pendulum."""
 
+# Minimum number of fingers of a hand; an end effector with fewer fingers is a gripper
 MIN_FINGERS = 4
-"""Minimum number of fingers of a hand; an end effector with fewer fingers is a gripper."""
 
+# If the last link of a pendulum starts above this height, the guessed goal is balance; otherwise, it is swing-up. The
+# height is a share of the distance from the lowest to the highest position of the link's center of mass.
 UPPER_SHARE = 0.9
-"""If the last link of a pendulum starts above this height, the guessed goal is balance; otherwise, it is swing-up. The
-height is a share of the distance from the lowest to the highest position of the link's center of mass."""
 
+# Names of sites that mark an end effector
 END_NAMES = re.compile(
     r".*(ee|eef|end.?effector|grip.*|pinch|tcp|tool.*|attachment.*|grasp|finger.?tip|tip)(_site)?", re.I
 )
-"""Names of sites that mark an end effector."""
 
+# Distance from the tip of a finger to the middle of its pad, as a share of the finger's length
 PAD_SHARE = 0.15
-"""Distance from the tip of a finger to the middle of its pad, as a share of the finger's length."""
 
+# Number of random poses of the arm from which the ranges of targets are computed
 NUM_REACHED = 500
-"""Number of random poses of the arm from which the ranges of targets are computed."""
 
 REACH_RAD = 0.7
 """Maximum difference between the position of a hinge in a random pose and in the start state."""

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     import mujoco
     from numpy.typing import NDArray
 
+# Maximum distance between geoms that count as touching, in m
 TOUCHING_M = 1e-3
-"""Maximum distance between geoms that count as touching, in m."""
 
+# Number of random poses in which contacts are looked for
 NUM_POSES = 64
-"""Number of random poses in which contacts are looked for."""
 
 REACH_RAD = 0.1
 """Change of a hinge that counts as motion, in rad."""
@@ -27,8 +27,8 @@ REACH_RAD = 0.1
 REACH_M = 0.01
 """Change of a slide joint that counts as motion, in m."""
 
+# Time in which an action of 1 or -1 must move a joint, in simulated seconds
 MOVED_S = 5.0
-"""Time in which an action of 1 or -1 must move a joint, in simulated seconds."""
 
 
 def find_touching(

@@ -9,12 +9,12 @@ import numpy as np
 if TYPE_CHECKING:
     import mujoco
 
+# Maximum range of a finger that slides
 FINGER_M = 0.12
-"""Maximum range of a finger that slides."""
 
+# Damping in N s/m or N m s/rad above which a joint counts as fixed. With this damping, a force of 1000 N moves a
+# slide joint at only 1 mm/s.
 MAX_DAMPING = 1e6
-"""Damping in N s/m or N m s/rad above which a joint counts as fixed. With this damping, a force of 1000 N moves a slide
-joint at only 1 mm/s."""
 
 
 class Trees(NamedTuple):

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     import mujoco
 
 
+# Type of a free joint, `mujoco.mjtJoint.mjJNT_FREE`
 FREE = 0
-"""Type of a free joint, ``mujoco.mjtJoint.mjJNT_FREE``."""
 
 HOME = "home"
 """Name of the keyframe for a start pose that was found by simulation."""

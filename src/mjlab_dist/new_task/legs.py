@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     import mujoco
     from numpy.typing import NDArray
 
+# Maximum height of a foot above the lowest foot, as a share of the height of the base
 SAME_HEIGHT = 0.15
-"""Maximum height of a foot above the lowest foot, as a share of the height of the base."""
 
+# Maximum height of a point of the sole above the sole's lowest point, as a share of the height of the base
 SOLE = 0.02
-"""Maximum height of a point of the sole above the sole's lowest point, as a share of the height of the base."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     import mujoco
     import mujoco_warp as mjw
 
+# Minimum timestep. With a smaller one, a control step of 20 ms would take more than 200 physics steps.
 MIN_TIMESTEP_S = 1e-4
-"""Minimum timestep. With a smaller one, a control step of 20 ms would take more than 200 physics steps."""
 
 MAX_TIMESTEP_S = 0.05
 """Maximum timestep. Robots with contacts usually need a timestep that is several times smaller."""

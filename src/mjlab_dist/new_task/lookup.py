@@ -9,8 +9,8 @@ from types import ModuleType
 from mjlab_dist.errors import UserError
 from mjlab_dist.wording import did_you_mean, listed
 
+# Suffixes of the files of robots, in order of preference
 SUFFIXES = (".xml", ".urdf")
-"""Suffixes of the files of robots, in order of preference."""
 
 MODULES = ("{name}_description", "{name}")
 """Modules of robot_descriptions with the URDF of a robot, in order of preference."""

@@ -21,43 +21,43 @@ if TYPE_CHECKING:
 MARGIN = 2.0
 """Effort limit divided by the load of a joint."""
 
+# `MARGIN` for the joints of legs. It is smaller, because the load of a bent leg is overestimated.
 LEG_MARGIN = 1.5
-"""``MARGIN`` for the joints of legs. It is smaller, because the load of a bent leg is overestimated."""
 
+# Minimum ratio of damping to stiffness, in s. The motors of legs need this minimum, because they also move the body.
+# The damping ratio takes only the inertia of the leg into account.
 MIN_DAMPING_S = 0.04
-"""Minimum ratio of damping to stiffness, in s. The motors of legs need this minimum, because they also move the body.
-The damping ratio takes only the inertia of the leg into account."""
 
+# Minimum stiffness of the joints of one or two legs, divided by the stiffness below which the robot falls over
 UPRIGHT_MARGIN = 1.3
-"""Minimum stiffness of the joints of one or two legs, divided by the stiffness below which the robot falls over."""
 
+# Damping ratio of joint and motor. True: for robots that move, whose legs must be fast. False: for fixed robots.
 DAMPING_RATIO = {True: 0.5, False: 1.0}
-"""Damping ratio of joint and motor. True: for robots that move, whose legs must be fast. False: for fixed robots."""
 
+# Deflection of a hinge (rad) and of a slide joint (m) under its load, for robots that are fixed to the world
 FIXED_SAG = (0.1, 0.01)
-"""Deflection of a hinge (rad) and of a slide joint (m) under its load, for robots that are fixed to the world."""
 
+# `FIXED_SAG` for robots that move. Their motors are softer, because of the impacts of the feet.
 MOVING_SAG = (0.5, 0.05)
-"""``FIXED_SAG`` for robots that move. Their motors are softer, because of the impacts of the feet."""
 
+# Minimum natural frequency of a joint with its motor
 MIN_HZ = 2.0
-"""Minimum natural frequency of a joint with its motor."""
 
+# Maximum natural frequency; armature is added to joints that would have a higher one
 MAX_HZ = 10.0
-"""Maximum natural frequency; armature is added to joints that would have a higher one."""
 
+# Maximum natural frequency in rad per physics step. The explicit integration of a spring is unstable above 2.
 MAX_STEP = 0.3
-"""Maximum natural frequency in rad per physics step. The explicit integration of a spring is unstable above 2."""
 
+# Minimum load of a joint: of a hinge, as a share of the largest load of the robot's hinges; of a slide joint, as a
+# share of the robot's weight.
 MIN_SHARE = 0.02
-"""Minimum load of a joint: of a hinge, as a share of the largest load of the robot's hinges; of a slide joint, as a
-share of the robot's weight."""
 
+# Minimum cosine of the angle between a vertical axis and gravity
 VERTICAL = 0.99
-"""Minimum cosine of the angle between a vertical axis and gravity."""
 
+# Minimum load of a joint of a leg, as a share of the largest load of the joints of this leg
 MIN_LEG_SHARE = 0.25
-"""Minimum load of a joint of a leg, as a share of the largest load of the joints of this leg."""
 
 
 def make_motors(

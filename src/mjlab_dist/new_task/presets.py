@@ -232,5 +232,5 @@ _YAM = Preset(
     },
 )
 
+# All presets
 PRESETS = (_GO1, _GO2, _G1, _H1, _ANYMAL_C, _SPOT, _FRANKA, _UR5E, _YAM)
-"""All presets."""

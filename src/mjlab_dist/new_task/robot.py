@@ -38,11 +38,11 @@ from mjlab_dist.wording import listed
 if TYPE_CHECKING:
     import mujoco
 
+# Target for the control steps per second. The actual rate is the nearest one that the MJCF's timestep allows.
 CONTROL_HZ = 50.0
-"""Target for the control steps per second. The actual rate is the nearest one that the MJCF's timestep allows."""
 
+# Type of a slide joint, `mujoco.mjtJoint.mjJNT_SLIDE`
 SLIDE = 2
-"""Type of a slide joint, ``mujoco.mjtJoint.mjJNT_SLIDE``."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,31 +16,31 @@ if TYPE_CHECKING:
     import mujoco
     from numpy.typing import NDArray
 
+# Length in simulated seconds of the episodes in which constraints and contacts are counted
 SAMPLED_S = 2.0
-"""Length in simulated seconds of the episodes in which constraints and contacts are counted."""
 
+# Length of the episodes in which the physics must stay finite, in simulated seconds
 STABLE_S = 5.0
-"""Length of the episodes in which the physics must stay finite, in simulated seconds."""
 
+# Maximum speed of any joint in the episodes in which the physics must stay finite, in rad/s or m/s
 MAX_SPEED = 300.0
-"""Maximum speed of any joint in the episodes in which the physics must stay finite, in rad/s or m/s."""
 
+# Numbers of control steps during which a random action is held. 1 is similar to a policy at the start of training,
+# and 25 to a trained policy.
 HELD_STEPS = (1, 25)
-"""Numbers of control steps during which a random action is held. 1 is similar to a policy at the start of training, and
-25 to a trained policy."""
 
+# Maximum number of times that the scale of a block is halved. Torques may be far too large in an MJCF. A position
+# motor that needs more halvings has too little damping, so the trial fails. The scales of muscles are kept.
 MAX_HALVINGS: dict[Kind, int] = {"effort": 12, "position": 2, "velocity": 2}
-"""Maximum number of times that the scale of a block is halved. Torques may be far too large in an MJCF. A position
-motor that needs more halvings has too little damping, so the trial fails. The scales of muscles are kept."""
 
+# A block is halved at most this many times more than the block with the fewest halvings
 MAX_LEAD = 3
-"""A block is halved at most this many times more than the block with the fewest halvings."""
 
+# Number of the episodes in which constraints and contacts are counted
 NUM_SAMPLED = 24
-"""Number of the episodes in which constraints and contacts are counted."""
 
+# Standard deviation of the random actions in these episodes. Policies at the start of training have 1.
 SAMPLED_STD = 1.5
-"""Standard deviation of the random actions in these episodes. Policies at the start of training have 1."""
 
 
 def calmed(model: mujoco.MjModel, start: mujoco.MjData, decimation: int, blocks: dict[str, Block]) -> dict[str, Block]:

@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     import mujoco
     from numpy.typing import NDArray
 
+# Names of keyframes to start from, in order of preference; without any of these, the first keyframe is used
 HOME_NAMES = ("home", "stand", "standing", "default")
-"""Names of keyframes to start from, in order of preference; without any of these, the first keyframe is used."""
 
 
+# A robot sags if a hinge moves by more than this angle in rad within `SETTLED_S`
 SAGGED_RAD = 0.1
-"""A robot sags if a hinge moves by more than this angle in rad within ``SETTLED_S``."""
 
+# A robot sags if a slide joint moves by more than this distance in m within `SETTLED_S`
 SAGGED_M = 0.05
-"""A robot sags if a slide joint moves by more than this distance in m within ``SETTLED_S``."""
 
 
 @dataclass(frozen=True, kw_only=True)

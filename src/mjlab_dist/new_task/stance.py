@@ -15,36 +15,36 @@ if TYPE_CHECKING:
     import mujoco
     from numpy.typing import NDArray
 
+# Minimum height of the hip above the foot of a straight leg, as a share of the leg's length
 STRAIGHT = 0.8
-"""Minimum height of the hip above the foot of a straight leg, as a share of the leg's length."""
 
+# Hip heights to try, as shares of the height with straight legs: True for one or two legs, False for more
 HEIGHTS = {True: (0.93, 0.88, 0.97), False: (0.7, 0.8, 0.9)}
-"""Hip heights to try, as shares of the height with straight legs: True for one or two legs, False for more."""
 
 SETTLED_S = 2.0
 """Time for which the robot must not fall, in simulated seconds."""
 
+# Minimum height of the base of a standing robot, as a share of its height in the pose
 SUNK = 0.75
-"""Minimum height of the base of a standing robot, as a share of its height in the pose."""
 
 UPRIGHT = 0.9
 """Minimum cosine of the angle by which the base of a standing robot has tilted."""
 
+# Minimum number of joints of a leg that can keep its foot level
 FULL_ORIENTATION = 5
-"""Minimum number of joints of a leg that can keep its foot level."""
 
 NUM_STEPS = 60
 """Number of steps of the search for the joint positions."""
 
+# Weight of a joint's distance from the reference pose, in rad. The error of a foot's position, in leg lengths, has
+# the weight 1.
 KEEP = 0.03
-"""Weight of a joint's distance from the reference pose, in rad. The error of a foot's position, in leg lengths, has the
-weight 1."""
 
 LEVEL = 0.3
 """Weight of the tilt of a foot. The error of a foot's position, in leg lengths, has the weight 1."""
 
+# Number of poses from which the search for the legs' joint positions starts
 NUM_STARTS = 6
-"""Number of poses from which the search for the legs' joint positions starts."""
 
 
 def find_stance(

@@ -16,8 +16,8 @@ from mjlab_dist.errors import UserError
 from mjlab_dist.names import new_name
 from mjlab_dist.new_task.loading import load, read
 
+# Folder of the meshes, next to the MJCF
 MESHES = "meshes"
-"""Folder of the meshes, next to the MJCF."""
 
 ROOT = "root"
 """Name of the free joint that ``--floating`` adds."""
@@ -25,6 +25,7 @@ ROOT = "root"
 MOMENTS = ("ixx", "ixy", "ixz", "iyy", "iyz", "izz")
 """Attributes of the element ``inertia``."""
 
+# A URDF with a single mesh, to try whether MuJoCo can use it
 ONE_MESH = """
 <robot name="mesh">
   <link name="link">
@@ -33,13 +34,12 @@ ONE_MESH = """
   </link>
   <mujoco><compiler discardvisual="false" strippath="false"/></mujoco>
 </robot>"""
-"""A URDF with a single mesh, to try whether MuJoCo can use it."""
 
+# What to do about a link with wrong inertial properties
 REMEDY = (
     "write its mass in kg and its moments of inertia about its center of mass in kg m^2, or give it a <collision> "
     "geometry and no <inertial>: both then follow from the geometry"
 )
-"""What to do about a link with wrong inertial properties."""
 
 
 def convert(flag: str, urdf: Path, tree: ET.Element, folder: Path, *, floating: bool) -> Path:

@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 LEVEL = 0.2
 """Maximum cosine of the angle between the axis of a wheel and the vertical."""
 
+# Maximum distance between the axis and the center of a wheel, as a share of the wheel's radius
 CENTERED = 0.1
-"""Maximum distance between the axis and the center of a wheel, as a share of the wheel's radius."""
 
+# Maximum height of a wheel above the lowest point of the robot, as a share of the wheel's radius
 REACHES = 0.25
-"""Maximum height of a wheel above the lowest point of the robot, as a share of the wheel's radius."""
 
+# Ratio of the robot's speed for actions of 1 to the speed at which the reward is 1
 FULL_SPEED = 2.0
-"""Ratio of the robot's speed for actions of 1 to the speed at which the reward is 1."""
 
+# Velocity error at which a motor reaches its torque limit, as a share of the target velocity for an action of 1
 LAG = 0.25
-"""Velocity error at which a motor reaches its torque limit, as a share of the target velocity for an action of 1."""
 
 
 @dataclass(frozen=True, kw_only=True)

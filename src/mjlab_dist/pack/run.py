@@ -28,14 +28,14 @@ from mjlab_dist.run_dir import (
 )
 from mjlab_dist.run_files import has_file, read_file
 
+# Entries of a checkpoint that a pack keeps: the networks with their normalizers
 LEARNED = ("actor_state_dict", "critic_state_dict")
-"""Entries of a checkpoint that a pack keeps: the networks with their normalizers."""
 
+# Fields of a config that depend on the machine that trained: directories and addresses
 OF_A_MACHINE = ("hosts", "ssh_config", "port_range", "log_root", "resume", "init_from", "torchrunx_log_dir")
-"""Fields of a config that depend on the machine that trained: directories and addresses."""
 
+# Fields of the provenance that depend on the machine that trained
 PRIVATE = ("host", "cpu_cores")
-"""Fields of the provenance that depend on the machine that trained."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,23 +15,23 @@ from mjlab_dist.run_dir import CONFIG_FILE, ERRORS_DIR, find_best, find_checkpoi
 from mjlab_dist.run_files import has_file, readable, run_of
 from mjlab_dist.wording import listed
 
+# Fields of PlayConfig that change only the video or the strip (a picture of frames side by side)
 VIDEO_FIELDS = frozenset({"env", "camera", "width", "height"})
-"""Fields of PlayConfig that change only the video or the strip (a picture of frames side by side)."""
 
 VIDEO_SIZE = (848, 480)
 """Default width and height of a video, in pixels."""
 
+# Default width and height of a strip, in pixels
 STRIP_SIZE = (1200, 200)
-"""Default width and height of a strip, in pixels."""
 
 STRIP_S = 3.0
 """Default simulated time that a strip shows, in s."""
 
+# Minimum width and height of a picture, in pixels
 MIN_PIXELS = 16
-"""Minimum width and height of a picture, in pixels."""
 
+# Maximum width and height of a picture, in pixels. Decoders of H.264 support sizes up to this one.
 MAX_PIXELS = 4096
-"""Maximum width and height of a picture, in pixels. Decoders of H.264 support sizes up to this one."""
 
 
 def resolve(task: str, config: PlayConfig, warn: Callable[[str], None]) -> tuple[TrainConfig, Path]:

@@ -38,17 +38,17 @@ from mjlab_dist.videos import due_checkpoint, remove_unfinished, unfinished_path
 if TYPE_CHECKING:
     from mjlab_dist.env import Env
 
+# Number added to the process's niceness. If ranks use every core, the process gets about a tenth of one core.
 NICENESS = 10
-"""Number added to the process's niceness. If ranks use every core, the process gets about a tenth of one core."""
 
 POLL_S = 1.0
 """Interval between checks for a new checkpoint, in seconds."""
 
+# Maximum number of frames of an animation for TensorBoard. It is low because a GIF is much larger than a video.
 MAX_ANIMATION_FRAMES = 100
-"""Maximum number of frames of an animation for TensorBoard. It is low because a GIF is much larger than a video."""
 
+# Maximum frame rate of an animation
 ANIMATION_FPS = 10
-"""Maximum frame rate of an animation."""
 
 
 def main(run_dir: Path) -> None:

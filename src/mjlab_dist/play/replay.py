@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 from mjlab_dist.play.episodes import choose_opengl
 from mjlab_dist.play.video import Video, poses_of
 
+# Frame rate of a dump's video, in states per second. A dump has few states, so they are shown slowly.
 DUMP_FPS = 10
-"""Frame rate of a dump's video, in states per second. A dump has few states, so they are shown slowly."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,19 +26,18 @@ if TYPE_CHECKING:
     """Function from the poses of an env to its picture, (height, width, 3) of uint8."""
 
 
+# Approximate maximum number of frames per second of a video. At higher control frequencies, steps are skipped.
 VIDEO_FPS = 30
-"""Approximate maximum number of frames per second of a video. At higher control frequencies, steps are skipped."""
 
 
+# Pixels between the pictures of two envs
 GAP = 2
-"""Pixels between the pictures of two envs."""
 
 
+# Maximum distance from an env's origin at which terrain is rendered, in m.
+#
+# Without a GPU, a complete terrain takes many seconds per frame.
 DRAWN_GROUND_M = 10.0
-"""Maximum distance from an env's origin at which terrain is rendered, in m.
-
-Without a GPU, a complete terrain takes many seconds per frame.
-"""
 
 
 class Video:

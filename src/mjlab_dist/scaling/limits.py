@@ -15,17 +15,17 @@ GOOD = 0.9
 
 MAX_COMMUNICATION = 0.15
 MAX_WAITING = 0.15
+# Larger shares of an iteration's time for communication, waiting or update are reported as a limit
 MAX_UPDATE = 0.5
-"""Larger shares of an iteration's time for communication, waiting or update are reported as a limit."""
 
+# Memory is reported as a limit if a larger share of it is in use
 MAX_MEMORY = 0.9
-"""Memory is reported as a limit if a larger share of it is in use."""
 
+# A rank limits the others if its computing time is at least this multiple of the median rank's
 SLOW_RANK = 1.15
-"""A rank limits the others if its computing time is at least this multiple of the median rank's."""
 
+# Ranks slow each other down if their computing time is at least this multiple of a single rank's
 SLOWED = 1.2
-"""Ranks slow each other down if their computing time is at least this multiple of a single rank's."""
 
 FIXED = 1.3
 """Ranks have too few envs if their computing time is at least this multiple of the expected time, which is proportional

@@ -27,8 +27,8 @@ from mjlab_dist.scaling.rank import RankTimes, time_rank
 NEVER = 10**12
 """Interval in iterations that no run reaches, for work that should not be measured."""
 
+# Minimum number of iterations: the skipped ones, one that is counted, and the last one, whose end is not measured
 MIN_ITERATIONS = SKIPPED + 2
-"""Minimum number of iterations: the skipped ones, one that is counted, and the last one, whose end is not measured."""
 
 
 @dataclass(frozen=True, kw_only=True)

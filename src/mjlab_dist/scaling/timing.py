@@ -27,8 +27,8 @@ WARM_UP_STEPS = 10
 NUM_STEPS = 50
 """Number of control steps that are measured separately if the rollout is replayed from CUDA graphs."""
 
+# Standard deviation of the random actions of these steps
 ACTION_STD = 0.5
-"""Standard deviation of the random actions of these steps."""
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from mjlab_dist.errors import UserError
 if TYPE_CHECKING:
     import mujoco
 
+# Degrees of freedom from which MuJoCo's C code is faster on a CPU (docs/decisions/0023)
 ON_C = 4
-"""Degrees of freedom from which MuJoCo's C code is faster on a CPU (docs/decisions/0023)."""
 
 
 def choose_engine(config: SimConfig, device: str, model: mujoco.MjModel | None = None) -> Literal["warp", "mujoco"]:

@@ -21,8 +21,8 @@ from mjlab_dist.patching import patched
 Variant = tuple[wp.Module, int]
 """A Warp module and the number of threads per block that it is compiled for."""
 
+# Prefixes of the lines of /proc/cpuinfo that describe the processor's features, on x86 and ARM
 PROCESSOR = ("model", "flags", "CPU", "Features")
-"""Prefixes of the lines of /proc/cpuinfo that describe the processor's features, on x86 and ARM."""
 
 
 def prepare(device: str, program: Callable[[], None]) -> None:

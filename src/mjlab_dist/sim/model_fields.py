@@ -31,13 +31,14 @@ _INERTIA0 = ("dof_invweight0", "body_invweight0", "tendon_invweight0", "actuator
 
 _POSE0 = ("tendon_length0", "eq_data", *_FRAME0, *_INERTIA0)
 
+# Fields that `mujoco_warp.set_const` computes, by group
 _GROUPS: dict[int, tuple[str, ...]] = {
     mjw.SetConstGroup.FIXED: ("body_subtreemass", "geom_aabb", "geom_rbound"),
     mjw.SetConstGroup.KIN0: ("tendon_length0", "eq_data", *_FRAME0),
     mjw.SetConstGroup.INERT0: _INERTIA0,
 }
-"""Fields that ``mujoco_warp.set_const`` computes, by group."""
 
+# Fields derived from each field
 _DERIVED: dict[str, tuple[str, ...]] = {
     "body_mass": ("body_subtreemass", "cam_poscom0", "light_poscom0", *_INERTIA0),
     "body_ipos": ("cam_poscom0", "light_poscom0", *_INERTIA0),
@@ -48,24 +49,23 @@ _DERIVED: dict[str, tuple[str, ...]] = {
     "geom_size": ("geom_aabb", "geom_rbound"),
     "eq_data": ("eq_data",),
 }
-"""Fields derived from each field."""
 
+# Fields that determine the paths of tendons and the positions of site transmissions
 _ROUTES = ("site_pos", "site_quat", "geom_pos", "geom_quat", "geom_size")
-"""Fields that determine the paths of tendons and the positions of site transmissions."""
 
+# Fields derived from these paths and positions
 _ROUTED = ("tendon_length0", "tendon_invweight0", "actuator_acc0")
-"""Fields derived from these paths and positions."""
 
+# For each field, the attribute of the model that enables the part of the physics that needs the field. MuJoCo Warp
+# disables the part if the field is initially 0.
 _SWITCHES = {
     **dict.fromkeys(("wind", "density", "viscosity"), "has_fluid"),
     "tendon_stiffness": "has_tendon_stiffness",
     "tendon_damping": "has_tendon_damping",
 }
-"""For each field, the attribute of the model that enables the part of the physics that needs the field. MuJoCo Warp
-disables the part if the field is initially 0."""
 
+# Cached, because MuJoCo Warp checks MuJoCo's version three times per model, and each check reads package metadata
 _check_version = functools.cache(util_pkg.check_version)
-"""Cached, because MuJoCo Warp checks MuJoCo's version three times per model, and each check reads package metadata."""
 
 _ON_JOINTS = (mujoco.mjtTrn.mjTRN_JOINT, mujoco.mjtTrn.mjTRN_JOINTINPARENT)
 

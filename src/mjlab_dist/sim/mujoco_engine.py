@@ -26,23 +26,23 @@ from mjlab_dist.sim.engine import Arrays, Engine, Program
 from mjlab_dist.sim.quiet import warnings_to
 from mjlab_dist.sim.recorder import Recorder
 
+# Fields of the state that a step changes. The others are its inputs.
 _CHANGED_BY_STEPS = {"qpos", "qvel", "act", "qacc_warmstart", "history", "plastic", "time"}
-"""Fields of the state that a step changes. The others are its inputs."""
 
+# Results that MuJoCo Warp's reset sets to 0
 _CLEARED = ("sensordata", "qacc", "act_dot", "energy")
-"""Results that MuJoCo Warp's reset sets to 0."""
 
+# Warnings that contacts or constraints were dropped
 _FULL = [int(mujoco.mjtWarning.mjWARN_CONTACTFULL), int(mujoco.mjtWarning.mjWARN_CNSTRFULL)]
-"""Warnings that contacts or constraints were dropped."""
 
+# Fields of MuJoCo Warp's data that hold the contacts and constraints of all envs
 _CONTACTS = ("contact", "efc", "nacon", "ncollision")
-"""Fields of MuJoCo Warp's data that hold the contacts and constraints of all envs."""
 
+# Fields of the model that move frames within a body
 _FRAMES = {"body_ipos", "body_iquat", "geom_pos", "geom_quat", "site_pos", "site_quat"}
-"""Fields of the model that move frames within a body."""
 
+# Results that a step computes only if the model has one of the following sensors
 _OF_WRENCHES = ("cacc", "cfrc_int", "cfrc_ext")
-"""Results that a step computes only if the model has one of the following sensors."""
 
 _NEED_WRENCHES = [
     int(getattr(mujoco.mjtSensor, f"mjSENS_{name}"))
@@ -54,8 +54,8 @@ _INPUTS = mujoco.MjModel._setconst_inputs
 
 _FLAG = "--env.sim.engine mujoco"
 
+# A tensor of record, and MuJoCo's array of the same shape
 _Pair = tuple[torch.Tensor, torch.Tensor]
-"""A tensor of record, and MuJoCo's array of the same shape."""
 
 
 class MujocoEngine(Engine):

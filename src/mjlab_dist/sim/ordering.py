@@ -27,11 +27,11 @@ from mjlab_dist.sim.engine import Program
 
 _FRICTION = wp.constant(int(mujoco.mjtConstraint.mjCNSTR_FRICTION_DOF))
 
+# Maximum number of contacts between two geoms
 _MAX_PER_PAIR = wp.constant(wp.int64(1024))
-"""Maximum number of contacts between two geoms."""
 
+# Key of contacts that do not exist; larger than all other keys
 _UNUSED = wp.constant(wp.int64(2**62))
-"""Key of contacts that do not exist; larger than all other keys."""
 
 wp.set_module_options({"enable_backward": False, "max_unroll": 4})
 

@@ -12,8 +12,8 @@ import mujoco
 import mjlab_dist
 from mjlab_dist.messages import emit
 
+# Folder of this package. The package issues no Python warnings, so warnings that name its files are from MuJoCo.
 _PACKAGE = Path(mjlab_dist.__file__).parent
-"""Folder of this package. The package issues no Python warnings, so warnings that name its files are from MuJoCo."""
 
 
 @contextlib.contextmanager

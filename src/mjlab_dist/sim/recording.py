@@ -16,8 +16,8 @@ from mjlab_dist.garbage_collection import no_gc
 CAPTURABLE_DRIVER = (12, 4)
 """Oldest CUDA driver whose graphs support conditional nodes, which the solver's loop needs."""
 
+# Lock held while kernels run on the CPU, because all threads of a process share the memory of a kernel's tiles
 _cpu_kernels = threading.RLock()
-"""Lock held while kernels run on the CPU, because all threads of a process share the memory of a kernel's tiles."""
 
 
 def why_not_capturable(device: str) -> str:

@@ -20,8 +20,8 @@ _OBJECTS = {
     "subtree": mujoco.mjtObj.mjOBJ_XBODY,
 }
 
+# Data fields that a contact sensor must have: found (1 number) and force (3 numbers), which come first in its data
 _FOUND_AND_FORCE = 1 << int(mujoco.mjtConDataField.mjCONDATA_FOUND) | 1 << int(mujoco.mjtConDataField.mjCONDATA_FORCE)
-"""Data fields that a contact sensor must have: found (1 number) and force (3 numbers), which come first in its data."""
 
 _REDUCTIONS = {"maxforce": 2, "netforce": 3}
 """Codes of MuJoCo's contact sensor for the values of ``ContactConfig.reduce``."""

@@ -25,6 +25,7 @@ from mjlab_dist.sim.recorder import Recorder
 from mjlab_dist.sim.saved import Limits, limits_of
 from mjlab_dist.sim.warp_engine import CARRIED, WarpEngine
 
+# Fields of `mujoco_warp.Data` that the next step depends on; MuJoCo calls them mjSTATE_INTEGRATION
 _INTEGRATION = (
     "qpos",
     "qvel",
@@ -41,7 +42,6 @@ _INTEGRATION = (
     "userdata",
     "time",
 )
-"""Fields of ``mujoco_warp.Data`` that the next step depends on; MuJoCo calls them mjSTATE_INTEGRATION."""
 
 
 class Simulation:

@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 FLOOR = "floor"
 """Name of the geom that the terrain replaces, and of its height field."""
 
+# Total area of the boxes of a tile divided by the area of the tile; boxes may overlap
 BOX_COVERAGE = 0.3
-"""Total area of the boxes of a tile divided by the area of the tile; boxes may overlap."""
 
+# Width of the ground between two gaps, in m
 LAND_M = 1.0
-"""Width of the ground between two gaps, in m."""
 
+# Thickness of the ground below its lowest point, in m. Geoms that penetrate the ground are pushed out upwards.
 BASE_M = 1.0
-"""Thickness of the ground below its lowest point, in m. Geoms that penetrate the ground are pushed out upwards."""
 
+# Maximum distance between a camera and its near clipping plane, in m
 NEAREST_M = 0.1
-"""Maximum distance between a camera and its near clipping plane, in m."""
 
 Floats = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
 Doubles = np.ndarray[tuple[int, ...], np.dtype[np.float64]]

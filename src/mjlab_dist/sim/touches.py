@@ -10,15 +10,15 @@ import warp as wp
 
 from mjlab_dist.sim.ground import Ground, cell_of, closest_on_segments, closest_on_triangle, depth_of, vertex
 
+# A distance in m that stands for no contact
 _FAR = wp.constant(1.0e6)
-"""A distance in m that stands for no contact."""
 
+# Two contacts of a sphere can be different contacts only if the cosine of the angle between their normals is below
+# this number.
 _OTHER_WAY = wp.constant(0.9)
-"""Two contacts of a sphere can be different contacts only if the cosine of the angle between their normals is below
-this number."""
 
+# Maximum number of contacts of one geom with the ground
 _MAX_TOUCHES = wp.constant(8)
-"""Maximum number of contacts of one geom with the ground."""
 
 _Numbers = wp.types.vector(length=8, dtype=float)
 _Vectors = wp.types.matrix(shape=(8, 3), dtype=float)

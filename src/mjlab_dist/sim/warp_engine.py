@@ -16,8 +16,8 @@ from mjlab_dist.sim.engine import Arrays, Engine, Program
 from mjlab_dist.sim.ordering import find_physics
 from mjlab_dist.sim.recorder import Recorder
 
+# Bits of overflows that drop contacts or constraints. Other bits mean that the solver has used all its iterations.
 BUFFER_BITS = int(mjw.OverflowType.ALL & ~(mjw.OverflowType.ITERATIONS | mjw.OverflowType.LS_ITERATIONS))
-"""Bits of overflows that drop contacts or constraints. Other bits mean that the solver has used all its iterations."""
 
 CARRIED = ("cvel", "cdof_dot")
 """Fields that MuJoCo Warp's next step also depends on if the model has equality constraints, which read these

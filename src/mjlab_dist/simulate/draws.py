@@ -16,33 +16,32 @@ from torch.overrides import TorchFunctionMode
 from mjlab_dist.errors import UserError
 from mjlab_dist.seeding import check_generator
 
+# Functions that have the size of the result as an argument
 _FACTORIES = frozenset({torch.rand, torch.randn, torch.randint})
-"""Functions that have the size of the result as an argument."""
 
+# Functions whose result has the shape of their first tensor
 _LIKE = frozenset(
     {torch.rand_like, torch.randn_like, torch.randint_like, torch.normal, torch.bernoulli, torch.Tensor.bernoulli}
     | {torch.dropout, functional.dropout, functional.gumbel_softmax}
 )
-"""Functions whose result has the shape of their first tensor."""
 
+# Methods that write the draws to the tensor that they are called on
 _IN_PLACE = frozenset(
     getattr(torch.Tensor, f"{name}_")
     for name in ("uniform", "normal", "random", "bernoulli", "exponential", "log_normal", "geometric", "cauchy")
 )
-"""Methods that write the draws to the tensor that they are called on."""
 
+# Functions that choose indices by weights
 _MULTINOMIAL = frozenset({torch.multinomial, torch.Tensor.multinomial})
-"""Functions that choose indices by weights."""
 
+# Functions that use rejection sampling.
+#
+# How many random numbers an env takes depends on the parameters of its distribution. A rank does not have the
+# parameters of the envs of other ranks, so it cannot skip the random numbers of these envs.
 _REJECTING = frozenset(getattr(torch, name) for name in ("poisson", "binomial", "_standard_gamma", "_sample_dirichlet"))
-"""Functions that use rejection sampling.
 
-How many random numbers an env takes depends on the parameters of its distribution. A rank does not have the parameters
-of the envs of other ranks, so it cannot skip the random numbers of these envs.
-"""
-
+# Functions whose draws can be split over ranks
 _DRAWS = _FACTORIES | _LIKE | _IN_PLACE | _MULTINOMIAL
-"""Functions whose draws can be split over ranks."""
 
 
 class Draws:

@@ -23,8 +23,8 @@ FINAL = "final_observations"
 LAST = "last_observations"
 """Prefix of the names of the observations after a rollout."""
 
+# Bytes of an element, by the name of its type
 BYTES = {"float32": 4, "bool": 1}
-"""Bytes of an element, by the name of its type."""
 
 
 class Entry(NamedTuple):

@@ -18,8 +18,8 @@ from mjlab_dist.launch.hosts import own_address
 from mjlab_dist.launch.preparation import listen_in_range
 from mjlab_dist.simulate.transport import Network, SharedMemory, Transport
 
+# Name of the Unix socket, in the run directory
 SOCKET = "make"
-"""Name of the Unix socket, in the run directory."""
 
 
 @dataclass(frozen=True, kw_only=True)

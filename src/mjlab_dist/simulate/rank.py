@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 PROGRESS = "progress"
 """Message that a rank sends between the steps of a rollout, so that a long rollout is not mistaken for a hang."""
 
+# Minimum time between two progress messages, in seconds
 PROGRESS_S = 0.5
-"""Minimum time between two progress messages, in seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)

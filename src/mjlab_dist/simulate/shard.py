@@ -18,15 +18,15 @@ from mjlab_dist.simulate.actions import checked_actions
 from mjlab_dist.simulate.draws import Draws
 from mjlab_dist.simulate.job import FINAL, LAST, Job, Sizes, Tensors, require_same
 
+# Number added to the seed of the envs; the sum is the seed of a policy's draws
 POLICY_SEED = 7_919
-"""Number added to the seed of the envs; the sum is the seed of a policy's draws."""
 
+# Names of tensors in the state of an `Env` that are sums over the envs of a rank. Only training uses these sums, so
+# the state of a simulation does not include them.
 SUMS = ("totals", "outcome_totals", "nan_resets")
-"""Names of tensors in the state of an :class:`Env` that are sums over the envs of a rank. Only training uses these
-sums, so the state of a simulation does not include them."""
 
+# Prefix of the latest observations in the state
 OBSERVED = "observed."
-"""Prefix of the latest observations in the state."""
 
 Policy = Callable[[Tensors], Any]
 """Function from observations, by group, to actions, (num_envs, num_actions)."""

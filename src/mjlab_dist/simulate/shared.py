@@ -22,8 +22,8 @@ from mjlab_dist.simulate.job import Layout, Tensors
 Arrays = dict[str, np.ndarray]
 """Arrays by name."""
 
+# Bytes to which the start of each tensor is aligned, the size of a cache line
 ALIGNMENT = 64
-"""Bytes to which the start of each tensor is aligned, the size of a cache line."""
 
 
 class Block(NamedTuple):

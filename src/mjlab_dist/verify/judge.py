@@ -12,8 +12,8 @@ TOLERANCE = {"none": 1e-5, "bf16": 1e-2, "fp16": 1e-2}
 """Maximum allowed ``WatchedSynchronizer.difference``, for each number format of ``--sync.compression``."""
 
 
+# Maximum number of collectives (exchanges between all ranks) per iteration, in addition to one per mini-batch
 MAX_COLLECTIVES = 3
-"""Maximum number of collectives (exchanges between all ranks) per iteration, in addition to one per mini-batch."""
 
 
 @dataclass(frozen=True, kw_only=True)

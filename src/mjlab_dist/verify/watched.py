@@ -16,8 +16,8 @@ from mjlab_dist.learn.hooks import Hook
 from mjlab_dist.learn.metrics import Sample
 from mjlab_dist.learn.runner import Runner
 
+# Substrings of the names of ProcessGroup's methods that communicate
 COLLECTIVES = ("reduce", "gather", "broadcast", "scatter", "alltoall", "all_to_all", "barrier", "send", "recv")
-"""Substrings of the names of ProcessGroup's methods that communicate."""
 
 
 class Collectives:

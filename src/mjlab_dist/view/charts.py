@@ -15,12 +15,12 @@ from mjlab_dist.view.player import Frame
 MAX_LINES = 12
 """Maximum number of lines in a plot."""
 
+# Height of a plot, in pixels
 PLOT_HEIGHT = 170
-"""Height of a plot, in pixels."""
 
+# Space above, to the right of, below and to the left of a plot, in pixels. There is space on the right because half
+# of the last label of the x axis may be beyond the end of the axis.
 PADDING = (8, 24, 0, 0)
-"""Space above, to the right of, below and to the left of a plot, in pixels. There is space on the right because half of
-the last label of the x axis may be beyond the end of the axis."""
 
 AXES: tuple[uplot.Axis, ...] = ({"ticks": {"show": False}, "size": 30}, {"ticks": {"show": False}, "size": 72})
 """Style of the x axis and of the y axis: no ticks, and room for a label such as 1,000,000."""

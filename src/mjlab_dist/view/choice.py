@@ -10,8 +10,8 @@ from typing import Literal
 from mjlab_dist.config import PlayConfig
 from mjlab_dist.errors import UserError
 
+# Highest TCP port
 MAX_PORT = 65535
-"""Highest TCP port."""
 
 
 def choose_viewer(config: PlayConfig, environ: Mapping[str, str]) -> Literal["web", "native"] | None:

@@ -12,11 +12,11 @@ from mjlab_dist.view.charts import MAX_LINES, add_plot
 from mjlab_dist.view.rows import History
 from mjlab_dist.view.runs import Run
 
+# Columns of metrics.jsonl that are plotted, by the title of the plot
 OF_RUN = {"return": "mean_return", "episode length": "mean_episode_length", "steps/s": "steps_per_s"}
-"""Columns of metrics.jsonl that are plotted, by the title of the plot."""
 
+# Columns of rank_metrics.jsonl that are plotted, by the title of the plot
 OF_RANKS = {"return of each rank": "mean_return", "steps/s of each rank": "steps_per_s"}
-"""Columns of rank_metrics.jsonl that are plotted, by the title of the plot."""
 
 
 class Curves:

@@ -22,8 +22,8 @@ from mjlab_dist.view.scene import Scene
 FRAME_S = 0.05
 """Time between two checks of the controls, in s."""
 
+# Fields of the stored states that the scene needs
 SHOWN_FIELDS = ("qpos", "qvel", "ctrl", "mocap_pos", "mocap_quat")
-"""Fields of the stored states that the scene needs."""
 
 
 class DumpPage:

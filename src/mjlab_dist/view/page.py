@@ -22,14 +22,14 @@ from mjlab_dist.view.scene import Scene
 FRAME_S = 1 / 30
 """Time between two updates of the scene, in s."""
 
+# Time between two updates of charts, in s
 CHARTS_S = 0.15
-"""Time between two updates of charts, in s."""
 
+# Time between two checks for new checkpoints, in s
 FILES_S = 2.0
-"""Time between two checks for new checkpoints, in s."""
 
+# Speeds to choose from, relative to real time
 SPEEDS = ("0.1", "0.25", "0.5", "1", "2", "4")
-"""Speeds to choose from, relative to real time."""
 
 
 class Page:

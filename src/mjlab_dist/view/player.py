@@ -41,12 +41,12 @@ Source = Literal["policy", "zero", "random"]
 SOURCES: tuple[Source, ...] = ("policy", "zero", "random")
 """All sources of actions."""
 
+# Length of the plots: simulated time of the steps that are kept, in s
 HISTORY_S = 6.0
-"""Length of the plots: simulated time of the steps that are kept, in s."""
 
+# Maximum delay behind real time that the player makes up with faster steps, in s. The player ignores the rest of a
+# longer delay, because otherwise it would run too fast for a long time.
 MAX_LAG_S = 0.1
-"""Maximum delay behind real time that the player makes up with faster steps, in s. The player ignores the rest of a
-longer delay, because otherwise it would run too fast for a long time."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from mjlab_dist.view.player import Player
     from mjlab_dist.view.server import Server
 
+# Number added to the niceness of a process that watches a run, so that ranks on the same cores have priority
 NICE = 10
-"""Number added to the niceness of a process that watches a run, so that ranks on the same cores have priority."""
 
 
 def view(

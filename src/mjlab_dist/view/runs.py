@@ -39,8 +39,8 @@ STATES: dict[State, str] = {
 MAX_LISTED = 50
 """Maximum number of runs in a list. Older runs are left out."""
 
+# Number of bytes to read at the end of a file of metrics, enough for its last two rows
 TAIL_BYTES = 1 << 16
-"""Number of bytes to read at the end of a file of metrics, enough for its last two rows."""
 
 
 class Length(NamedTuple):

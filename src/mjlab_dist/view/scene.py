@@ -18,21 +18,21 @@ from mjlab_dist.view.robot import Robot
 State = Mapping[str, np.ndarray]
 """Arrays by name."""
 
+# Maximum distance from the chosen env's origin at which terrain is shown, in m
 GROUND_M = 12.0
-"""Maximum distance from the chosen env's origin at which terrain is shown, in m."""
 
+# Color of arrows of commanded velocities
 COMMANDED_COLOR = (40, 170, 60)
-"""Color of arrows of commanded velocities."""
 
+# Color of arrows of measured velocities
 MEASURED_COLOR = (40, 100, 220)
-"""Color of arrows of measured velocities."""
 
+# Color that highlights bodies
 CONCERNED_COLOR = (230, 30, 30)
-"""Color that highlights bodies."""
 
+# Number of geom groups that are shown, from group 0, as in MuJoCo's viewer. Other groups are usually for collision
+# shapes.
 SHOWN_GEOM_GROUPS = 3
-"""Number of geom groups that are shown, from group 0, as in MuJoCo's viewer. Other groups are usually for collision
-shapes."""
 
 
 class _Bodies(ViserMujocoScene):

@@ -32,14 +32,14 @@ from mjlab_dist.errors import UserError
 from mjlab_dist.patching import patched
 from mjlab_dist.view.guard import guarded, report
 
+# Port that is tried first
 FIRST_PORT = 8080
-"""Port that is tried first."""
 
+# Number of ports that are tried; if all are taken, any free port is used
 NUM_PORTS = 100
-"""Number of ports that are tried; if all are taken, any free port is used."""
 
+# Names of this machine in URLs. Other names of 127.0.0.1 are refused, because an attacker may have registered them.
 LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "::1"})
-"""Names of this machine in URLs. Other names of 127.0.0.1 are refused, because an attacker may have registered them."""
 
 HANDSHAKE_S = 10.0
 """Seconds that a connection has for its request and the response."""
@@ -51,8 +51,8 @@ a browser: a browser sends its request at once."""
 MAX_PAGES = 32
 """Maximum number of open pages."""
 
+# Maximum size of a message of a page, in bytes. Pages send values of controls and poses of cameras.
 MAX_MESSAGE_BYTES = 1 << 16
-"""Maximum size of a message of a page, in bytes. Pages send values of controls and poses of cameras."""
 
 
 class Server(viser.ViserServer):

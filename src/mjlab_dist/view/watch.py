@@ -22,17 +22,17 @@ from mjlab_dist.view.runs import STATES, Listed, Run, RunList
 from mjlab_dist.view.server import Server
 from mjlab_dist.wording import printable
 
+# Time between two reads of the files of the run, in s
 LOOK_S = 1.0
-"""Time between two reads of the files of the run, in s."""
 
+# Time between two reads of the other runs, in s
 LIST_S = 5.0
-"""Time between two reads of the other runs, in s."""
 
 FRAME_S = 1 / 20
 """Time between two updates of the scene, in s."""
 
+# Text that is shown in a menu without entries
 NO_CHOICE: str = "-"
-"""Text that is shown in a menu without entries."""
 
 STYLE = "font-size:0.85em;padding:0 0.8em 0.4em"
 """CSS style of texts on the page."""

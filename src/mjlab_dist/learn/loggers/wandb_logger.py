@@ -35,8 +35,8 @@ START_S = 60.0
 CLOSE_S = 4.5
 """Maximum seconds that a run waits at its end for Weights & Biases to receive the remaining rows."""
 
+# Maximum seconds of this wait if `--checkpoint.wandb` is set, because the last checkpoint must be uploaded
 CLOSE_FILES_S = 60.0
-"""Maximum seconds of this wait if ``--checkpoint.wandb`` is set, because the last checkpoint must be uploaded."""
 
 CLOSE_START_S = 2.0
 """Maximum seconds that a run waits at its end for Weights & Biases to start online; after that, it starts offline."""
@@ -44,8 +44,8 @@ CLOSE_START_S = 2.0
 MAX_WAITING_ROWS = 10_000
 """Maximum number of waiting rows, of about 4 kB each. If there are more, the run continues without W&B."""
 
+# Values of WANDB_MODE that need no network
 NO_NETWORK = {"offline", "dryrun", "disabled"}
-"""Values of WANDB_MODE that need no network."""
 
 Message = dict[str, Any]
 """A message between this process and :mod:`mjlab_dist.learn.loggers.wandb_process`."""

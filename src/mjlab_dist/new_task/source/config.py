@@ -13,6 +13,7 @@ from mjlab_dist.new_task.source.moving import moving_source
 from mjlab_dist.new_task.source.names import FUNCTIONS, MODULES, Names
 from mjlab_dist.new_task.source.python import indented, joined, text, tuple_lines
 
+# First lines of the docstrings of tasks, by goal
 _SUMMARIES = {
     "walk": "Move forward",
     "reach": "Move the end effector to target positions",
@@ -21,7 +22,6 @@ _SUMMARIES = {
     "hold": "Move the joints to target positions",
     "none": "A task without rewards",
 }
-"""First lines of the docstrings of tasks, by goal."""
 
 
 def config_source(names: Names, robot: Robot) -> str:
