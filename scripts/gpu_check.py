@@ -43,17 +43,16 @@ class Setup:
     def flags(self, num_envs: int, iterations: int, capture: str) -> list[str]:
         """Return the flags of ``train``."""
         flags = {"gpu-ids": "0" if self.gpu else "None", "num-envs": num_envs, "max-iterations": iterations}
-        return [str(part) for name, value in flags.items() for part in (f"--{name}", value)] + [
-            "--env.sim.capture",
-            capture,
-        ]
+        flags |= {"env.sim.capture": capture}
+        return [str(part) for name, value in flags.items() for part in (f"--{name}", value)]
 
-    def run(self, log: str, *args: str | Path, may_fail: bool = False) -> str:
-        """Run a command, and keep its output in a file. Return the output."""
-        done = subprocess.run([*map(str, args)], cwd=ROOT, stdout=-1, stderr=-2, text=True, check=False)
-        (self.out / f"{log}.txt").write_text(done.stdout)
-        if done.returncode and not may_fail:
-            sys.exit(f"{' '.join(map(str, args))} ended with exit code {done.returncode}:\n{done.stdout[-4000:]}")
+    def run(self, log: str, *args: str | Path, codes: tuple[int, ...] = (0,)) -> str:
+        """Run a command, and keep what it prints in a file. Return its output, without errors and warnings."""
+        done = subprocess.run([*map(str, args)], cwd=ROOT, capture_output=True, text=True, check=False)
+        (self.out / f"{log}.txt").write_text(done.stdout + done.stderr)
+        if done.returncode not in codes:
+            printed = (done.stdout + done.stderr)[-4000:]
+            sys.exit(f"{' '.join(map(str, args))} ended with exit code {done.returncode}:\n{printed}")
         return done.stdout
 
 
@@ -90,10 +89,13 @@ def walk(setup: Setup) -> dict[str, Any]:
     last = json.loads((trained / "metrics.jsonl").read_text().splitlines()[-1])
     script = [sys.executable, ROOT / "scripts" / "follow_velocity.py", trained, "--json"]
     few = [] if setup.gpu else ["--seconds", "0.5", "--num-envs", "8"]
-    followed = json.loads(setup.run("follow", *script, *few, may_fail=True).splitlines()[-1])
+    printed = setup.run("follow", *script, *few, codes=(0, 1))  # 1: too few walk; also the code of an exception
+    if not printed:
+        sys.exit((setup.out / "follow.txt").read_text())
+    followed = json.loads(printed.splitlines()[-1])
     if setup.gpu and not followed["walks"]:
         sys.exit(f"the robots do not walk: {followed}")
-    return {"training, s": last["elapsed_s"], "steps": last["total_steps"], **followed}
+    return {"training, s": last["elapsed_s"], "env-steps": last["total_steps"], **followed}
 
 
 STAGES = {stage.__name__: stage for stage in (doctor, tests, speed, walk)}

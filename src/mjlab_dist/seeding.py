@@ -17,7 +17,11 @@ RESUME_STRIDE = 1_000_003
 
 
 def seed_generators(seed: int, rank: int = 0, resumed_iteration: int = 0) -> None:
-    """Seed the generators of Python, NumPy and torch, on every device."""
+    """Seed the generators of Python, NumPy and torch, on every device.
+
+    ``rank`` is the global rank: with the local rank, ranks of different machines would draw the same numbers. If a run
+    resumes without its saved random state, ``resumed_iteration`` keeps it from repeating the numbers of its start.
+    """
     import numpy as np
     import torch
 

@@ -26,7 +26,9 @@ def test_training_is_measured(tmp_path: Path) -> None:
     assert code == 0, printed
     (speed,) = results["speed"]["figures"].values()
     assert speed["steps/s"] > 0
-    assert results["walk"]["figures"]["robots"] == 8
+    walk = results["walk"]["figures"]
+    assert walk["env-steps"] == 8 * 24 * 2
+    assert walk["robots"] == 8
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import Command
+from run_files import untimed
 
 from mjlab_dist.errors import Exit
 from mjlab_dist.learn.ppo import flatten
@@ -95,13 +96,6 @@ def test_a_rank_that_drifts_ends_the_run(command: Command, flags: tuple[str, ...
     )
 
 
-TIMES = {"elapsed_s", "steps_per_s", "collect_s", "learn_s", "wait_s", "wait_share"}
-
-
-def rows_without_times(run: Path) -> list[dict[str, Any]]:
-    return [{name: value for name, value in row.items() if name not in TIMES} for row in read_metrics(run)]
-
-
 @pytest.mark.slow
 def test_checkpoints_between_averages_change_nothing_and_resume_exactly(command: Command) -> None:
     base = (*BASE, "--sync.period", "3", "--agent.obs-normalization")
@@ -115,11 +109,11 @@ def test_checkpoints_between_averages_change_nothing_and_resume_exactly(command:
             done = command(*base, "--log-root", name, *flags, *end)
             assert done.code == 0, done.err
         (runs[name],) = (command.cwd / name / "cartpole-balance").iterdir()
-    rows = rows_without_times(runs["plain"])
+    rows = untimed(runs["plain"])
     assert [row["iteration"] for row in rows if row["parameter_spread"] is not None] == [3, 6]
     assert all(row["parameter_spread"] > 0 for row in rows if row["parameter_spread"] is not None)
     assert all(0 < row["wait_share"] < 1 for row in read_metrics(runs["plain"]))
-    assert rows_without_times(runs["saved"]) == rows
+    assert untimed(runs["saved"]) == rows
     assert sorted(list_checkpoints(runs["saved"])) == [4, 5, 7]
     # The last checkpoints of both runs contain the same average over ranks, although one run wrote more checkpoints
     finals = [flatten(checkpoint(run, 7)) for run in runs.values()]

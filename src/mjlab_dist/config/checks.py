@@ -189,12 +189,18 @@ def _validate_types(config: TrainConfig) -> None:
         if isinstance(error.value, str) and str(error).endswith("takes texts"):
             raise UserError(f"{error}; write ({error.value!r},)") from error
         raise
-    # Terms of another group, such as term(...) among the terminations
-    for group in ("rewards", "terminations", "metrics", "events"):
-        for name, term in getattr(config.env, group).items():
-            needed = type(getattr(expected, group)[name])
-            if not isinstance(term, needed):
-                raise UserError(f"env.{group}.{name}: is a {type(term).__name__}, but must be a {needed.__name__}")
+    # Terms of another kind, such as term(...) among the terminations
+    pairs = {"terminations": (config.env.terminations, expected.terminations)}
+    pairs |= {"metrics": (config.env.metrics, expected.metrics), "events": (config.env.events, expected.events)}
+    pairs |= {
+        f"observations.{name}": (group, expected.observations[name]) for name, group in config.env.observations.items()
+    }
+    for group, (given, needed) in pairs.items():
+        for name, term in given.items():
+            if not isinstance(term, type(needed[name])):
+                raise UserError(
+                    f"env.{group}.{name}: must be of type {type(needed[name]).__name__}, not {type(term).__name__}"
+                )
 
 
 def _validate_numbers(config: TrainConfig) -> None:

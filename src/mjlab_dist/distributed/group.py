@@ -116,7 +116,7 @@ def _local_sums(rank: Rank, device: str, store: Store | None) -> Iterator[None]:
 
 
 def wait_for_all(store: Store | None, rank: Rank, key: str) -> None:
-    """Wait until every rank has called this function.
+    """Wait until every rank has called this function. Use each key only once: with a known one, ranks do not wait.
 
     The timeout is :data:`START_TIMEOUT_S`, because ranks may be compiling kernels.
     """

@@ -93,7 +93,7 @@ def rank_from_environment(environ: Mapping[str, str]) -> Rank:
 
 
 def in_words(ranks: Sequence[int]) -> str:
-    """Format a list of ranks as text, such as ``rank 3`` or ``ranks 0-2, 5``."""
+    """Format ranks, in ascending order, as text, such as ``rank 3`` or ``ranks 0-2, 5``."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][-1] + 1:

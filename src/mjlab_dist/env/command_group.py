@@ -22,7 +22,6 @@ class CommandGroup:
     """
 
     def __init__(self, env: Env, configs: dict[str, TermConfig], binder: Binder) -> None:
-        """Make the commands."""
         self.by_name: dict[str, Command] = binder.make_classes("commands", configs, Command)
         commands = self.by_name.values()
         self._resets = [binder.outside_of_graphs(command.reset) for command in commands]

@@ -67,6 +67,9 @@ class Finder:
         Call this in the constructor of a curriculum whose :meth:`Curriculum.changes` returns the path. The term with
         this parameter reads the current value in every step.
 
+        Args:
+            path: Path of the parameter in the config, such as ``rewards.track.params.std_m_s``.
+
         Raises:
             UserError: If :meth:`Curriculum.changes` does not return the path.
         """
@@ -74,6 +77,9 @@ class Finder:
 
     def command(self, name: str) -> torch.Tensor:
         """Return a command's value, (num_envs, k).
+
+        Args:
+            name: Its name in ``env.commands``.
 
         Raises:
             UserError: If there is no such command.
@@ -83,6 +89,9 @@ class Finder:
     def find_command(self, name: str) -> Command:
         """Return a command term, so that a curriculum can change its ranges.
 
+        Args:
+            name: Its name in ``env.commands``.
+
         Raises:
             UserError: If there is no such command.
         """
@@ -91,6 +100,10 @@ class Finder:
     def base(self, joint: str = "root") -> Base:
         """Return gravity, velocities and heading of a free-floating body.
 
+        Args:
+            joint: Name of the body's free joint. If the scene has no joint ``root`` and only one free joint, ``root``
+                names this joint.
+
         Raises:
             UserError: If there is no such joint, or it is not free.
         """
@@ -98,6 +111,10 @@ class Finder:
 
     def find_joints(self, patterns: tuple[str, ...], entity: str | None = None) -> JointSelection:
         """Select hinge and slide joints.
+
+        Args:
+            patterns: Regular expressions.
+            entity: See :class:`Finder`.
 
         Raises:
             UserError: If a pattern matches no joint or is not a regular expression, or there is no such entity.
@@ -109,6 +126,10 @@ class Finder:
     def find_bodies(self, patterns: tuple[str, ...], entity: str | None = None) -> Frames:
         """Select bodies, and return their poses and velocities at their origins.
 
+        Args:
+            patterns: Regular expressions.
+            entity: See :class:`Finder`.
+
         Raises:
             UserError: If a pattern matches no body or is not a regular expression, or there is no such entity.
         """
@@ -116,6 +137,10 @@ class Finder:
 
     def find_sites(self, patterns: tuple[str, ...], entity: str | None = None) -> Frames:
         """Select sites, and return their poses and velocities.
+
+        Args:
+            patterns: Regular expressions.
+            entity: See :class:`Finder`.
 
         Raises:
             UserError: If a pattern matches no site or is not a regular expression, or there is no such entity.
@@ -125,6 +150,10 @@ class Finder:
     def find_geoms(self, patterns: tuple[str, ...], entity: str | None = None) -> Frames:
         """Select geoms, and return their poses and velocities at their centers.
 
+        Args:
+            patterns: Regular expressions.
+            entity: See :class:`Finder`.
+
         Raises:
             UserError: If a pattern matches no geom or is not a regular expression, or there is no such entity.
         """
@@ -132,6 +161,9 @@ class Finder:
 
     def find_distances(self, name: str) -> Distances:
         """Return distances that the config declares, and the closest points.
+
+        Args:
+            name: Their name in ``sim.distances``.
 
         Raises:
             UserError: If the config declares none with this name.
@@ -143,6 +175,11 @@ class Finder:
 
     def find_frames(self, kind: FrameKind, patterns: tuple[str, ...], entity: str | None = None) -> Frames:
         """Select bodies, sites or geoms, and return their poses and velocities.
+
+        Args:
+            kind: Kind of the elements.
+            patterns: Regular expressions.
+            entity: See :class:`Finder`.
 
         Raises:
             UserError: If a pattern matches nothing or is not a regular expression, or there is no such entity.

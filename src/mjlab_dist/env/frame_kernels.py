@@ -47,12 +47,15 @@ def measure_frames(
     """Compute poses and velocities of bodies, sites or geoms in the world; one thread per env and element.
 
     Args:
+        ids: Id of each element, (k,).
+        bodies: Its body, (k,).
         positions: Positions of all elements of this kind, (num_envs, n).
         turns: Orientations of the elements relative to their bodies, (num_envs, n); (1, n) if all envs share them;
             (1, 1) for bodies.
         body_quat: Orientations of all bodies, (num_envs, nbody).
         body_velocity: Angular and linear velocity of each body, at the center of mass of its tree, (num_envs, nbody).
         center: Centers of mass of the trees, by root body, (num_envs, nbody).
+        root: Root of the tree of each body, (nbody,).
     """
     env, i = wp.tid()
     body = bodies[i]

@@ -38,6 +38,9 @@ class Frames:
         """Record the kernels that compute the results.
 
         Args:
+            sim: The physics.
+            names: Names of the frames.
+            measure: Function that launches these kernels.
             results: Position, quaternion, linear and angular velocity, (num_envs, k, 3 or 4).
         """
         self.names = names
@@ -74,6 +77,9 @@ class Frames:
         these positions and orientations, so they depend on the rotation of the reference. Call this once, in the
         constructor of a term.
 
+        Args:
+            reference: One frame, or one for each of these frames.
+
         Raises:
             UserError: If the reference has the wrong number of frames.
         """
@@ -102,7 +108,13 @@ class Frames:
 
 
 def make_frames(sim: Simulation, kind: FrameKind, ids: Sequence[int]) -> Frames:
-    """Return the frames of elements, with poses and velocities in the world frame."""
+    """Return the frames of elements, with poses and velocities in the world frame.
+
+    Args:
+        sim: The physics.
+        kind: Kind of the elements.
+        ids: Their ids in the model.
+    """
     model, shape = sim.model, (sim.num_envs, len(ids))
     bodies = ids if kind == "body" else [int(getattr(model, f"{kind}_bodyid")[i]) for i in ids]
     results = [torch.zeros(*shape, size, device=sim.device) for size in (3, 4, 3, 3)]

@@ -69,6 +69,13 @@ def send_actions(
 
     Args:
         given: The policy's output, (num_envs, num_actions).
+        low: Lower bounds of the actions.
+        high: Upper bounds of the actions.
+        scale: Factors.
+        offset: Offsets, added to the scaled actions.
+        action_ids: Index of the action of each target; -1 for an actuator without an action, whose input is set to 0.
+        targets: Address of each target in the first env. A target is an actuator input, or a value of an action term.
+        strides: For each target, the number of bytes from the value of one env to the value of the next.
         lag: Delay of each action in steps, (num_envs, num_actions).
         actions: The policy's latest output, (num_envs, num_actions).
         previous: The output before that, (num_envs, num_actions).
@@ -112,6 +119,10 @@ def draw_lags(
 
     Args:
         mask: Envs to draw for, (num_envs,).
+        drawn: One random number from [0, 1) per env, because one communication link delays all actions of an env.
+        min_lag: Minimum lag of each action, in steps.
+        spread: Maximum minus minimum lag of each action, in steps.
+        jitter: Probability of a draw in envs outside the mask, per action.
         lag: In and out: the current lag, (num_envs, num_actions).
         next_lag: In and out: the lag that was drawn last, (num_envs, num_actions). ``lag`` grows toward it by at most 1
             per step, so that no action arrives before an earlier one. A lower ``next_lag`` applies at once.
@@ -135,7 +146,15 @@ def draw_lags(
 def advance_command(
     dt_s: float, starts: wp.array[wp.bool], drawn_s: wp.array[float], left_s: wp.array[float], due: wp.array[wp.bool]
 ):
-    """Advance the clock of a command by one step; one thread per env."""
+    """Advance the clock of a command by one step; one thread per env.
+
+    Args:
+        dt_s: Duration of a step.
+        starts: Whether an episode starts.
+        drawn_s: New time until the next draw, used if the command is drawn in this step.
+        left_s: In and out: time until the next draw.
+        due: Output: whether the command is drawn in this step.
+    """
     env = wp.tid()
     left = left_s[env] - dt_s
     due[env] = starts[env] or left < 0.5 * dt_s  # round to the nearest step
@@ -156,7 +175,14 @@ def begin_step(
     """Advance the clocks of every env; one thread per env.
 
     Args:
+        max_steps: Maximum number of steps of an episode.
+        dt_s: Duration of a step.
+        episode_length: Steps since the start of the episode.
+        length_row: The same number as a float.
         until_event_s: Time until each interval event, (num_envs, events).
+        timed_out: Output: whether the episode has reached its maximum length.
+        terminated: Output, set to False.
+        limit_row: Output: 1 if the episode has reached its maximum length, else 0.
     """
     env = wp.tid()
     episode_length[env] = episode_length[env] + wp.int64(1)
@@ -181,6 +207,8 @@ def end_by_terms(
     Args:
         ended_by: Results of the terms, (num_terminations, num_envs).
         is_time_out: Whether a term cuts episodes off, as the time limit does, (num_terminations,).
+        timed_out: In and out: whether the episode is cut off, by the time limit or by a term.
+        terminated: In and out: whether the episode is terminated.
         endings: Output: 1 for each term that holds, else 0, (num_terminations, num_envs).
     """
     env = wp.tid()
@@ -202,7 +230,14 @@ LAST = wp.constant(4)
 
 @wp.func
 def add_value(reduction: int, steps: float, before: float, value: float):
-    """Return the updated state of a metric after a step."""
+    """Return the updated state of a metric after a step.
+
+    Args:
+        reduction: MEAN, SUM, MAX, MIN or LAST.
+        steps: Steps of the episode, including this one.
+        before: State of the metric before the step.
+        value: Value of the metric in this step.
+    """
     if steps <= 1.0:
         return value
     if reduction == MAX:
@@ -221,6 +256,7 @@ def weighted_sum(weights: wp.array[float], terms: wp.array2d[float], env: int):
     Args:
         weights: Weight of each term, (num_terms,).
         terms: Reward of each term, (num_terms, num_envs).
+        env: Index of the env.
     """
     total = float(0.0)  # noqa: UP018 (a Warp variable, which the loop changes)
     for i in range(terms.shape[0]):
@@ -250,12 +286,22 @@ def end_step(
     """Determine which episodes end, and add this step to the sums of every episode; one thread per env.
 
     Args:
+        timed_out: Whether the episode is cut off.
+        broken: Whether a number is not finite. If so, the totals exclude the episode.
         values: Metrics of this step, (num_metrics, num_envs).
+        reductions: How each metric is reduced over the steps of an episode: MEAN, SUM, MAX, MIN or LAST.
+        steps: Steps of the episode, including this one.
+        terminated: In and out: whether the episode is terminated; set to True if ``broken``.
         terms: In and out: reward of each term in this step, (num_terms, num_envs); set to 0 if ``broken``.
+        counts: In and out: 1 if the totals include the episode when it ends, else 0.
+        done: Output: whether the episode ends.
+        time_outs: Output: whether the episode is cut off and not terminated.
+        finished: Output: 1 if an episode ends and the totals include it, else 0.
         rewards: In and out: sums of the reward terms over the episode, (num_terms, num_envs).
         memory: In and out: state of the metrics between steps, (num_metrics, num_envs).
         metrics: Output: metrics of the episode so far, (num_metrics, num_envs); 0 if the totals exclude the episode.
         weights: Weight of each reward term, (num_terms,).
+        reward: Output: weighted sum of the reward terms.
     """
     env = wp.tid()
     # End of the episode

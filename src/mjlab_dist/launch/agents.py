@@ -56,7 +56,11 @@ class Agent(Protocol):
         ...
 
     def end(self, patience_s: float = 0.0) -> None:
-        """Kill the agent, which also ends its ranks."""
+        """Kill the agent, which also ends its ranks.
+
+        An agent that ends by itself closes its connections before its process ends. If this method waits
+        ``patience_s`` seconds for that, :meth:`ended` can still return how the agent ended.
+        """
         ...
 
 

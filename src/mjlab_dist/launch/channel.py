@@ -72,7 +72,6 @@ class Channels:
     """The launcher's ends. Each connection is read in the thread that accepted it."""
 
     def __init__(self, receive: Callable[[Event], None]) -> None:
-        """Start without connections."""
         self._receive = receive
         self._connections: dict[int, Connection] = {}
 

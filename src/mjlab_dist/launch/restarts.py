@@ -100,8 +100,7 @@ def _plan_again(
     # Processes that an earlier launch left on a machine that answers again would use memory that the next ranks need
     here, *others = plan.host_names
     for host in others:
-        for launch in left.pop(host, []):
-            end_on_hosts((here, host), config.ssh_config, launch)
+        left[host] = [each for each in left.pop(host, []) if end_on_hosts((here, host), config.ssh_config, each)]
     return plan
 
 

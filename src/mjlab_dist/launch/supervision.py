@@ -72,7 +72,6 @@ class Ranks:
     """Ranks of one launch, on one or several machines. One thread receives events; another waits for the results."""
 
     def __init__(self, hosts: Sequence[str], listen: Listener, control: Control) -> None:
-        """Start with no events."""
         self._hosts = hosts
         self._num_ranks = len(hosts)
         self._num_own = list(hosts).count(hosts[0])

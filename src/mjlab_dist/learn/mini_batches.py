@@ -40,7 +40,10 @@ def shuffled_mini_batches(storage: RolloutStorage, order: torch.Tensor, advantag
 def recurrent_mini_batches(
     storage: RolloutStorage, count: int, normalize: Callable[[torch.Tensor], torch.Tensor]
 ) -> list[Batch]:
-    """Split a rollout into mini-batches of whole envs, because a recurrent network reads every episode in order."""
+    """Split a rollout into mini-batches of whole envs, because a recurrent network reads every episode in order.
+
+    The advantages of the storage are normalized in place.
+    """
     steps, envs = storage.num_transitions_per_env, storage.num_envs
     rows = storage.advantages.view(steps, count, -1).transpose(0, 1)
     rows = normalize(rows.reshape(count, -1)).view(count, steps, -1)

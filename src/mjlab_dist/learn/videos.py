@@ -41,7 +41,6 @@ class VideoWriter:
     """Runs :mod:`mjlab_dist.play.film` in a process, and gives its videos to the loggers. A thread reads its output."""
 
     def __init__(self, run_dir: Path, config: TrainConfig, loggers: LoggerGroup) -> None:
-        """Start the process."""
         self._run_dir = run_dir
         self._config = config
         self._loggers = loggers

@@ -30,7 +30,7 @@ class JsonlWriter:
     """metrics.jsonl and rank_metrics.jsonl: one JSON object per line, complete after every iteration."""
 
     def __init__(self, run_dir: Path, resumed_at: int | None) -> None:
-        """Open metrics.jsonl."""
+        """Open metrics.jsonl. In a resumed run, remove the rows after the iteration of its checkpoint."""
         if resumed_at is not None:
             for name in (METRICS_FILE, RANK_METRICS_FILE):
                 cut_metrics(run_dir, resumed_at, name, lambda text: emit("warning", text=text))
@@ -50,7 +50,7 @@ class JsonlWriter:
 
 
 class CheckpointWriter:
-    """Passes checkpoints to the loggers after the files are on disk."""
+    """Passes checkpoints to the loggers, which must be closed later, after the files are on disk."""
 
     def __init__(self, store: CheckpointStore, loggers: LoggerGroup) -> None:
         self._store = store
@@ -66,7 +66,10 @@ class CheckpointWriter:
 
 
 def writers(config: TrainConfig, run_dir: Path, resumed_at: int | None) -> tuple[JsonlWriter, LoggerGroup]:
-    """Create the writers of a run, for rank 0: metrics.jsonl, and the loggers."""
+    """Create the writers of a run, for rank 0: metrics.jsonl, and the loggers.
+
+    ``resumed_at`` is the iteration of the checkpoint, 0 if a resumed run has none, and None for a new run.
+    """
     return JsonlWriter(run_dir, resumed_at), LoggerGroup(config, run_dir, resumed_at)
 
 

@@ -30,7 +30,7 @@ class DeviceRequest:
     cpu_ranks: int | None
     oversubscribe: bool
     num_ranks: int | None
-    """See :func:`plan_devices`."""
+    """Number of ranks: the first of the chosen GPUs, or processes on the CPU; None for one rank per device."""
     environ: Mapping[str, str]
     """The launcher's values of :data:`VARIABLES`, without variables that are not set."""
 

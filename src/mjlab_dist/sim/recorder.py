@@ -38,7 +38,10 @@ class Recorder:
         self._readers: set[Run] = set()
 
     def record(self, *programs: Run, changes_state: bool = True) -> None:
-        """Compile missing kernels of programs, and record each program."""
+        """Compile missing kernels of programs, and record each program.
+
+        Programs must allocate no memory, and the caller must keep the arrays that their kernels use.
+        """
         if not changes_state:
             self._readers.update(programs)
         with wp.ScopedDevice(self._device):

@@ -245,9 +245,10 @@ def test_a_minimum_number_of_hosts_needs_hosts_and_restarts(config: TrainConfig)
         assert refusal_of(wrong).startswith(f"--min-hosts {wrong.min_hosts}: ")
 
 
-def test_a_term_of_another_group_is_refused(config: TrainConfig):
-    ends = {"tilted": TermConfig(func="mjlab_dist.mdp.terminations:tilted", params={"max_rad": 1.0})}
-    assert refusal_of(changed(config, "env.terminations", ends)).startswith("env.terminations.tilted: ")
+@pytest.mark.parametrize("group", ["env.terminations", "env.metrics", "env.events", "env.observations.actor"])
+def test_a_term_of_another_kind_is_refused(config: TrainConfig, group: str):
+    wrong = TermConfig(func="mjlab_dist.mdp.terminations:tilted", params={"max_rad": 1.0})
+    assert refusal_of(changed(config, group, {"tilted": wrong})).startswith(f"{group}.tilted: ")
 
 
 @pytest.mark.parametrize("rnn", ["lstm", "gru"])

@@ -83,6 +83,34 @@ def test_two_attempts_in_a_row_without_progress_end_the_run(tmp_path: Path, monk
     assert next(attempts.reached) == 3
 
 
+def test_processes_on_a_machine_that_did_not_answer_are_ended_when_it_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = Host(devices=(CPU,)), Host(name="node7", devices=(CPU,))
+    both = RunPlan(hosts=(here, there), budget=None, run_dir=tmp_path)
+    plans = iter([dataclasses.replace(both, hosts=(here,)), both, both, both])
+    attempts, ended = Attempts([1, 2, 3, 4, 5]), []
+    unanswered = iter([["node7"], []])
+
+    def run_ranks(*args: Any, left: dict[str, list[str]], **kwargs: Any) -> list[Any]:
+        if not left:
+            left["node7"] = ["first launch"]
+        return attempts.run_ranks(*args, **kwargs)
+
+    def end_on_hosts(hosts: tuple[str, ...], _: str | None, launch: str) -> list[str]:
+        ended.append((hosts, launch))
+        return next(unanswered)
+
+    monkeypatch.setattr("mjlab_dist.launch.ranks.run_ranks", run_ranks)
+    monkeypatch.setattr(restarts, "regroup", lambda *_: next(plans))
+    monkeypatch.setattr(restarts, "end_on_hosts", end_on_hosts)
+    config = dataclasses.replace(registry.task_config("cartpole-balance"), max_restarts=4)
+    with pytest.raises(RankError):
+        run_with_restarts(config, both, attempts.listen, attempts.control)
+    # Not without the machine; again, because the first attempt to end them had no answer; then never again
+    assert ended == [((here.name, "node7"), "first launch")] * 2
+
+
 def saved_run(run_dir: Path) -> Path:
     """Write two checkpoints, and metrics up to a later iteration."""
     checkpoint_path(run_dir, 3).parent.mkdir()
