@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -52,7 +53,7 @@ def assert_equal(a: object, b: object, where: str = "") -> None:
         assert a == b, where
 
 
-def untimed(run: Path) -> list[dict[str, object]]:
+def untimed(run: Path) -> list[dict[str, Any]]:
     """Return the rows of metrics without times."""
     timings = ("elapsed_s", "steps_per_s", "collect_s", "learn_s", "wait_s", "wait_share")
     return [{k: v for k, v in row.items() if k not in timings} for row in read_metrics(run)]

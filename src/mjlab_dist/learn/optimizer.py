@@ -38,7 +38,7 @@ def linear_rate(initial: float, iteration: int, num_iterations: int) -> float:
 
 
 def whole_state(optimizer: Adam, parameters: Sequence[torch.Tensor], sharding: Sharding) -> dict[str, Any]:
-    """Return an optimizer's state in the layout of torch's Adam, with whole tensors. A collective if they are sharded."""
+    """Return a state in the layout of torch's Adam, with whole tensors. It is a collective if they are sharded."""
     whole = optimizer.state_dict()
     whole["state"] = {
         i: {key: t if key == "step" else sharding.whole(parameters[i], t) for key, t in state.items()}
