@@ -42,9 +42,8 @@ class Setup:
 
     def flags(self, num_envs: int, iterations: int, capture: str) -> list[str]:
         """Return the flags of ``train``."""
-        flags = {"gpu-ids": "0" if self.gpu else "None", "num-envs": num_envs, "max-iterations": iterations}
-        flags |= {"env.sim.capture": capture}
-        return [str(part) for name, value in flags.items() for part in (f"--{name}", value)]
+        sizes = ["--num-envs", str(num_envs), "--max-iterations", str(iterations)]
+        return ["--gpu-ids", "0" if self.gpu else "None", *sizes, "--env.sim.capture", capture]
 
     def run(self, log: str, *args: str | Path, codes: tuple[int, ...] = (0,)) -> str:
         """Run a command, and keep what it prints in a file. Return its output, without errors and warnings."""

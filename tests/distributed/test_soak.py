@@ -7,25 +7,23 @@ killed or ends, it is started again with ``--resume``.
 from __future__ import annotations
 
 import collections
-import math
 import os
 import random
 import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
-import torch
 from conftest import BIN
-from run_files import untimed
+from processes import AGENT_MODULE, command_line, with_argument
+from run_files import assert_equal, final, untimed
 
 from mjlab_dist.errors import Exit
-from mjlab_dist.learn import checkpoint
-from mjlab_dist.run_dir import CHECKPOINTS_DIR, CONFIG_FILE, METRICS_FILE, find_checkpoint
+from mjlab_dist.run_dir import CHECKPOINTS_DIR, CONFIG_FILE, METRICS_FILE
 
 MARK = "MJLAB_DIST_SOAK"  # all processes of the run inherit this variable, so that those left behind are found
 # Relative frequency of each fault
@@ -138,31 +136,17 @@ class Soak:
         return run_dir
 
     def _processes(self) -> tuple[list[psutil.Process], list[psutil.Process], list[psutil.Process]]:
-        """Return the ranks, the agents (processes that start ranks, the oldest first) and the log servers."""
+        """Return the ranks, the agents (processes that start ranks) and the log servers."""
         ranks: list[psutil.Process] = []
-        agents: list[psutil.Process] = []
         log_servers: list[psutil.Process] = []
-        for process, parent, command in descendants(self._command.pid):
-            if "mjlab_dist.launch.agent" in command:
-                agents.append(process)
-            elif "multiprocessing.forkserver" in command and "multiprocessing.forkserver" in parent:
+        found = psutil.Process(self._command.pid).children(recursive=True)
+        for process in found:
+            own, parents = command_line(process), command_line(psutil.Process(process.ppid()))
+            if all("multiprocessing.forkserver" in " ".join(each) for each in (own, parents)):
                 ranks.append(process)
-            elif parent == command:
+            elif own and own == parents:
                 log_servers.append(process)
-        return ranks, sorted(agents, key=lambda agent: agent.create_time()), log_servers
-
-
-def descendants(pid: int) -> Iterator[tuple[psutil.Process, str, str]]:
-    """Yield the descendants of a process, each with its parent's command and its own command."""
-    try:
-        found = psutil.Process(pid).children(recursive=True)
-    except psutil.NoSuchProcess:
-        return
-    for process in found:
-        try:
-            yield process, " ".join(psutil.Process(process.ppid()).cmdline()), " ".join(process.cmdline())
-        except psutil.Error:
-            continue
+        return ranks, with_argument(found, AGENT_MODULE), log_servers
 
 
 def marked_processes() -> list[str]:
@@ -175,19 +159,6 @@ def marked_processes() -> list[str]:
         except psutil.Error:
             continue
     return found
-
-
-def differences(a: object, b: object, where: str = "") -> list[str]:
-    """Return where two checkpoints differ."""
-    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
-        return [] if torch.equal(a.nan_to_num(), b.nan_to_num()) else [where]
-    if isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():
-        return [found for key in a for found in differences(a[key], b[key], f"{where}.{key}")]
-    if isinstance(a, list | tuple) and isinstance(b, list | tuple) and len(a) == len(b):
-        pairs = enumerate(zip(a, b, strict=True))
-        return [found for i, (x, y) in pairs for found in differences(x, y, f"{where}[{i}]")]
-    same = a == b or (isinstance(a, float) and isinstance(b, float) and math.isnan(a) and math.isnan(b))
-    return [] if same else [where]
 
 
 @pytest.mark.long
@@ -215,6 +186,4 @@ def test_a_run_with_many_faults_equals_a_run_without(
     assert not list(temporary.iterdir()), "the launch removes what killed commands left"
     (undisturbed,) = (root / "cartpole-balance").iterdir()
     assert rows == untimed(undisturbed)
-    final, expected = (checkpoint.load(find_checkpoint(each), "cpu") for each in (run_dir, undisturbed))
-    del final["counters"]["elapsed_s"], expected["counters"]["elapsed_s"]
-    assert differences(final, expected) == []
+    assert_equal(final(run_dir), final(undisturbed))
