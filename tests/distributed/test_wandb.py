@@ -1,4 +1,4 @@
-"""The installed train command with --logger wandb: wandb cannot make the command fail, wait or reveal a secret."""
+"""The installed train command with --logger wandb: wandb cannot make the command fail or hang, or reveal a secret."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
 from conftest import Command
 from processes import command_line
@@ -47,11 +46,6 @@ def only_run(root: Path) -> Path:
     return run
 
 
-def named(command: Command, name: str) -> list[psutil.Process]:
-    """Return the command's processes whose command line contains a name."""
-    return [process for process in command.processes() if any(name in word for word in command_line(process))]
-
-
 def wandb_files(root: Path) -> set[Path]:
     return set(root.glob("logs/*/*/wandb/*run-*/*.wandb"))
 
@@ -64,12 +58,11 @@ def has_wandb_rows(root: Path) -> bool:
 def test_row_21_the_key_is_in_no_command_line_and_no_file(
     command: Command, slow_training: Path, wait_for: WaitFor
 ) -> None:
-    process = command.start(*SLOW, "--cpu-ranks", "2", "--max-iterations", "120")
+    slow_training.write_text("0.05")  # so that the processes are seen
+    process = command.start(*SLOW, "--cpu-ranks", "2", "--max-iterations", "60")
     words: set[str] = set()
 
     def has_ended() -> bool:
-        if has_wandb_rows(command.cwd):  # training must not end before wandb has started
-            slow_training.unlink(missing_ok=True)
         for other in command.processes():
             words.update(command_line(other))
         return process.poll() is not None
@@ -77,8 +70,7 @@ def test_row_21_the_key_is_in_no_command_line_and_no_file(
     wait_for(has_ended)
     out, err = process.communicate()
     assert process.returncode == 0, err
-    for name in ("wandb_process.py", "wandb-core"):
-        assert any(word.endswith(name) for word in words), f"{name} was seen"
+    assert any(word.endswith("wandb-core") for word in words)
     assert not [word for word in words if KEY in word]
     assert KEY not in out + err
 
@@ -93,21 +85,14 @@ SCRIPT = """
 import mjlab_dist
 
 small = {"num_envs": 8, "agent.num_steps_per_env": 2, "agent.num_learning_epochs": 1, "agent.num_mini_batches": 1}
-loggers = ("wandb", "slow_logger:Slow")
-mjlab_dist.train("cartpole-balance", gpu_ids=None, max_iterations=120, logger=loggers, wandb_project="proj", **small)
+mjlab_dist.train("cartpole-balance", gpu_ids=None, max_iterations=3, logger=("wandb",), wandb_project="proj", **small)
 """
 
 
 @pytest.mark.slow
-def test_passwords_of_a_script_are_in_no_file_and_files_follow_the_umask(
-    command: Command, slow_training: Path, wait_for: WaitFor
-) -> None:
+def test_passwords_of_a_script_are_in_no_file_and_files_follow_the_umask(command: Command) -> None:
     secrets = ("--db.password", KEY, f"--api-key={KEY}", "--from", f"postgres://me:{KEY}@host/x")
-    process = command.start(command.script(SCRIPT), *secrets, umask=0o027)
-    # A run that ends waits only a few seconds for Weights & Biases to start, so training must be long enough
-    wait_for(lambda: has_wandb_rows(command.cwd) or process.poll() is not None)
-    slow_training.unlink()
-    done = command.finish(process)
+    done = command.finish(command.start(command.script(SCRIPT), *secrets, umask=0o027))
     assert done.code == 0, done.err
     assert has_wandb_rows(command.cwd)
     run = only_run(command.cwd)
@@ -119,38 +104,38 @@ def test_passwords_of_a_script_are_in_no_file_and_files_follow_the_umask(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", ["no key", "no network", "killed", "hung"])
+@pytest.mark.parametrize("fault", ["no network", "killed", "stopped"])
 def test_row_20_training_continues_without_wandb(
     command: Command, wait_for: WaitFor, monkeypatch: pytest.MonkeyPatch, slow_training: Path, fault: str
 ) -> None:
-    if fault in ("no key", "no network"):
-        monkeypatch.delenv("WANDB_MODE")
-    if fault == "no key":
-        monkeypatch.delenv("WANDB_API_KEY")
     if fault == "no network":
+        monkeypatch.delenv("WANDB_MODE")
         monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     process = command.start(*SLOW, "--max-iterations", "1000000")
     wait_for(lambda: has_wandb_rows(command.cwd))
     run = only_run(command.cwd)
 
-    # Training continues, even if wandb hangs and the run sends more rows than the socket's buffer can hold.
-    for name in {"killed": ["wandb-core"], "hung": ["wandb_process.py", "wandb-core"]}.get(fault, []):
-        for service in named(command, name):
-            service.send_signal(signal.SIGKILL if fault == "killed" else signal.SIGSTOP)
+    # Training continues, even if a stopped wandb gets more rows than its socket's buffer can hold
+    if fault != "no network":
+        for service in command.processes():
+            if "wandb-core" in " ".join(command_line(service)):
+                service.send_signal(signal.SIGKILL if fault == "killed" else signal.SIGSTOP)
     slow_training.unlink()
-    num_rows = len(read_metrics(run)) + (400 if fault == "hung" else 20)
+    num_rows = len(read_metrics(run)) + (400 if fault == "stopped" else 20)
     wait_for(lambda: len(read_metrics(run)) >= num_rows)
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=240)
     assert process.returncode == Exit.RESUMABLE, err
-    assert not command.leftovers()
+    wait_for(lambda: not command.leftovers())
 
     steps = [row["iteration"] for row in read_metrics(run)]
     assert steps == list(range(1, len(steps) + 1))
-    (warning,) = (line for line in out.splitlines() if line.startswith("Warning: Weights & Biases"))
-    assert {"killed": "(", "hung": " 4.5 s"}.get(fault, "wandb sync") in warning
+    warnings = [line for line in out.splitlines() if line.startswith("Warning: ")]
+    (warning,) = (line for line in warnings if "--logger wandb: " not in line)  # not that of the check before the run
+    expected = {"no network": "wandb sync", "killed": "failed in log()", "stopped": "failed in close()"}
+    assert expected[fault] in warning
     assert err == ""
-    if fault in ("no key", "no network"):
+    if fault == "no network":
         (file,) = run.glob("wandb/offline-run-*/*.wandb")
         assert logged_steps(file) == steps
 
@@ -169,9 +154,8 @@ def test_a_killed_run_leaves_no_process_and_resumes_its_wandb_run(
     told = json.loads((run / WANDB_FILE).read_text())
     saved = max(list_checkpoints(run))
     first = wandb_files(command.cwd)
-    last = saved + 120
+    last = saved + 5
     process = command.start(*SLOW, "--resume", f"anyone/proj/{told['id']}", "--max-iterations", str(last))
-    wait_for(lambda: any(map(logged_steps, wandb_files(command.cwd) - first)) or process.poll() is not None)
     slow_training.unlink()
     done = command.finish(process)
     assert done.code == 0, done.err

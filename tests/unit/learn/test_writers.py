@@ -7,8 +7,9 @@ import dataclasses
 import http.server
 import json
 import math
-import re
 import resource
+import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,9 +25,8 @@ from mjlab_dist import registry
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.errors import UserError
 from mjlab_dist.learn.loggers import wandb_logger as module
-from mjlab_dist.learn.loggers.group import scalars
+from mjlab_dist.learn.loggers.group import LoggerGroup, scalars
 from mjlab_dist.learn.loggers.tensorboard_logger import TensorBoardLogger
-from mjlab_dist.learn.loggers.wandb_logger import WandbLogger
 from mjlab_dist.learn.metrics import Row
 from mjlab_dist.learn.writers import JsonlWriter, writers
 from mjlab_dist.logger import Logger
@@ -39,9 +39,6 @@ from mjlab_dist.run_dir import (
     read_metrics,
 )
 from mjlab_dist.wandb_run import WANDB_FILE, WandbRun, read_wandb_run, write_wandb_run
-
-Stub = Callable[..., Callable[[], list[dict[str, Any]]]]
-"""Function that replaces wandb with a fake library. It returns a function that reads the library's log."""
 
 KEY = "0123456789abcdef" * 2 + "01234567"
 
@@ -274,123 +271,110 @@ def warnings() -> Iterator[list[str]]:
     """Collect printed warnings. After the test, check that no process is left."""
     texts: list[str] = []
     before = set(psutil.Process().children(recursive=True))  # processes of other tests
-    with listening(lambda event: texts.append(event["text"])):
+    with listening(lambda event: texts.append(event["text"]) if event["kind"] == "warning" else None):
         yield texts
     left = set(psutil.Process().children(recursive=True)) - before
     assert not [p.name() for p in left if p.status() != psutil.STATUS_ZOMBIE]
 
 
-STUB = """
-import json, os, signal, sys, time
+class FakeWandb:
+    """Replaces the library, and is its only run. ``faults`` are called at the start of the methods of their names."""
 
-class Settings:
-    def __init__(self, **settings):
-        pass
-
-class Run:
     entity, project, id, offline, disabled = "team", "proj", "abc", False, False
-    def log(self, values, step):
-        LOG
-        write(step=step, values=values)
-    def finish(self):
-        FINISH
 
-def write(**what):
-    with open(OUTPUT, "a") as file:
-        print(json.dumps(what), file=file)
+    def __init__(self, **faults: Callable[..., object]) -> None:
+        self.faults = faults
+        self.inits: list[dict[str, Any]] = []
+        self.rows: list[tuple[int, dict[str, float]]] = []
 
-def init(settings, **options):
-    options = dict(options)
-    INIT
-    write(init=options)
-    return Run()
+    def init(self, **options: Any) -> FakeWandb:
+        self._call("init", options)
+        self.inits.append(options)
+        return self
 
-def teardown():
-    pass
-"""
+    def log(self, values: dict[str, float], step: int) -> None:
+        self._call("log")
+        self.rows.append((step, values))
+
+    def finish(self) -> None:
+        self._call("finish")
+
+    def setup(self, settings: object) -> None:
+        """Start nothing."""
+
+    def teardown(self) -> None:
+        """End nothing."""
+
+    def Settings(self, **settings: object) -> dict[str, object]:  # noqa: N802
+        return settings
+
+    def _call(self, name: str, *args: object) -> None:
+        self.faults.get(name, lambda *_: None)(*args)
+
+
+Fake = Callable[..., FakeWandb]
 
 
 @pytest.fixture
-def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stub:
-    """Function that replaces wandb with a fake library whose functions run the code that the test passes."""
+def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
+    """Function that replaces wandb with a fake library, which calls the functions that the test passes."""
 
-    def put(init: str = "pass", log: str = "pass", finish: str = "pass") -> Callable[[], list[dict[str, Any]]]:
-        output = tmp_path / "logged.jsonl"
-        (tmp_path / "stub").mkdir(exist_ok=True)
-        text = (
-            STUB.replace("INIT", init)
-            .replace("LOG", log)
-            .replace("FINISH", finish)
-            .replace("OUTPUT", repr(str(output)))
-        )
-        (tmp_path / "stub" / "wandb.py").write_text(text)
-        monkeypatch.setenv("PYTHONPATH", str(tmp_path / "stub"))
-        return lambda: [json.loads(line) for line in output.read_text().splitlines()]
+    def put(**faults: Callable[..., object]) -> FakeWandb:
+        made = FakeWandb(**faults)
+        monkeypatch.setitem(sys.modules, "wandb", made)
+        return made
 
     return put
 
 
-WriteUntil = Callable[[WandbLogger, Callable[[], object]], int]
-
-
 @pytest.fixture
-def write_until(wait_for: Callable[[Callable[[], bool]], None]) -> WriteUntil:
-    """Function that writes rows until a condition holds, and returns the number of rows."""
-
-    def write_until(writer: WandbLogger, condition: Callable[[], object]) -> int:
-        rows: list[Row] = []
-
-        def happens() -> bool:
-            rows.append(row(len(rows) + 1))
-            writer.log(scalars(rows[-1]), len(rows))
-            return bool(condition())
-
-        wait_for(happens)
-        return len(rows)
-
-    return write_until
+def hang() -> Iterator[Callable[..., object]]:
+    """Function that returns at the end of the test."""
+    ended = threading.Event()
+    yield lambda *_: ended.wait()
+    ended.set()
 
 
-@pytest.fixture
-def close(assert_within: Callable[[float, float], None]) -> Callable[[WandbLogger], None]:
-    """Function that closes a writer, and checks that this takes at most five seconds."""
+def fails(error: BaseException) -> Callable[..., object]:
+    def fail(*_: object) -> None:
+        raise error
 
-    def close(writer: WandbLogger) -> None:
-        start = time.monotonic()
-        writer.close()
-        assert_within(time.monotonic() - start, 5.0)
-
-    return close
+    return fail
 
 
-def test_rows_reach_wandb_in_order(
-    config: TrainConfig, run_dir: Path, warnings: list[str], stub: Stub, close: Callable[[WandbLogger], None]
-):
-    logged = stub()
-    writer = WandbLogger(run_dir, config, None)
+def logged_by(config: TrainConfig, run_dir: Path, iterations: range, resumed_at: int | None = None) -> LoggerGroup:
+    """Log rows, as a run does, and return the closed loggers."""
+    group = LoggerGroup(config, run_dir, resumed_at)
+    for iteration in iterations:
+        group.write(row(iteration))
+    group.close()
+    return group
+
+
+def test_rows_reach_wandb_in_order(config: TrainConfig, run_dir: Path, warnings: list[str], fake: Fake) -> None:
+    wandb = fake()
+    group = LoggerGroup(config, run_dir, None)
     written = read_wandb_run(run_dir)
     assert written is not None, "the id is known before wandb has started"
-    fill(writer, range(1, 3001))
-    close(writer)
-    first, *rows = logged()
-    assert [one["step"] for one in rows] == list(range(1, 3001))
-    assert rows[0]["values"] == {"train/mean_return": 0.5, "perf/collect_s": 0.25}
-    options = first["init"]
+    for iteration in range(1, 3001):
+        group.write(row(iteration))
+    group.close()
+    assert [step for step, _ in wandb.rows] == list(range(1, 3001))
+    assert wandb.rows[0][1] == {"train/mean_return": 0.5, "perf/collect_s": 0.25}
+    (options,) = wandb.inits
     assert (options["project"], options["id"], options["name"]) == ("proj", written.id, "run")
     assert options["config"]["task"] == "cartpole-balance"
     assert not warnings
 
 
 def test_a_resume_continues_the_same_wandb_run(
-    config: TrainConfig, run_dir: Path, warnings: list[str], stub: Stub, close: Callable[[WandbLogger], None]
-):
-    logged = stub()
+    config: TrainConfig, run_dir: Path, warnings: list[str], fake: Fake
+) -> None:
+    wandb = fake()
     for project in ("proj", "another"):
-        writer = WandbLogger(run_dir, dataclasses.replace(config, wandb_project=project), None)
-        fill(writer, range(1, 2))
-        close(writer)
+        logged_by(dataclasses.replace(config, wandb_project=project), run_dir, range(1, 2))
     assert json.loads((run_dir / WANDB_FILE).read_text()) == {"entity": "team", "project": "proj", "id": "abc"}
-    _, second = (one["init"] for one in logged() if "init" in one)
+    _, second = wandb.inits
     assert {name: second[name] for name in ("entity", "project", "id", "resume")} == {
         "entity": "team", "project": "proj", "id": "abc", "resume": "allow",
     }  # fmt: skip
@@ -399,225 +383,158 @@ def test_a_resume_continues_the_same_wandb_run(
 
 @pytest.mark.parametrize("damaged", [b"", bytes(60), b"[]", b'{"id": 3, "project": "proj"}', b'{"id": "abc", "proj'])
 def test_a_damaged_id_of_the_wandb_run_starts_a_new_one(
-    config: TrainConfig,
-    run_dir: Path,
-    warnings: list[str],
-    stub: Stub,
-    close: Callable[[WandbLogger], None],
-    damaged: bytes,
-):
-    stub()
+    config: TrainConfig, run_dir: Path, warnings: list[str], fake: Fake, damaged: bytes
+) -> None:
+    fake()
     (run_dir / WANDB_FILE).write_bytes(damaged)
-    close(WandbLogger(run_dir, config, None))
+    logged_by(config, run_dir, range(1, 2))
     assert read_wandb_run(run_dir) is not None
     (warning,) = warnings
     assert str(run_dir / WANDB_FILE) in warning
 
 
-@pytest.mark.parametrize("behaviour", ["raise RuntimeError('no')", "time.sleep(99)"])
 def test_wandb_starts_offline_if_it_cannot_start_online(
-    config: TrainConfig,
-    run_dir: Path,
-    warnings: list[str],
-    stub: Stub,
-    behaviour: str,
-    close: Callable[[WandbLogger], None],
-):
-    logged = stub(init=f"if options['mode'] != 'offline': {behaviour}")
-    writer = WandbLogger(run_dir, config, None)
-    fill(writer, range(1, 11))
-    close(writer)
-    assert [one["step"] for one in logged() if "step" in one] == list(range(1, 11))
+    config: TrainConfig, run_dir: Path, warnings: list[str], fake: Fake
+) -> None:
+    def fail(options: dict[str, Any]) -> None:
+        if options["mode"] != "offline":
+            raise RuntimeError("no\nnetwork")
+
+    wandb = fake(init=fail)
+    logged_by(config, run_dir, range(1, 11))
+    assert [step for step, _ in wandb.rows] == list(range(1, 11))
     (warning,) = warnings
-    assert ("(no)" in warning) == ("raise" in behaviour)
+    assert "cannot be reached (no)" in warning
     assert f"`uv run wandb sync {run_dir}/wandb/offline-run-*`" in warning
 
 
 @pytest.mark.parametrize(
-    ("where", "behaviour", "expected"),
+    ("where", "error", "expected"),
     [
-        ("init", "os._exit(1)", ["process"]),
-        ("init", "raise ValueError", ["(ValueError)", "(ValueError)"]),
-        ("init", "time.sleep(99)", ["(it does not answer)", "(it does not answer)"]),
-        ("log", "raise OSError('broken\\npipe')", ["(broken)"]),
-        ("log", "os.kill(os.getpid(), signal.SIGKILL)", ["process"]),
-        ("log", "time.sleep(99)", [" 2 s"]),
-        ("finish", "raise ValueError('no')", ["(no)"]),
-        ("finish", "raise TimeoutError", ["wandb sync"]),
-        ("finish", "os.kill(os.getpid(), signal.SIGSTOP)", [" 2 s"]),
+        ("init", ValueError(), ["(ValueError)", "(ValueError: )"]),
+        ("log", OSError("broken\npipe"), ["(OSError: broken)"]),
+        ("log", SystemExit(1), ["(SystemExit: 1)"]),
+        ("finish", ValueError("no"), ["in close() (ValueError: no)"]),
+        ("finish", TimeoutError(), ["wandb sync"]),
     ],
 )
 def test_a_failing_wandb_causes_only_a_warning(
     config: TrainConfig,
     run_dir: Path,
     warnings: list[str],
-    stub: Stub,
-    monkeypatch: pytest.MonkeyPatch,
+    fake: Fake,
     where: str,
-    behaviour: str,
+    error: BaseException,
     expected: list[str],
-    write_until: WriteUntil,
-    close: Callable[[WandbLogger], None],
-):
-    monkeypatch.setattr(module, "CLOSE_S", 2.0)
-    monkeypatch.setattr(module, "CLOSE_START_S", 1.0)
-    monkeypatch.setattr(module, "START_S", 3.0)
-    stub(**{where: behaviour})
-    writer = WandbLogger(run_dir, config, None)
-    if where == "log" and "sleep" not in behaviour:
-        write_until(writer, lambda: warnings)
-    fill(writer, range(1, 11))
-    close(writer)
+) -> None:
+    fake(**{where: fails(error)})
+    logged_by(config, run_dir, range(1, 11))
     assert len(warnings) == len(expected)
     for text, part in zip(warnings, expected, strict=True):
-        assert text.startswith("Weights & Biases ")
         assert part in text
-    assert "metrics.jsonl" in warnings[-1] or "Timeout" in behaviour
+    assert "metrics.jsonl has every row" in warnings[-1] or isinstance(error, TimeoutError)
 
 
-def test_a_run_waits_less_than_five_seconds_for_wandb_at_its_end(
-    config: TrainConfig, run_dir: Path, warnings: list[str], stub: Stub, close: Callable[[WandbLogger], None]
-):
-    stub(finish="time.sleep(99)")
-    writer = WandbLogger(run_dir, config, None)
-    fill(writer, range(1, 11))
-    close(writer)
+@pytest.mark.parametrize("where", ["init", "log", "finish"])
+def test_a_run_waits_a_limited_time_for_wandb_at_its_end(
+    config: TrainConfig,
+    run_dir: Path,
+    warnings: list[str],
+    fake: Fake,
+    hang: Callable[..., object],
+    monkeypatch: pytest.MonkeyPatch,
+    assert_within: Callable[[float, float], None],
+    where: str,
+) -> None:
+    for name in ("START_S", "FINISH_S", "GRACE_S"):
+        monkeypatch.setattr(module, name, 0.2)
+    fake(**{where: hang})
+    start = time.monotonic()
+    logged_by(config, run_dir, range(1, 11))
+    assert_within(time.monotonic() - start, 2)
     (warning,) = warnings
-    assert " 4.5 s" in warning
+    assert "in close() (TimeoutError: it did not end within " in warning
 
 
-def test_a_short_run_waits_at_its_end_until_wandb_has_started_offline(
-    config: TrainConfig, run_dir: Path, warnings: list[str], stub: Stub, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setattr(module, "CLOSE_S", 1.0)
-    monkeypatch.setattr(module, "CLOSE_START_S", 0.0)
-    logged = stub(init="time.sleep(2)")
-    writer = WandbLogger(run_dir, config, None)
-    fill(writer, range(1, 11))
-    writer.close()
-    assert [one["step"] for one in logged() if "step" in one] == list(range(1, 11))
-    assert not warnings
-
-
-@pytest.mark.parametrize(
-    ("hangs_in", "sends_checkpoint", "num_rows", "oldest"), [("log", False, 50_000, r"\d+"), ("init", True, 101, "1")]
-)
+@pytest.mark.parametrize("where", ["init", "log"])
 def test_a_wandb_that_accepts_no_rows_is_stopped(
     config: TrainConfig,
     run_dir: Path,
     warnings: list[str],
-    stub: Stub,
+    fake: Fake,
+    hang: Callable[..., object],
     monkeypatch: pytest.MonkeyPatch,
-    hangs_in: str,
-    sends_checkpoint: bool,
-    num_rows: int,
-    oldest: str,
-    close: Callable[[WandbLogger], None],
-):
-    monkeypatch.setattr(module, "MAX_WAITING_ROWS", 100)
-    stub(**{hangs_in: "time.sleep(99)"})
-    config = dataclasses.replace(config, checkpoint=dataclasses.replace(config.checkpoint, wandb=sends_checkpoint))
-    writer = WandbLogger(run_dir, config, None)
-    file = run_dir / "model_1.pt"
-    file.touch()
-    writer.checkpoint(file, 1)  # the oldest message, if it is sent
-    fill(writer, range(1, num_rows + 1))
-    close(writer)
+    where: str,
+) -> None:
+    monkeypatch.setattr(module, "MAX_WAITING", 100)
+    fake(**{where: hang})
+    logged_by(config, run_dir, range(1, 121))
     (warning,) = warnings
-    assert re.search(rf"\biteration {oldest}\b", warning)
+    assert "TimeoutError: it has accepted no rows for 100 iterations" in warning
 
 
-def test_a_full_disk_does_not_fail_because_of_wandb(
-    config: TrainConfig, warnings: list[str], close: Callable[[WandbLogger], None]
-):
-    writer = WandbLogger(Path("/dev/full/run"), config, None)
-    fill(writer, range(1, 3))
-    close(writer)
+def test_a_full_disk_does_not_fail_because_of_wandb(config: TrainConfig, warnings: list[str]) -> None:
+    logged_by(config, Path("/dev/full/run"), range(1, 3))
     (warning,) = warnings
-    assert "([Errno 20] Not a directory" in warning
+    assert "[Errno 20] Not a directory" in warning
 
 
 @pytest.mark.slow
 def test_offline_rows_are_on_disk_after_closing(
-    config: TrainConfig,
-    run_dir: Path,
-    warnings: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    write_until: WriteUntil,
-    close: Callable[[WandbLogger], None],
-):
+    config: TrainConfig, run_dir: Path, warnings: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
-    last: list[int] = []
-    for resumed_at in (None, 10):
-        rows, group = writers(config, run_dir, resumed_at)
-        (writer,) = group.loggers
-        assert isinstance(writer, WandbLogger)
-        fill(rows, range(1 if resumed_at is None else 11, 11))
-        last.append(write_until(writer, lambda writer=writer: writer._started) + 100)
-        fill(writer, range(last[-1] - 99, last[-1] + 1))
-        close(writer)
+    logged_by(config, run_dir, range(1, 1001))
+    logged_by(config, run_dir, range(11, 31), resumed_at=10)
     files = sorted(run_dir.glob("wandb/offline-run-*/*.wandb"))
     written = read_wandb_run(run_dir)
     assert written is not None
     assert written.entity is None
     assert [file.stem for file in files] == [f"run-{written.id}"] * 2, "both files belong to one wandb run"
-    assert [logged_steps(file) for file in files] == [list(range(1, count + 1)) for count in last]
+    assert [logged_steps(file) for file in files] == [list(range(1, 1001)), list(range(11, 31))]
     assert not warnings
     assert not list(run_dir.glob("events.out.*"))
 
 
 @pytest.mark.slow
-def test_without_a_key_rows_are_kept_for_later(
+@pytest.mark.parametrize("lacks", ["key", "network", "answers"])
+def test_rows_are_kept_for_later(
     config: TrainConfig,
     run_dir: Path,
     warnings: list[str],
     monkeypatch: pytest.MonkeyPatch,
-    write_until: WriteUntil,
-    close: Callable[[WandbLogger], None],
-):
-    monkeypatch.delenv("WANDB_API_KEY")
-    writer = WandbLogger(run_dir, config, None)
-    last = write_until(writer, lambda: writer._started)
-    close(writer)
+    capfd: pytest.CaptureFixture[str],
+    assert_within: Callable[[float, float], None],
+    lacks: str,
+) -> None:
+    monkeypatch.setattr(module, "INIT_S", 3.0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        if lacks == "key":
+            monkeypatch.delenv("WANDB_API_KEY")
+        if lacks == "answers":
+            monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        start = time.monotonic()
+        group = LoggerGroup(config, run_dir, None)
+        for iteration in range(1, 11):
+            group.write(row(iteration))
+        assert_within(time.monotonic() - start, 1)  # training does not wait
+        group.close()
+        assert_within(time.monotonic() - start, 20)
     (file,) = run_dir.glob("wandb/offline-run-*/*.wandb")
-    assert logged_steps(file) == list(range(1, last + 1))
+    assert logged_steps(file) == list(range(1, 11))
     (warning,) = warnings
-    assert "(No API key configured." in warning
+    assert warning.startswith("Weights & Biases cannot be reached (")
+    assert ("(No API key configured." in warning) == (lacks == "key")
+    assert KEY not in warning
+    assert "wandb" not in "".join(capfd.readouterr())
 
 
 @pytest.mark.slow
-def test_without_a_network_rows_are_kept_for_later(
-    config: TrainConfig,
-    run_dir: Path,
-    warnings: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    write_until: WriteUntil,
-    close: Callable[[WandbLogger], None],
-):
-    monkeypatch.setattr(module, "START_S", 10.0)
-    writer = WandbLogger(run_dir, config, None)
-    last = write_until(writer, lambda: writer._started)
-    close(writer)
-    (file,) = run_dir.glob("wandb/offline-run-*/*.wandb")
-    assert logged_steps(file) == list(range(1, last + 1))
-    (warning,) = warnings
-    assert warning.startswith("Weights & Biases ")
-    assert KEY not in warning
-
-
 def test_disabled_wandb_does_nothing(
-    config: TrainConfig,
-    run_dir: Path,
-    warnings: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    write_until: WriteUntil,
-    close: Callable[[WandbLogger], None],
-):
+    config: TrainConfig, run_dir: Path, warnings: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("WANDB_MODE", "disabled")
-    writer = WandbLogger(run_dir, config, None)
-    write_until(writer, lambda: writer._started)
-    close(writer)
+    logged_by(config, run_dir, range(1, 11))
     assert not (run_dir / "wandb").exists()
     assert not warnings
 
@@ -684,22 +601,13 @@ def service(has_steps: int) -> Iterator[tuple[str, list[int]]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("has_steps", [0, 30])
 def test_wandb_receives_the_steps_that_it_lacks(
-    config: TrainConfig,
-    run_dir: Path,
-    warnings: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    has_steps: int,
-    write_until: WriteUntil,
-    close: Callable[[WandbLogger], None],
-):
+    config: TrainConfig, run_dir: Path, warnings: list[str], monkeypatch: pytest.MonkeyPatch, has_steps: int
+) -> None:
     with service(has_steps) as (url, logged):
         monkeypatch.setenv("WANDB_BASE_URL", url)
-        writer = WandbLogger(run_dir, config, None)
-        last = write_until(writer, lambda: writer._started)
-        fill(writer, range(last + 1, last + 101))
-        close(writer)
+        logged_by(config, run_dir, range(1, 101))
     assert not warnings
-    assert logged == list(range(has_steps + 1, last + 101))
+    assert logged == list(range(has_steps + 1, 101))
     written = read_wandb_run(run_dir)
     assert written is not None
     assert (written.entity, written.project) == ("team", "proj")

@@ -105,7 +105,7 @@ def _make(name: str, run_dir: Path, config: TrainConfig, resumed_at: int | None)
     if name == "wandb":
         from mjlab_dist.learn.loggers.wandb_logger import WandbLogger
 
-        return WandbLogger(run_dir, config, resumed_at)
+        return _GuardedLogger(name, WandbLogger, run_dir, config, resumed_at)
     if name == "trackio":
         from mjlab_dist.learn.loggers.trackio_logger import TrackioLogger
 

@@ -1,62 +1,51 @@
-"""Weights & Biases runs in a separate process, because it may hang, fail or have no network.
-
-Training sends rows to the process without waiting. At the end, a process that does not end in time is killed.
-"""
+"""Logger for Weights & Biases."""
 
 from __future__ import annotations
 
-import collections
-import json
-import math
+import contextlib
 import os
-import select
+import queue
 import shlex
-import socket
-import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.config.serialization import to_plain
 from mjlab_dist.logger import Logger
-from mjlab_dist.machine.processes import kill_with_descendants
 from mjlab_dist.masking import masked
 from mjlab_dist.messages import emit
-from mjlab_dist.run_dir import BEST_LINK, CHECKPOINTS_DIR, METRICS_FILE, follow_link
+from mjlab_dist.patching import patched
+from mjlab_dist.run_dir import BEST_LINK, CHECKPOINTS_DIR, follow_link
 from mjlab_dist.wandb_run import WANDB_FILE, WandbRun, read_wandb_run, write_wandb_run
 
+# Maximum seconds for the server to answer at the start; after that, rows are stored offline
+INIT_S = 15.0
+
+# Maximum seconds that the end of a run waits for W&B to start: its import, INIT_S, and a start offline
 START_S = 60.0
-"""Maximum seconds for Weights & Biases to start; after that, rows are stored offline. Training does not wait for it."""
 
-CLOSE_S = 4.5
-"""Maximum seconds that a run waits at its end for Weights & Biases to receive the remaining rows."""
+# Maximum seconds that the end of a run waits for uploads, and with `--checkpoint.wandb` for those of checkpoints
+FINISH_S = 4.5
+FINISH_FILES_S = 60.0
 
-# Maximum seconds of this wait if `--checkpoint.wandb` is set, because the last checkpoint must be uploaded
-CLOSE_FILES_S = 60.0
+# Additional seconds in which wandb must react to the end of FINISH_S
+GRACE_S = 3.0
 
-CLOSE_START_S = 2.0
-"""Maximum seconds that a run waits at its end for Weights & Biases to start online; after that, it starts offline."""
-
-MAX_WAITING_ROWS = 10_000
-"""Maximum number of waiting rows, of about 4 kB each. If there are more, the run continues without W&B."""
-
-# Values of WANDB_MODE that need no network
-NO_NETWORK = {"offline", "dryrun", "disabled"}
-
-Message = dict[str, Any]
-"""A message between this process and :mod:`mjlab_dist.learn.loggers.wandb_process`."""
+# Maximum number of waiting rows, of about 4 kB each
+MAX_WAITING = 10_000
 
 
 class WandbLogger(Logger):
     """Logger for Weights & Biases.
 
-    It is offline if W&B's environment variables request this, or if W&B cannot start online.
-    Only :meth:`close` waits for Weights & Biases: for its start, and then at most :data:`CLOSE_S` or
-    :data:`CLOSE_FILES_S` seconds. If Weights & Biases fails, one warning is printed, and training continues without it.
+    It is offline if W&B's environment variables request this, or if W&B cannot start online. A thread calls wandb,
+    because wandb.init waits for the server, and run.log waits for wandb's service process. Only :meth:`close` waits.
+
+    Raises:
+        Exception: Any error of wandb, in the next call after it.
     """
 
     def __init__(self, run_dir: Path, config: TrainConfig, resumed_at: int | None) -> None:  # noqa: ARG002
@@ -65,36 +54,34 @@ class WandbLogger(Logger):
         self._config = config
         found = read_wandb_run(run_dir)
         if found is None and (run_dir / WANDB_FILE).exists():
-            self._warn(f"gets a new run, because {run_dir / WANDB_FILE} cannot be read")
+            _warn(f"gets a new run, because {run_dir / WANDB_FILE} cannot be read")
         self._run = found or WandbRun(project=config.wandb_project)
-        self._waiting: collections.deque[Message] = collections.deque()
-        self._process: _WandbProcess | None = None
-        self._mode = os.environ.get("WANDB_MODE") or None
-        self._started = False
-        self._start_by = 0.0
+        write_wandb_run(run_dir, self._run)
+        self._finish_s = FINISH_FILES_S if config.checkpoint.wandb else FINISH_S
         self._step = 0
-        self._close_s = CLOSE_FILES_S if config.checkpoint.wandb else CLOSE_S
-        try:
-            write_wandb_run(run_dir, self._run)
-            self._start()
-        except OSError as error:
-            self._give_up(f"could not be started ({error})")
+        self._calls: queue.Queue[Callable[[Any], object] | None] = queue.Queue(MAX_WAITING)
+        self._error: BaseException | None = None
+        self._started = threading.Event()
+        # Users' scripts may have a service process of wandb, whose runs go on
+        self._owns_service = "WANDB_SERVICE" not in os.environ
+        self._thread = threading.Thread(target=self._work, name="wandb", daemon=True)
+        self._thread.start()
 
     def log(self, row: Mapping[str, float], step: int) -> None:
-        if self._process is None:
-            return
-        self._step = step
-        self._send({"step": step, "values": dict(row)}, self._process)
+        # In a resumed run, wandb drops steps that it already has
+        self._step, values = step, dict(row)
+        self._put(lambda run: run.log(values, step=step))
 
     def video(self, file: Path, iteration: int) -> None:
-        """Send a video. Log it at the step of the last row, because Weights & Biases refuses earlier steps."""
-        if self._process is not None:
-            video = {"file": str(file), "caption": f"iteration {iteration}"}
-            self._send({"step": self._step, "video": video}, self._process)
+        """Log a video at the step of the last row, because Weights & Biases refuses earlier steps."""
+        import wandb
+
+        step = self._step
+        self._put(lambda run: run.log({"video": wandb.Video(str(file), caption=f"iteration {iteration}")}, step=step))
 
     def checkpoint(self, file: Path, iteration: int) -> None:
-        """With ``--checkpoint.wandb``, send a hard link, so that wandb can read the file even after it was pruned."""
-        if self._process is None or not self._config.checkpoint.wandb:
+        """With ``--checkpoint.wandb``, log a hard link, which wandb can still read after the file was pruned."""
+        if not self._config.checkpoint.wandb:
             return
         copy = self._run_dir / "wandb" / f".{file.name}"
         try:
@@ -102,186 +89,130 @@ class WandbLogger(Logger):
             copy.unlink(missing_ok=True)
             copy.hardlink_to(file)
         except OSError as error:
-            self._warn(f"does not get the checkpoint of iteration {iteration} ({error.strerror})")
+            _warn(f"does not get the checkpoint of iteration {iteration} ({error.strerror})")
             return
-        sent = {"file": str(copy), "name": file.name, "iteration": iteration, "is_best": self._is_best(file)}
-        self._send({"checkpoint": sent}, self._process)
+        best = self._run_dir / CHECKPOINTS_DIR / BEST_LINK
+        is_best = best.is_symlink() and follow_link(best).name == file.name
+        aliases = ["latest", f"iteration-{iteration}", *(["best"] if is_best else [])]
 
-    def _is_best(self, file: Path) -> bool:
-        link = self._run_dir / CHECKPOINTS_DIR / BEST_LINK
-        return link.is_symlink() and follow_link(link).name == file.name
+        def log(run: Any) -> None:
+            import wandb
 
-    def _send(self, message: Message, process: _WandbProcess) -> None:
-        self._waiting.append(message)
-        if len(self._waiting) > MAX_WAITING_ROWS:
-            oldest = next((waiting["step"] for waiting in self._waiting if "step" in waiting), self._step)
-            self._give_up(f"has accepted no rows since iteration {oldest}")
-            return
-        self._exchange(process)
+            artifact = wandb.Artifact(f"checkpoint-{run.id}", type="model", metadata={"iteration": iteration})
+            artifact.add_file(str(copy), name=file.name)  # copies the file
+            copy.unlink()
+            run.log_artifact(artifact, aliases=aliases)
+
+        self._put(log)
 
     def close(self) -> None:
-        """Send the remaining rows, and end the process."""
-        end_by = math.inf
-        if self._mode not in NO_NETWORK:
-            self._start_by = min(self._start_by, time.monotonic() + CLOSE_START_S)
-        self._waiting.append({"close": True})
-        while self._process is not None:
-            if self._started:
-                end_by = min(end_by, time.monotonic() + self._close_s)
-            if time.monotonic() > end_by:
-                self._give_up(f"did not end within {self._close_s:g} s")
-                break
-            self._exchange(self._process)
-            if self._process is not None:
-                self._process.wait(0.05)
+        """Send the remaining rows, and end wandb's service process."""
+        self._put(None)
+        if self._started.wait(START_S):
+            self._thread.join(self._finish_s + GRACE_S)
+        if self._thread.is_alive():
+            self._error = TimeoutError(f"it did not end within {self._finish_s:g} s")
+        self._raise()
+
+    def _put(self, call: Callable[[Any], object] | None) -> None:
+        try:
+            self._calls.put_nowait(call)
+        except queue.Full:
+            self._error = TimeoutError(f"it has accepted no rows for {MAX_WAITING} iterations")
+        self._raise()
+
+    def _raise(self) -> None:
+        """If the thread has failed, end the service process, and raise the error."""
+        if self._error is None:
+            return
         for copy in (self._run_dir / "wandb").glob(".model_*.pt"):
             copy.unlink(missing_ok=True)
+        if self._owns_service:
+            import psutil
 
-    def _start(self) -> None:
-        init = {
-            "entity": self._run.entity,
-            "project": self._run.project,
-            "id": self._run.id,
-            "name": self._run_dir.name,
-            "dir": str(self._run_dir),
-            "config": to_plain(self._config),
-            "resume": "allow",
-            "mode": self._mode,
-        }
+            for process in psutil.Process().children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    if process.name().startswith("wandb-"):
+                        process.kill()
+            with contextlib.suppress(Exception):
+                self._teardown()  # otherwise, it fails when Python exits, with a traceback
+        raise self._error
+
+    # Called in the thread
+
+    def _work(self) -> None:
+        try:
+            run = self._start()
+            self._started.set()
+            while (call := self._calls.get()) is not None:
+                call(run)
+            try:
+                run.finish()
+            except TimeoutError:
+                _warn(f"did not accept all rows in time; {self._where(run.offline)}")
+            self._teardown()
+        except (Exception, SystemExit) as error:  # noqa: BLE001 (wandb raises anything)
+            self._error = error
+        finally:
+            self._started.set()
+
+    def _start(self) -> Any:
+        import wandb
+
+        wandb.setup(wandb.Settings(silent=True))  # otherwise, it prints where the API key is from, or asks for one
+        try:
+            run = self._init(None)
+        except Exception as error:
+            if os.environ.get("WANDB_MODE") in {"offline", "dryrun", "disabled"}:
+                raise
+            reason = (str(error).strip() or type(error).__name__).partition("\n")[0]
+            _warn(f"cannot be reached ({reason}); {self._where(is_offline=True)}")
+            self._teardown()  # otherwise, the id would be in use
+            run = self._init("offline")
+        # Without a network, the account is unknown
+        entity = None if run.offline or run.disabled else run.entity
+        self._run = WandbRun(entity=entity, project=run.project, id=run.id)
+        write_wandb_run(self._run_dir, self._run)
+        return run
+
+    def _init(self, mode: Literal["offline"] | None) -> Any:
+        import wandb
+
         settings = {
             "silent": True,
             "console": "off",
             "program": sys.argv[0],
-            "x_stats_pid": os.getpid(),
-            "init_timeout": START_S / 2,
-            "finish_timeout": self._close_s - 1,
+            "init_timeout": INIT_S,
+            "finish_timeout": self._finish_s,
             "finish_timeout_raises": True,
             "x_transaction_log_flush_interval": 1.0,  # in s: if wandb is killed, rows of the last second may be lost
         }
-        self._started = False
-        self._start_by = time.monotonic() + START_S
-        self._process = _WandbProcess({"argv": masked(sys.argv), "init": init, "settings": settings})
+        with patched(sys, "argv", masked(sys.argv)):  # wandb.init records the command line
+            return wandb.init(
+                entity=self._run.entity,
+                project=self._run.project,
+                id=self._run.id,
+                name=self._run_dir.name,
+                dir=str(self._run_dir),
+                config=to_plain(self._config),
+                resume="allow",
+                reinit="create_new",  # beside a run of the user's script
+                mode=mode,
+                settings=wandb.Settings(**settings),
+            )
 
-    def _exchange(self, process: _WandbProcess) -> None:
-        """Handle received messages, and send waiting rows without blocking."""
-        try:
-            for message in process.receive():
-                self._handle(message)
-            if self._process is not process:
-                return
-            process.send(self._waiting if self._started else collections.deque())
-            if not self._started and time.monotonic() > self._start_by:
-                self._fall_back("it does not answer")
-        except ConnectionError:
-            self._give_up("failed (its process is gone)")
-        except OSError as error:
-            self._give_up(f"failed ({error})")
+    def _teardown(self) -> None:
+        """End the service process, after it has written all rows to disk."""
+        if self._owns_service:
+            import wandb
 
-    def _handle(self, message: Message) -> None:
-        if "started" in message:
-            self._started = True
-            self._run = WandbRun(**message["started"])
-            write_wandb_run(self._run_dir, self._run)
-        elif "failed" not in message:
-            if not message["finished"]:
-                self._warn(f"did not accept all rows in time; {self._where}")
-            self._end()
-        elif self._started:
-            self._give_up(f"failed ({message['failed']})")
-        else:
-            self._fall_back(message["failed"])
+            wandb.teardown()
 
-    def _fall_back(self, reason: str) -> None:
-        if self._mode in NO_NETWORK:
-            self._give_up(f"failed ({reason})")
-            return
-        self._mode = "offline"
-        self._warn(f"cannot be reached ({reason}); {self._where}")
-        self._end()
-        self._start()
-
-    def _give_up(self, reason: str) -> None:
-        self._warn(f"{reason}; it receives no further rows, but {METRICS_FILE} has every row")
-        self._waiting.clear()
-        self._end()
-
-    def _warn(self, text: str) -> None:
-        emit("warning", text=f"Weights & Biases {text}")
-
-    @property
-    def _where(self) -> str:
+    def _where(self, is_offline: bool) -> str:
         # The pattern itself stays without quotes
-        files = f"{shlex.quote(str(self._run_dir))}/wandb/{'offline-' if self._mode in NO_NETWORK else ''}run-*"
+        files = f"{shlex.quote(str(self._run_dir))}/wandb/{'offline-' if is_offline else ''}run-*"
         return f"rows are kept in this run's directory, and `uv run wandb sync {files}` uploads them"
 
-    def _end(self) -> None:
-        if self._process is not None:
-            self._process.end()
-            self._process = None
 
-
-class _WandbProcess:
-    """A process that runs :mod:`mjlab_dist.learn.loggers.wandb_process`. Sending and receiving do not wait.
-
-    Raises:
-        ConnectionError: If the process has ended before a message is sent or received.
-        OSError: If the process cannot be started.
-    """
-
-    def __init__(self, first: Message) -> None:
-        """Start the process."""
-        # wandb's service process leaves temporary files when it is killed. end() removes them with this directory.
-        self._temporary = tempfile.TemporaryDirectory(prefix="mjlab-dist-", ignore_cleanup_errors=True)
-        # This process may have a service process of wandb for other runs. This run must not use it.
-        environ = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"}
-        self._link, other_end = socket.socketpair()
-        self._link.setblocking(False)
-        self._unsent = _line(first)
-        self._received = b""
-        script = Path(__file__).with_name("wandb_process.py")
-        with other_end:
-            self._process = subprocess.Popen(
-                # -P: Python does not add the directory of the script to sys.path.
-                [sys.executable, "-P", str(script), self._temporary.name],
-                stdin=other_end.fileno(),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env={**environ, "TMPDIR": self._temporary.name},
-                start_new_session=True,  # Ctrl-C in the terminal is for the launcher only
-            )
-        self.send(collections.deque())
-
-    def send(self, messages: collections.deque[Message]) -> None:
-        """Send as many messages as possible without blocking, and remove them from the queue."""
-        while self._unsent or messages:
-            self._unsent = self._unsent or _line(messages.popleft())
-            try:
-                self._unsent = self._unsent[self._link.send(self._unsent) :]
-            except BlockingIOError:
-                return
-
-    def receive(self) -> list[Message]:
-        """Return the messages received since the last call."""
-        try:
-            while data := self._link.recv(1 << 16):
-                self._received += data
-        except BlockingIOError:
-            *lines, self._received = self._received.split(b"\n")
-            return [json.loads(line) for line in lines]
-        raise ConnectionError
-
-    def wait(self, timeout_s: float) -> None:
-        """Wait until the process can receive a message or has sent one."""
-        poll = select.poll()  # select() does not support descriptors above 1023
-        poll.register(self._link, select.POLLIN | (select.POLLOUT if self._unsent else 0))
-        poll.poll(1000 * timeout_s)
-
-    def end(self) -> None:
-        """Kill the process, and wandb's service process."""
-        kill_with_descendants(self._process)
-        self._link.close()
-        self._temporary.cleanup()
-
-
-def _line(message: Message) -> bytes:
-    return json.dumps(message, default=str).encode() + b"\n"
+def _warn(text: str) -> None:
+    emit("warning", text=f"Weights & Biases {text}")
