@@ -30,7 +30,6 @@ from mjlab_dist.distributed.rank_info import (
     require_same,
 )
 from mjlab_dist.errors import UserError
-from mjlab_dist.faults import read_fault
 from mjlab_dist.imports import start_up
 from mjlab_dist.learner import Learner
 from mjlab_dist.messages import emit
@@ -84,7 +83,6 @@ def run(config: TrainConfig, plan: RankPlan, control: Control, store: Store | No
     """Train on this rank. If the run directory has a checkpoint, resume from it."""
     # Rank 0 waits for the last video only after the process group has ended, so that other ranks can end earlier
     with explaining(plan.run_dir), contextlib.ExitStack() as parting, joined(config, plan, store) as learner:
-        _inject_fault(learner.runner, learner.info.rank)
         if config.evaluate_interval is not None:
             from mjlab_dist.learn.evaluation import Evaluation
 
@@ -169,15 +167,6 @@ def _report_step(rank: Rank, text: str, then: str | None = None) -> None:
 def _visible_device() -> str:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return "" if visible is None else f"CUDA_VISIBLE_DEVICES={visible}, "
-
-
-def _inject_fault(runner: Runner, rank: int) -> None:
-    """Add the fault that an environment variable requests for this rank, if any."""
-    fault = read_fault(os.environ)
-    if fault is not None and fault.rank == rank:
-        from mjlab_dist.learn.fault_injection import FaultInjection
-
-        runner.hooks.append(FaultInjection(fault))
 
 
 def set_interfaces(rank: Rank, environ: MutableMapping[str, str]) -> None:

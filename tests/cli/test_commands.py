@@ -222,15 +222,6 @@ def test_log_root_that_cannot_be_written_is_a_failed_preflight(command: Command)
     assert line.startswith("train: --log-root /proc/nothing: ")
 
 
-@pytest.mark.parametrize("fault", ["1:3", "one:3:raise", "1:3:explode", "1:3:raise,2"])
-def test_an_invalid_fault_is_refused(command: Command, fault: str) -> None:
-    done = command("train", "cartpole-balance", "--gpu-ids", "None", env={"MJLAB_DIST_FAULT": fault})
-    assert done.code == 2
-    (line,) = done.err.splitlines()
-    assert line.startswith(f"train: MJLAB_DIST_FAULT={fault}: ")
-    assert "<rank>:<iteration>:<kind>" in line
-
-
 def test_repeated_gpu_is_refused(command: Command) -> None:
     """Without a GPU, GPU 0 is missing. The error then has a different reason, but starts with the same words."""
     done = command("train", "cartpole-balance", "--gpu-ids", "0", "0")

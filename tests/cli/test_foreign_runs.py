@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 from configs import changed
 from conftest import Command
+from fault_injection import faults
 from run_files import write_checkpoint
 
 import mjlab_dist
@@ -96,7 +98,8 @@ def test_restarts_and_ranks_of_an_allowed_run_do_not_ask_again(command: Command,
     config = changed(changed(config, "env.sim.on_overflow", "grow"), "checkpoint.interval", 1)
     (tmp_path / "config.yaml").write_text(to_yaml(config))
     flags = ("--gpu-ids", "None", "--cpu-ranks", "2", "--num-envs", "8", "--max-iterations", "4", "--max-restarts", "1")
-    env = {"PYTHONPATH": str(installed), "MJLAB_DIST_FAULT": "1:2:raise"}
+    flags += faults(tmp_path, "1:2:raise")
+    env = {"PYTHONPATH": os.pathsep.join([str(installed), os.environ["PYTHONPATH"]])}
     assert command("train", "--config", "config.yaml", *flags, env=env).code == Exit.USAGE
     done = command("train", "--config", "config.yaml", "--trust", *flags, env=env)
     assert done.code == Exit.DONE, done.out + done.err

@@ -23,6 +23,7 @@ import psutil
 import pytest
 import torch
 from conftest import Command, Done
+from fault_injection import faults
 from processes import AGENT_MODULE, with_argument
 from run_files import SMALL, assert_equal, final, only_run, untimed
 from warm_start import WarmStarts
@@ -79,7 +80,7 @@ def unharmed(tmp_path_factory: pytest.TempPathFactory, warm_starts: WarmStarts |
 
 @pytest.mark.slow
 def test_row_1_the_rank_that_raised_is_shown_first(command: Command, assert_within: Within) -> None:
-    done = command(*TRAIN, env={"MJLAB_DIST_FAULT": "1:3:raise"})
+    done = command(*TRAIN, *faults(command.cwd, "1:3:raise"))
     run = only_run(command.cwd)
     took_s = since_last_row(run)
     assert done.code == Exit.FAILED
@@ -98,8 +99,8 @@ def test_rows_2_and_7_a_killed_run_resumes_with_identical_results(
     temporary = command.cwd / "tmp"  # with this long path, ranks are spawned
     temporary.mkdir()
     flags = ("--max-iterations", "8", "--checkpoint.interval", "2", "--max-restarts", "2")
-    env = {"MJLAB_DIST_FAULT": "1:4:sigkill,1:7:slow", "TMPDIR": str(temporary)}
-    process = command.start(*TRAIN, *flags, env=env)
+    fault = faults(command.cwd, "1:4:sigkill", "1:7:slow")
+    process = command.start(*TRAIN, *flags, *fault, env={"TMPDIR": str(temporary)})
     wait_for(lambda: any(len(read_metrics(p.parent)) == 6 for p in (command.cwd / "logs").rglob(METRICS_FILE)))
     run = only_run(command.cwd)
     # Rank 1 is slow in iteration 7, so that the agent is killed during this iteration.
@@ -119,7 +120,7 @@ def test_rows_2_and_7_a_killed_run_resumes_with_identical_results(
 @pytest.mark.slow
 def test_row_3_a_repeated_fault_ends_the_run(command: Command) -> None:
     flags = ("--checkpoint.interval", "1", "--max-restarts", "5")
-    done = command(*TRAIN, *flags, env={"MJLAB_DIST_FAULT": "1:3:exit,1:3:exit,1:3:exit"})
+    done = command(*TRAIN, *flags, *faults(command.cwd, "1:3:exit", "1:3:exit", "1:3:exit"))
     assert done.code == Exit.INFRASTRUCTURE
     assert re.findall(r"Restarting.* \(\d of \d\)", done.out) == ["Restarting (1 of 5)", "Restarting in 1 s (2 of 5)"]
     assert find_checkpoint(only_run(command.cwd)).name == "model_2.pt"
@@ -128,7 +129,7 @@ def test_row_3_a_repeated_fault_ends_the_run(command: Command) -> None:
 @pytest.mark.slow
 def test_row_3_a_loss_before_the_first_iteration_does_not_end_the_run(command: Command, unharmed: Path) -> None:
     flags = ("--max-iterations", "8", "--checkpoint.interval", "2", "--max-restarts", "5")
-    done = command(*TRAIN, *flags, env={"MJLAB_DIST_FAULT": "1:1:sigkill,0:4:exit,0:3:raise"})
+    done = command(*TRAIN, *flags, *faults(command.cwd, "1:1:sigkill", "0:4:exit", "0:3:raise"))
     assert done.code == Exit.DONE, done.err
     # There are two pauses: after the first attempt, and after the third, which starts at iteration 2 and fails at once.
     assert re.findall(r"Restarting( in \d s)?", done.out) == [" in 1 s", "", " in 2 s"]
@@ -139,7 +140,7 @@ def test_row_3_a_loss_before_the_first_iteration_does_not_end_the_run(command: C
 @pytest.mark.slow
 def test_row_3_restarts_are_counted(command: Command) -> None:
     flags = ("--checkpoint.interval", "1", "--max-restarts", "1")
-    done = command(*TRAIN, *flags, env={"MJLAB_DIST_FAULT": "1:3:raise,0:5:raise,1:7:raise"})
+    done = command(*TRAIN, *flags, *faults(command.cwd, "1:3:raise", "0:5:raise", "1:7:raise"))
     assert done.code == Exit.FAILED
     assert re.search(r"^train: rank 0 .*RuntimeError: .* 1 restart", done.err, re.MULTILINE)
 
@@ -193,7 +194,7 @@ def test_row_5_a_second_ctrl_c_ends_at_once(
     command: Command, training: Training, short_tmp: Path, wait_for: WaitFor, assert_within: Within
 ) -> None:
     # A stopped rank never ends its iteration, so the second Ctrl-C arrives before the first one has stopped the run.
-    process = training(env={"MJLAB_DIST_FAULT": "1:10:sigstop", "TMPDIR": str(short_tmp)})
+    process = training(*faults(command.cwd, "1:10:sigstop"), env={"TMPDIR": str(short_tmp)})
     wait_for(lambda: any(other.status() == psutil.STATUS_STOPPED for other in command.processes()))
     os.killpg(process.pid, signal.SIGINT)
     assert process.stdout is not None
@@ -340,7 +341,7 @@ def test_row_35_a_run_with_damaged_files_is_resumed(command: Command, unharmed: 
 @pytest.mark.parametrize("kind", ["sigstop", "skip_collective"])
 def test_row_8_a_hang_is_detected_and_the_run_resumes(command: Command, unharmed: Path, kind: str) -> None:
     flags = ("--max-iterations", "8", "--checkpoint.interval", "2", "--max-restarts", "1", "--hang-timeout", "5")
-    done = command(*TRAIN, *flags, env={"MJLAB_DIST_FAULT": f"1:4:{kind}"})
+    done = command(*TRAIN, *flags, *faults(command.cwd, f"1:4:{kind}"))
     assert done.code == Exit.DONE, done.err
     run = only_run(command.cwd)
     assert "(1 of 1)" in done.out
@@ -357,8 +358,8 @@ def test_row_8_a_hang_is_detected_and_the_run_resumes(command: Command, unharmed
 @pytest.mark.parametrize("rank", [1, *(pytest.param(rank, marks=pytest.mark.long) for rank in (0, 2))])
 def test_row_8_the_rank_that_skips_a_collective_is_named(command: Command, rank: int) -> None:
     three = ("--gpu-ids", "None", "--cpu-ranks", "3", "--hang-timeout", "60")
-    fault = {"MJLAB_DIST_FAULT": f"{rank}:2:skip_collective"}
-    done = command("train", "cartpole-balance", *three, *SMALL, "--max-iterations", "4", env=fault)
+    fault = faults(command.cwd, f"{rank}:2:skip_collective")
+    done = command("train", "cartpole-balance", *three, *SMALL, "--max-iterations", "4", *fault)
     assert done.code == Exit.FAILED, done.err
     (line,) = (line for line in done.err.splitlines() if line.startswith("train: "))
     assert line.startswith(f"train: rank {rank} "), done.err
@@ -368,7 +369,7 @@ def test_row_8_the_rank_that_skips_a_collective_is_named(command: Command, rank:
 @pytest.mark.slow
 def test_row_9_nan_on_one_rank_stops_all_and_can_be_replayed(command: Command, assert_within: Within) -> None:
     flags = ("--checkpoint.interval", "1", "--max-restarts", "3")
-    done = command(*TRAIN, *flags, env={"MJLAB_DIST_FAULT": "1:3:nan"})
+    done = command(*TRAIN, *flags, *faults(command.cwd, "1:3:nan"))
     assert done.code == Exit.NUMERICS, done.err
     run = only_run(command.cwd)
     took_s = since_last_row(run)
@@ -390,7 +391,7 @@ def test_row_9_nan_on_one_rank_stops_all_and_can_be_replayed(command: Command, a
 
 @pytest.mark.slow
 def test_row_9_envs_with_nan_can_be_reset_instead(command: Command) -> None:
-    done = command(*TRAIN, "--env.nan-policy", "reset", "--max-iterations", "5", env={"MJLAB_DIST_FAULT": "1:3:nan"})
+    done = command(*TRAIN, "--env.nan-policy", "reset", "--max-iterations", "5", *faults(command.cwd, "1:3:nan"))
     assert done.code == Exit.DONE, done.err
     run = only_run(command.cwd)
     rows = read_metrics(run)
@@ -423,7 +424,7 @@ def test_init_from_starts_a_new_run_with_old_weights(command: Command) -> None:
 @pytest.mark.slow
 def test_row_10_a_flipped_bit_ends_the_run_and_is_in_no_checkpoint(command: Command) -> None:
     flags = ("--checkpoint.interval", "4", "--sync.check-interval", "6", "--max-restarts", "3")
-    done = command(*TRAIN, *flags, env={"MJLAB_DIST_FAULT": "1:5:corrupt"})
+    done = command(*TRAIN, *flags, *faults(command.cwd, "1:5:corrupt"))
     assert done.code == Exit.NUMERICS, done.err
     assert re.search(r"DesyncError: iteration 6: ranks 0-1 .* actor\.", done.err)
     assert "(1 of " not in done.out
@@ -485,7 +486,7 @@ def test_row_15_a_run_resumes_with_another_number_of_ranks(command: Command) -> 
 @pytest.mark.slow
 def test_checkpoints_can_be_written_at_time_intervals(command: Command) -> None:
     flags = ("--max-iterations", "8", "--checkpoint.interval", "4s", "--checkpoint.keep-best", "0")
-    done = command(*TRAIN, *flags, env={"MJLAB_DIST_FAULT": "1:4:slow"})
+    done = command(*TRAIN, *flags, *faults(command.cwd, "1:4:slow"))
     assert done.code == Exit.DONE, done.err
     assert {4, 8} <= list_checkpoints(only_run(command.cwd)).keys(), "the slow iteration took five seconds"
 

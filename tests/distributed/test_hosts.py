@@ -27,6 +27,7 @@ import paramiko
 import psutil
 import pytest
 from conftest import HANG_S, Command
+from fault_injection import faults
 from processes import AGENT_MODULE, with_argument
 from ssh_server import Add, SshServer, host_entry
 
@@ -442,7 +443,7 @@ def test_two_machines_train(command: Command, train: tuple[str, ...], node7: Ssh
 @pytest.mark.slow
 def test_a_rank_killed_on_another_machine_is_restarted(command: Command, train: tuple[str, ...]):
     flags = ("--max-iterations", "6", "--checkpoint.interval", "1", "--max-restarts", "1")
-    done = command(*train, *flags, env={"MJLAB_DIST_FAULT": "1:3:sigkill"})
+    done = command(*train, *flags, *faults(command.cwd, "1:3:sigkill"))
     assert done.code == Exit.DONE, done.out + done.err
     assert not command.leftovers()
     assert re.search(rf"\brank 1 .*{re.escape(NODE7)}\[0\]\.log\b.*\(1 of 1\)", done.out)

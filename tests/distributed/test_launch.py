@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import re
 import signal
 import socket
@@ -15,6 +16,7 @@ import imageio.v3 as iio
 import pytest
 import torch
 from conftest import Command, Done
+from fault_injection import faults
 from warm_start import WarmStarts
 
 from mjlab_dist.errors import Exit
@@ -246,21 +248,21 @@ def reward(env):
 """
 
 
-def train_with_own_exit(command: Command, at_exit: str, *flags: str, env: dict[str, str] | None = None) -> Done:
+def train_with_own_exit(command: Command, at_exit: str, *flags: str) -> Done:
     """Train with torchrun. Each rank registers a function that runs if the rank's interpreter shuts down."""
     (command.cwd / "own.py").write_text(OWN_REWARD.format(at_exit=at_exit))
     return command(
         "torchrun", "--nproc-per-node", "2", "--no-python", command.program("train"), "cartpole-balance", "--gpu-ids",
         "None", *SMALL, "--env.rewards.smooth.func", "own:reward", *flags,
-        env={"PYTHONPATH": str(command.cwd), **(env or {})},
+        env={"PYTHONPATH": os.pathsep.join([str(command.cwd), os.environ.get("PYTHONPATH", "")])},
     )  # fmt: skip
 
 
 @pytest.mark.slow
 def test_a_failing_rank_of_torchrun_skips_the_shutdown_of_the_interpreter(command: Command) -> None:
     """While the interpreter shuts down, NCCL would wait for other ranks. In this test, a handler waits instead."""
-    fault = {"MJLAB_DIST_FAULT": "1:2:raise"}
-    done = train_with_own_exit(command, "threading.Event().wait()", "--max-iterations", "3", env=fault)
+    fault = faults(command.cwd, "1:2:raise")
+    done = train_with_own_exit(command, "threading.Event().wait()", "--max-iterations", "3", *fault)
     assert done.code == 1
     assert re.search(r"^RuntimeError: ", done.err, re.MULTILINE)  # traceback of rank 1
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from conftest import Command
+from fault_injection import faults
 from mounts import mounted
 from warm_start import WarmStarts
 
@@ -37,11 +38,12 @@ def test_runs_and_restarts_leave_no_semaphore_and_no_temporary_file(
 ) -> None:
     mounts = " && ".join([f"mkdir {OWN}", *(f"mount -t tmpfs none {each}" for each in (*SHARED, OWN))])
     two = (*TRAIN, "--cpu-ranks", "2")
+    fault = faults(command.cwd, "1:2:sigkill")
     with mounted(command, warm_starts, mounts) as here:
         long = {"TMPDIR": str(command.cwd / OWN)}
         runs = [
             here("train", *two, env=long),  # ranks are spawned
-            here("train", *two, "--max-restarts", "1", env={"TMPDIR": SHARED[1], "MJLAB_DIST_FAULT": "1:2:sigkill"}),
+            here("train", *two, "--max-restarts", "1", *fault, env={"TMPDIR": SHARED[1]}),
             # With OMP_NUM_THREADS, the command is started by exec and imports the libraries itself
             here("train", *TRAIN, env={**long, "OMP_NUM_THREADS": "1"}),
         ]

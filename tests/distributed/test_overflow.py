@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Command
+from fault_injection import faults
 
 from mjlab_dist.errors import Exit
 from mjlab_dist.run_dir import list_checkpoints, read_config_file, read_metrics
@@ -88,7 +89,7 @@ def test_stopping_names_the_flags_to_resume_with(command: Command, tmp_path: Pat
 def test_ranks_that_restart_keep_the_larger_buffers(command: Command, tmp_path: Path) -> None:
     done = command(
         "train", *RUN, "--cpu-ranks", "2", "--max-restarts", "1",
-        "--env.sim.nconmax", "1", "--env.sim.on-overflow", "grow", env={"MJLAB_DIST_FAULT": "1:6:raise"},
+        "--env.sim.nconmax", "1", "--env.sim.on-overflow", "grow", *faults(command.cwd, "1:6:raise"),
     )  # fmt: skip
     assert done.code == 0, done.err
     lines = (done.out + done.err).splitlines()

@@ -20,6 +20,7 @@ import two_ranks
 import warp as wp
 from conftest import Command
 from every_task import NAMES, config_of
+from fault_injection import faults
 
 import mjlab_dist
 from mjlab_dist import registry
@@ -174,10 +175,10 @@ def test_the_memory_of_a_first_run_is_free_for_a_second_run_in_the_same_process(
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 @pytest.mark.parametrize(("fault", "code"), [("raise", Exit.FAILED), ("sigkill", Exit.INFRASTRUCTURE)])
 def test_a_rank_that_fails_in_a_run_with_nccl_is_named(
-    command: Callable[..., Any], tmp_path: Path, fault: str, code: Exit
+    command: Command, tmp_path: Path, fault: str, code: Exit
 ) -> None:
     flags = ["--gpu-ids", "0", "1", "--num-envs", "64", "--max-iterations", "50", "--log-root", str(tmp_path)]
-    done = command("train", "cartpole-balance", *flags, env={"MJLAB_DIST_FAULT": f"1:3:{fault}"}, timeout_s=300)
+    done = command("train", "cartpole-balance", *flags, *faults(command.cwd, f"1:3:{fault}"), timeout_s=300)
     assert done.code == code
     assert "rank 1" in done.err
 

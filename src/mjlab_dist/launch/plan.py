@@ -17,7 +17,6 @@ from mjlab_dist.config.hosts import HostEntry, parse_host
 from mjlab_dist.distributed import RankDevice, RankPlan, outside_launcher
 from mjlab_dist.distributed.slurm import named_hosts
 from mjlab_dist.errors import UserError
-from mjlab_dist.faults import read_fault
 from mjlab_dist.launch.host_checks import choose_hosts
 from mjlab_dist.launch.hosts import Host
 from mjlab_dist.lease import Lease
@@ -211,8 +210,7 @@ def check_config(config: TrainConfig) -> None:
     """Raise if a config is invalid, whatever devices the machines have.
 
     Raises:
-        UserError: If the config is invalid, the variable for fault injection is invalid, or ``--hosts`` is set although
-            another launcher has started this process.
+        UserError: If the config is invalid, or ``--hosts`` is set although another launcher has started this process.
     """
     validate(config)
     if config.env.episode_length_s < MAX_TIMESTEP_S * config.env.sim.decimation:
@@ -220,7 +218,6 @@ def check_config(config: TrainConfig) -> None:
 
         timestep_s = float(build_model(config.env.sim).opt.timestep)
         episode_steps(config.env, timestep_s * config.env.sim.decimation)
-    read_fault(os.environ)
     if config.init_from is not None and config.resume in {None, AUTO}:
         _check_init_from(config, config.init_from)
     if config.sync.synchronizer is not None:

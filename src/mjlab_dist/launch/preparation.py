@@ -22,7 +22,6 @@ from mjlab_dist.config import TrainConfig
 from mjlab_dist.distributed import RankDevice
 from mjlab_dist.distributed.rank import MEETING_POINT
 from mjlab_dist.errors import UserError
-from mjlab_dist.faults import ATTEMPT
 from mjlab_dist.launch.agent import FORK
 from mjlab_dist.launch.agents import Agent, waiting_agents
 from mjlab_dist.launch.channel import LAUNCHER, LOGS, address_of
@@ -98,9 +97,7 @@ class Launch:
 
 
 @contextlib.contextmanager
-def prepared(
-    config: TrainConfig, plan: RunPlan, attempt: int, listen: Listener, secret: str | None = None
-) -> Iterator[Launch]:
+def prepared(config: TrainConfig, plan: RunPlan, listen: Listener, secret: str | None = None) -> Iterator[Launch]:
     """Prepare a launch, and end its agents when the context ends."""
     # The name must be short, because it is part of the paths of sockets. remove_own finds this process's temporary
     # directories by the process ID in the name.
@@ -121,7 +118,7 @@ def prepared(
             f"{address}:{store_listener.getsockname()[1]}" if store_listener else str(Path(temporary) / "store")
         )
         # Start the agents
-        own = {LAUNCH: name, SECRET: secret, MEETING_POINT: meeting_point, ATTEMPT: str(attempt)}
+        own = {LAUNCH: name, SECRET: secret, MEETING_POINT: meeting_point}
         own |= {LAUNCHER: address_of(agent_listener), LOGS: address_of(log_listener)}
         # Pass all of sys.path, as multiprocessing does, because it includes the directory of the user's script
         variables = {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)), **own}

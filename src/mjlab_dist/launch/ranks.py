@@ -64,7 +64,6 @@ def run_ranks(
     listen: Listener,
     control: Control,
     left: dict[str, list[str]] | None = None,
-    attempt: int = 0,
     secret: str | None = None,
 ) -> list[T]:
     """Start ranks on one or several machines, and wait for their results.
@@ -81,7 +80,7 @@ def run_ranks(
     with _one_at_a_time(), child_errors() as errors, contextlib.ExitStack() as stack:
         require_connections()
         # Start the agents. They import their libraries while this process imports its own.
-        launch = stack.enter_context(prepared(config, plan, attempt, listen, secret))
+        launch = stack.enter_context(prepared(config, plan, listen, secret))
         with start_up():
             import torchrunx  # noqa: F401
         # Store. It is closed when this variable is deleted.

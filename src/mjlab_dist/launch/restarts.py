@@ -58,7 +58,6 @@ def run_with_restarts(config: TrainConfig, plan: RunPlan, listen: Listener, cont
                 listen=listen_for_progress,
                 control=control,
                 left=left,
-                attempt=attempt,
             )
             return _raise_if_stopped_by_others(results[0], control)
         except RankError as error:
