@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.config.serialization import to_plain
@@ -32,7 +32,7 @@ FINISH_S = 4.5
 FINISH_FILES_S = 60.0
 
 # Additional seconds in which wandb must react to the end of FINISH_S
-GRACE_S = 3.0
+GRACE_S = 5.0
 
 # Maximum number of waiting rows, of about 4 kB each
 MAX_WAITING = 10_000
@@ -59,6 +59,7 @@ class WandbLogger(Logger):
         write_wandb_run(run_dir, self._run)
         self._finish_s = FINISH_FILES_S if config.checkpoint.wandb else FINISH_S
         self._step = 0
+        self._wandb: Any = None
         self._calls: queue.Queue[Callable[[Any], object] | None] = queue.Queue(MAX_WAITING)
         self._error: BaseException | None = None
         self._started = threading.Event()
@@ -74,10 +75,8 @@ class WandbLogger(Logger):
 
     def video(self, file: Path, iteration: int) -> None:
         """Log a video at the step of the last row, because Weights & Biases refuses earlier steps."""
-        import wandb
-
-        step = self._step
-        self._put(lambda run: run.log({"video": wandb.Video(str(file), caption=f"iteration {iteration}")}, step=step))
+        step, caption = self._step, f"iteration {iteration}"
+        self._put(lambda run: run.log({"video": self._wandb.Video(str(file), caption=caption)}, step=step))
 
     def checkpoint(self, file: Path, iteration: int) -> None:
         """With ``--checkpoint.wandb``, log a hard link, which wandb can still read after the file was pruned."""
@@ -96,9 +95,7 @@ class WandbLogger(Logger):
         aliases = ["latest", f"iteration-{iteration}", *(["best"] if is_best else [])]
 
         def log(run: Any) -> None:
-            import wandb
-
-            artifact = wandb.Artifact(f"checkpoint-{run.id}", type="model", metadata={"iteration": iteration})
+            artifact = self._wandb.Artifact(f"checkpoint-{run.id}", type="model", metadata={"iteration": iteration})
             artifact.add_file(str(copy), name=file.name)  # copies the file
             copy.unlink()
             run.log_artifact(artifact, aliases=aliases)
@@ -159,6 +156,7 @@ class WandbLogger(Logger):
     def _start(self) -> Any:
         import wandb
 
+        self._wandb = wandb
         wandb.setup(wandb.Settings(silent=True))  # otherwise, it prints where the API key is from, or asks for one
         try:
             run = self._init(None)
@@ -175,20 +173,18 @@ class WandbLogger(Logger):
         write_wandb_run(self._run_dir, self._run)
         return run
 
-    def _init(self, mode: Literal["offline"] | None) -> Any:
-        import wandb
-
-        settings = {
-            "silent": True,
-            "console": "off",
-            "program": sys.argv[0],
-            "init_timeout": INIT_S,
-            "finish_timeout": self._finish_s,
-            "finish_timeout_raises": True,
-            "x_transaction_log_flush_interval": 1.0,  # in s: if wandb is killed, rows of the last second may be lost
-        }
+    def _init(self, mode: str | None) -> Any:
+        settings = self._wandb.Settings(
+            silent=True,
+            console="off",
+            program=sys.argv[0],
+            init_timeout=INIT_S,
+            finish_timeout=self._finish_s,
+            finish_timeout_raises=True,
+            x_transaction_log_flush_interval=1.0,  # in s: if wandb is killed, rows of the last second may be lost
+        )
         with patched(sys, "argv", masked(sys.argv)):  # wandb.init records the command line
-            return wandb.init(
+            return self._wandb.init(
                 entity=self._run.entity,
                 project=self._run.project,
                 id=self._run.id,
@@ -198,15 +194,13 @@ class WandbLogger(Logger):
                 resume="allow",
                 reinit="create_new",  # beside a run of the user's script
                 mode=mode,
-                settings=wandb.Settings(**settings),
+                settings=settings,
             )
 
     def _teardown(self) -> None:
         """End the service process, after it has written all rows to disk."""
         if self._owns_service:
-            import wandb
-
-            wandb.teardown()
+            self._wandb.teardown()
 
     def _where(self, is_offline: bool) -> str:
         # The pattern itself stays without quotes
