@@ -67,6 +67,9 @@ SECTIONS = (
 )
 """Title, module of ``mjlab_dist.mdp`` and introduction of each section."""
 
+IN_HEAD = {'`joint: str = "root"`', "`entity: str | None = None`", '`joints: tuple[str, ...] = (".*",)`'}
+"""Parameters that HEAD describes for all terms."""
+
 
 def page() -> str:
     """Return the page as Markdown."""
@@ -74,8 +77,10 @@ def page() -> str:
     for title, name, introduction in SECTIONS:
         module = importlib.import_module(f"mjlab_dist.mdp.{name}")
         parts.append(f"## {title}: `{module.__name__}`\n{introduction}\n")
-        parts += [_entry(name, term) for name, term in _terms(module)]
-    return "\n".join(parts)
+        listed_before: dict[tuple[str, ...], str] = {}
+        parts += [_entry(name, term, listed_before) for name, term in _terms(module)]
+        parts[-1] += "\n"
+    return "\n".join(parts).rstrip("\n") + "\n"
 
 
 def _terms(module: ModuleType) -> Iterator[tuple[str, Callable[..., Any]]]:
@@ -86,22 +91,37 @@ def _terms(module: ModuleType) -> Iterator[tuple[str, Callable[..., Any]]]:
             yield name, term
 
 
-def _entry(name: str, term: Callable[..., Any]) -> str:
-    """Return a term with its parameters as a list item."""
+def _entry(name: str, term: Callable[..., Any], listed_before: dict[tuple[str, ...], str]) -> str:
+    """Return a term with its parameters as a list item.
+
+    Args:
+        name: Name of the term.
+        term: The term.
+        listed_before: Dict from several parameters, as list items, to the first term that has them; it grows.
+    """
     text, described = _documentation(term)
     parameters = [p for p in inspect.signature(term).parameters.values() if p.name not in ("env", "mask", "block")]
-    lines = [_wrapped("- ", f"**`{name}`**: {text}")]
+    # Parameters without a description of their own follow the text; each of the others is a list item
+    plain, items = list[str](), list[str]()
     for parameter in parameters:
         default = "" if parameter.default is parameter.empty else f" = {parameter.default!r}".replace("'", '"')
-        meaning = f": {described[parameter.name]}" if parameter.name in described else ""
-        lines.append(_wrapped("  - ", f"`{parameter.name}: {_type(parameter)}{default}`{meaning}"))
+        signature = f"`{parameter.name}: {_type(parameter)}{default}`"
+        meaning = described.get(parameter.name, "")
+        if meaning and signature not in IN_HEAD:
+            items.append(_wrapped("  - ", f"{signature}: {meaning}"))
+        else:
+            plain.append(signature)
+    if len(items) > 2 and (first := listed_before.setdefault(tuple(items), name)) != name:
+        items = [f"  - all other parameters: as for `{first}`"]
     if changes := getattr(term, "schedulable", ()):
-        lines.append(_wrapped("  - ", f"A curriculum can change {listed(f'`{name}`' for name in changes)}."))
-    return "\n".join(lines) + "\n"
+        items.append(_wrapped("  - ", f"A curriculum can change {listed(f'`{name}`' for name in changes)}."))
+    more = f" Parameters: {', '.join(plain)}" if plain else ""
+    return "\n".join([_wrapped("- ", f"**`{name}`**: {text}{more}"), *items])
 
 
 def _wrapped(bullet: str, text: str) -> str:
-    """Wrap a list item. A product stays on one line, because a line that starts with * would start another list."""
+    """Wrap a list item. Code and products stay on one line: a line that starts with * would start another list."""
+    text = re.sub(r"`[^`]{,80}`", lambda code: code[0].replace(" ", "\0"), text)
     indent, text = " " * len(bullet), text.replace(" * ", "\0*\0")
     wrapped = textwrap.fill(text, 100, initial_indent=bullet, subsequent_indent=indent, break_long_words=False)
     return wrapped.replace("\0", " ")

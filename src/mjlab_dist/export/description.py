@@ -26,7 +26,7 @@ DC_STIFFNESS, DC_DAMPING, DC_SPEED = 4, 6, 7
 def describe(
     env: Env, config: TrainConfig, checkpoint: Path, exported: ExportedPolicy, warn: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Describe a policy as plain data; docs/deployment.md explains every entry."""
+    """Describe a policy as plain data; docs/after-training.md explains every entry."""
     provenance = read_provenance(run_of(checkpoint), warn)
     return _finite(
         {

@@ -146,7 +146,7 @@ def _versions(provenance: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
 
 def _use(packed: Packed) -> str:
     task, file = packed.config.task, shlex.quote(packed.file)
-    deploy = f"`{ONNX}` runs without mjlab_dist, in ONNX Runtime: see docs/deployment.md of mjlab_dist."
+    deploy = f"`{ONNX}` runs without mjlab_dist, in ONNX Runtime: see docs/after-training.md of mjlab_dist."
     return f"""## Use
 
 The package mjlab_dist and the package of the task must be installed, in the versions above or newer.
