@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
-import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -40,7 +39,7 @@ by `uv run python scripts/terms_table.py`.
 - Parameters are also flags: `--env.terminations.tilted.params.max-rad 0.8`.
 - A term is a function or a class. Names of classes start with a capital letter. A
   [curriculum](add-a-task.md#schedules) can change every number among the parameters of a function.
-  For a class, the list names the parameters that a curriculum can change.
+  For a class, the table names the parameters that a curriculum can change.
 """
 
 SECTIONS = (
@@ -76,9 +75,11 @@ def page() -> str:
     parts = [HEAD]
     for title, name, introduction in SECTIONS:
         module = importlib.import_module(f"mjlab_dist.mdp.{name}")
-        parts.append(f"## {title}: `{module.__name__}`\n{introduction}\n")
+        parts.append(
+            f"## {title}: `{module.__name__}`\n{introduction}\n\n| term | meaning | parameters |\n|---|---|---|"
+        )
         listed_before: dict[tuple[str, ...], str] = {}
-        parts += [_entry(name, term, listed_before) for name, term in _terms(module)]
+        parts += [_row(name, term, listed_before) for name, term in _terms(module)]
         parts[-1] += "\n"
     return "\n".join(parts).rstrip("\n") + "\n"
 
@@ -91,40 +92,28 @@ def _terms(module: ModuleType) -> Iterator[tuple[str, Callable[..., Any]]]:
             yield name, term
 
 
-def _entry(name: str, term: Callable[..., Any], listed_before: dict[tuple[str, ...], str]) -> str:
-    """Return a term with its parameters as a list item.
+def _row(name: str, term: Callable[..., Any], listed_before: dict[tuple[str, ...], str]) -> str:
+    """Return a term with its parameters as a row of a table.
 
     Args:
         name: Name of the term.
         term: The term.
-        listed_before: Dict from several parameters, as list items, to the first term that has them; it grows.
+        listed_before: Dict from several parameters, as they are written, to the first term that has them; it grows.
     """
     text, described = _documentation(term)
     parameters = [p for p in inspect.signature(term).parameters.values() if p.name not in ("env", "mask", "block")]
-    # Parameters without a description of their own follow the text; each of the others is a list item
-    plain, items = list[str](), list[str]()
+    written = list[str]()
     for parameter in parameters:
         default = "" if parameter.default is parameter.empty else f" = {parameter.default!r}".replace("'", '"')
         signature = f"`{parameter.name}: {_type(parameter)}{default}`"
-        meaning = described.get(parameter.name, "")
-        if meaning and signature not in IN_HEAD:
-            items.append(_wrapped("  - ", f"{signature}: {meaning}"))
-        else:
-            plain.append(signature)
-    if len(items) > 2 and (first := listed_before.setdefault(tuple(items), name)) != name:
-        items = [f"  - all other parameters: as for `{first}`"]
+        meaning = "" if signature in IN_HEAD else described.get(parameter.name, "")
+        written.append(f"{signature}: {meaning}" if meaning else signature)
+    if len(written) > 3 and (first := listed_before.setdefault(tuple(written), name)) != name:
+        written = [f"as for `{first}`"]
     if changes := getattr(term, "schedulable", ()):
-        items.append(_wrapped("  - ", f"A curriculum can change {listed(f'`{name}`' for name in changes)}."))
-    more = f" Parameters: {', '.join(plain)}" if plain else ""
-    return "\n".join([_wrapped("- ", f"**`{name}`**: {text}{more}"), *items])
-
-
-def _wrapped(bullet: str, text: str) -> str:
-    """Wrap a list item. Code and products stay on one line: a line that starts with * would start another list."""
-    text = re.sub(r"`[^`]{,80}`", lambda code: code[0].replace(" ", "\0"), text)
-    indent, text = " " * len(bullet), text.replace(" * ", "\0*\0")
-    wrapped = textwrap.fill(text, 100, initial_indent=bullet, subsequent_indent=indent, break_long_words=False)
-    return wrapped.replace("\0", " ")
+        written.append(f"A curriculum can change {listed(f'`{name}`' for name in changes)}.")
+    cells = (f"**`{name}`**", text, "<br>".join(written))
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def _type(parameter: inspect.Parameter) -> str:

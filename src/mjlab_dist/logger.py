@@ -1,6 +1,6 @@
 """The interface of loggers, which show the metrics of a run. ``--logger package.module:Class`` adds your own.
 
-docs/loggers.md explains the interface, and docs/examples/csv_logger.py is an example.
+docs/run-files.md explains the interface, and docs/examples/csv_logger.py is an example.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Faults on two CPU ranks, injected or caused by signals: messages, durations, and remaining processes and files.
 
-``test_row_N`` checks row N of the table of faults in docs/reliability.md. Time limits are for two cores.
+``test_row_N`` checks row N of the table of faults in docs/safety.md. Time limits are for two cores.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def test_the_page_has_every_term_with_a_description(module: str) -> None:
         and not name.startswith("_")
     ]
     assert names
-    assert not [name for name in names if not re.search(rf"- \*\*`{name}`\*\*: \w", page)]
+    assert not [name for name in names if not re.search(rf"\| \*\*`{name}`\*\* \| \w", page)]
 
 
 @pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)

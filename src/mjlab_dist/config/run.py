@@ -18,7 +18,7 @@ COMPRESSIONS = ("none", "bf16", "fp16")
 
 @dataclass(frozen=True, kw_only=True)
 class SyncConfig:
-    """Synchronization of the ranks' policies. docs/distributed.md has the formula and the cost of each flag."""
+    """Synchronization of the ranks' policies. docs/several-machines.md has the formula and the cost of each flag."""
 
     period: int = 1
     """Number of iterations after which the ranks average their parameters and Adam moments. With 1, the ranks instead
@@ -31,7 +31,7 @@ class SyncConfig:
     """Iterations between comparisons of the parameters, optimizer states and normalizers of all ranks. A difference
     ends the run. Ranks are also compared before every checkpoint."""
     synchronizer: str | None = None
-    """Your own synchronizer, as package.module:Class. See docs/distributed.md."""
+    """Your own synchronizer, as package.module:Class. See docs/several-machines.md."""
     fsdp_min_size_mb: float = 4.0
     """Minimum size of a parameter that fsdp-devices shards, in MiB of fp32. Only parameters of two or more dimensions
     are sharded."""
@@ -117,7 +117,7 @@ class TrainConfig:
     logger: LOGGERS = ("tensorboard",)
     """tensorboard, wandb, trackio, or your own. Separate several by spaces, and name your own class as
     package.module:Class. metrics.jsonl is always written. wandb works offline with WANDB_MODE=offline. trackio
-    needs the package trackio. See docs/loggers.md."""
+    needs the package trackio. See docs/run-files.md."""
     wandb_project: str = "mjlab_dist"
     """Project in Weights & Biases and trackio."""
     log_ranks: bool = False
