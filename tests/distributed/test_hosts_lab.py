@@ -326,7 +326,7 @@ def test_a_killed_launcher_leaves_nothing_on_any_host(lab: Lab, start: Start, wa
 
 @pytest.mark.long
 def test_the_documented_lines_work(tmp_path: Path, hosts: Lab):
-    page = (SCRIPT.parents[1] / "docs" / "several-machines.md").read_text()
+    page = (SCRIPT.parents[1] / "CONTRIBUTING.md").read_text()
     block = page.partition("## Hosts on one machine\n")[2].split("```")[1]
     for documented, here in (("sudo ", ""), ("~/mjlab_dist/scripts", SCRIPT.parent), ("~/mjlab_dist/.venv/bin", BIN)):
         assert documented in block

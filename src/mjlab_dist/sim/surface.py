@@ -15,7 +15,7 @@ from mjlab_dist.sim.ground import Ground, cell_of
 from mjlab_dist.sim.touches import Touches, with_box, with_capsule, with_sphere
 
 # Unrolling more than four iterations doubles the compile time for a GPU and makes steps on a CPU no faster
-# (docs/performance.md).
+# (docs/lab.md).
 # On a GPU, the kernel uses so many registers that a multiprocessor runs only 256 threads. In small blocks, threads that
 # return early make room for others.
 wp.set_module_options({"enable_backward": False, "max_unroll": 4, "block_dim": 64})

@@ -56,7 +56,7 @@ _AGENT = AgentConfig(
 rate starts at 1e-3 instead of 3e-4, and falls to 0."""
 
 _STEADY = dataclasses.replace(_AGENT, schedule="fixed")
-"""A constant learning rate, for tasks that still improve at the end of the run (docs/performance.md)."""
+"""A constant learning rate, for tasks that still improve at the end of the run (docs/lab.md)."""
 
 _SMALL_STEPS = dataclasses.replace(
     _AGENT,
@@ -68,7 +68,7 @@ _SMALL_STEPS = dataclasses.replace(
 )
 """As many gradient steps as in CleanRL: 320 per 2,048 control steps, with mini-batches of 64 samples. With fewer
 gradient steps on larger mini-batches, the hopper learns more slowly, and its return depends more on the seed
-(docs/performance.md)."""
+(docs/lab.md)."""
 
 
 def hopper() -> TrainConfig:
