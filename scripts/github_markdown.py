@@ -98,6 +98,8 @@ def reindented(markdown: str) -> str:
         if item:
             lines.append(f"{'    ' * len(levels)}{item[2].replace(')', '.')} {line[len(item[0]) :]}")
             levels.append(len(item[0]))
+        elif line.startswith("|"):  # in code in tables, GitHub needs a backslash before |; Python-Markdown shows it
+            lines.append(re.sub("`[^`]*`", lambda code: code[0].replace("\\|", "|"), line))
         else:  # escape a number that starts a list in Python-Markdown, but not on GitHub
             lines.append(re.sub(r"^( *\d+)\. ", r"\1\. ", _moved(line, levels)))
         fence = block[1] if block else ""

@@ -214,6 +214,7 @@ def test_the_search_works_without_other_hosts_and_pages_fit_a_phone(address: str
         ("- a\n  ```\n    b\n  ```\n", "- a\n\n    ```\n      b\n    ```\n"),
         ("```\n- a\n  - b\n```\n- c\n", "```\n- a\n  - b\n```\n\n- c\n"),
         ("text\n| a |\n|---|\n| b |\n", "text\n\n| a |\n|---|\n| b |\n"),
+        ("| a |\n|---|\n| `b \\| c` |\n", "| a |\n|---|\n| `b | c` |\n"),
         ("the sum is\n4. text\n", "the sum is\n4\\. text\n"),
         ("- a\nlazy\n\ntext\n", "- a\n    lazy\n\ntext\n"),
     ],
