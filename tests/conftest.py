@@ -195,6 +195,32 @@ class Command:
     def __call__(self, *args: str, env: dict[str, str] | None = None, timeout_s: float = HANG_S) -> Done:
         return self.finish(self.start(*args, env=env), timeout_s)
 
+    def here(self, *args: str, env: dict[str, str] | None = None) -> Done:
+        """Run an installed command in this process, which has imported the libraries. Only for one process."""
+        from mjlab_dist.cli import main
+
+        run = {"train": main.train, "play": main.play, "list-tasks": main.list_tasks, "mjlab-dist": main.umbrella}
+        start = time.monotonic()
+        code: str | int | None = 0
+        with contextlib.ExitStack() as stack:
+            out, err = (stack.enter_context(_into_file(descriptor)) for descriptor in (1, 2))
+            stack.enter_context(contextlib.chdir(self.cwd))
+            stack.enter_context(mock.patch.dict(os.environ, {**(env or {}), MARK: self.mark, "COLUMNS": "200"}))
+            stack.enter_context(mock.patch.multiple(sys, argv=list(args), stdout=sys.stdout, stderr=sys.stderr))
+            stack.enter_context(mock.patch("gc.freeze"))  # a command that ends needs no further collections
+            # Signals, which train handles until its process ends
+            for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                stack.callback(signal.signal, each, signal.getsignal(each))
+            stack.callback(signal.set_wakeup_fd, signal.set_wakeup_fd(-1))
+            stack.callback(signal.pthread_sigmask, signal.SIG_SETMASK, signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+            try:
+                run[args[0]]()
+            except SystemExit as end:
+                code = end.code
+            sys.stdout.flush()
+            sys.stderr.flush()
+            return Done(code if isinstance(code, int) else 1, out(), err(), time.monotonic() - start)
+
     def finish(self, process: subprocess.Popen[str], timeout_s: float = HANG_S) -> Done:
         """Wait until a command ends. The measured time starts with this call."""
         start = time.monotonic()
@@ -226,6 +252,19 @@ class Command:
     @property
     def _variable(self) -> bytes:
         return os.fsencode(f"{MARK}={self.mark}")
+
+
+@contextlib.contextmanager
+def _into_file(descriptor: int) -> Iterator[Callable[[], str]]:
+    """Send what this process and its children write to a descriptor to a file. Yield a function that reads the file."""
+    with tempfile.TemporaryFile("w+") as file:
+        before = os.dup(descriptor)
+        os.dup2(file.fileno(), descriptor)
+        try:
+            yield lambda: (file.seek(0), file.read())[1]
+        finally:
+            os.dup2(before, descriptor)
+            os.close(before)
 
 
 @pytest.fixture(scope="session")

@@ -57,7 +57,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def compared(command: Command, *words: str) -> dict[str, Any]:
-    done = command("mjlab-dist", "compare", *words, "--json")
+    done = command.here("mjlab-dist", "compare", *words, "--json")
     assert done.code == 0, done.err
     return json.loads(done.out)
 
@@ -82,7 +82,7 @@ def test_seeds_form_groups_with_figures(command: Command, runs: Path):
 
 @pytest.mark.slow
 def test_the_tables_and_the_page_show_the_same(command: Command, runs: Path):
-    done = command("mjlab-dist", "compare", str(runs), "--threshold", "10", "--output", "page.html")
+    done = command.here("mjlab-dist", "compare", str(runs), "--threshold", "10", "--output", "page.html")
     assert done.code == 0, done.err
     page = (command.cwd / "page.html").read_text()
     for text in ("15 ± 5.57", "3 of 3", "0 of 2", "agent.learning_rate", "0.0003"):
@@ -90,7 +90,9 @@ def test_the_tables_and_the_page_show_the_same(command: Command, runs: Path):
         assert text in page
     assert "<svg" in page
     assert not re.search(r"(src|href)=.?(https?:)?//", page), "loads nothing from elsewhere"
-    again = command("mjlab-dist", "compare", str(runs), "--band", "iqm", "--over", "time", "--output", "curves.png")
+    again = command.here(
+        "mjlab-dist", "compare", str(runs), "--band", "iqm", "--over", "time", "--output", "curves.png"
+    )
     assert again.code == 0, again.err
     assert iio.imread(command.cwd / "curves.png").std() > 10
 
@@ -142,7 +144,7 @@ def test_nothing_that_a_config_names_is_imported(command: Command, tmp_path: Pat
 )
 def test_mistakes_are_refused_in_one_line(command: Command, runs: Path, words: tuple[str, ...], named: str):
     command.cwd = runs.parent
-    done = command("mjlab-dist", "compare", *words)
+    done = command.here("mjlab-dist", "compare", *words)
     assert {path.name for path in command.cwd.iterdir()} == {"runs", "young", "empty"}
     assert done.code == 2
     assert not done.out

@@ -25,7 +25,7 @@ from mjlab_dist.errors import Exit
     ],
 )
 def test_bad_flags_are_refused_in_one_line(flags: tuple[str, ...], named: str, command: Command) -> None:
-    done = command("mjlab-dist", "demo", *flags)
+    done = command.here("mjlab-dist", "demo", *flags)
     assert done.code == Exit.USAGE
     assert f"mjlab-dist demo: {named}" in done.err.splitlines()[0]
     assert list(command.cwd.iterdir()) == []

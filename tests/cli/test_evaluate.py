@@ -12,7 +12,6 @@ from typing import Any
 import imageio.v3 as iio
 import pytest
 from conftest import Command
-from warm_start import WarmStarts
 
 from mjlab_dist import play
 from mjlab_dist.config import EvaluateConfig, PlayConfig
@@ -25,10 +24,10 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory, warm_starts: WarmStarts | None) -> Path:
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Directory with a run of a quadruped, trained for one iteration."""
     place = tmp_path_factory.mktemp("evaluate")
-    done = Command("trained", place, warm_starts)(
+    done = Command("trained", place).here(
         "train", TASK, "--gpu-ids", "None", "--num-envs", "8", "--max-iterations", "1"
     )
     assert done.code == 0, done.err
@@ -36,7 +35,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, warm_starts: WarmStarts | 
 
 
 def evaluated(command: Command, *flags: str, code: int = 0) -> list[dict[str, Any]]:
-    done = command("mjlab-dist", "evaluate", TASK, *SHORT, "--json", *flags)
+    done = command.here("mjlab-dist", "evaluate", TASK, *SHORT, "--json", *flags)
     assert done.code == code, done.err
     return json.loads(done.out)["results"]
 
@@ -126,7 +125,7 @@ def test_the_exit_code_depends_on_the_return(command: Command, trained: Path):
 )
 def test_mistakes_are_refused_in_one_line(command: Command, trained: Path, flags: tuple[str, ...]):
     command.cwd = trained
-    done = command("mjlab-dist", "evaluate", TASK, "--gpu-ids", "None", *flags)
+    done = command.here("mjlab-dist", "evaluate", TASK, "--gpu-ids", "None", *flags)
     assert done.code == 2
     assert not done.out
     (line,) = done.err.splitlines()
@@ -137,6 +136,6 @@ def test_another_task_and_no_task_are_refused(command: Command, trained: Path):
     command.cwd = trained
     run = next((trained / "logs" / TASK).iterdir())
     for words in (("gym-ant", "--run", str(run)), ("no-such-task",), ()):
-        done = command("mjlab-dist", "evaluate", *words, "--gpu-ids", "None")
+        done = command.here("mjlab-dist", "evaluate", *words, "--gpu-ids", "None")
         assert done.code == 2, words
         assert len(done.err.splitlines()) == 1

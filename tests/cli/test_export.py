@@ -17,7 +17,6 @@ import onnxruntime
 import pytest
 import torch
 from conftest import Command
-from warm_start import WarmStarts
 
 import mjlab_dist_tasks.quadruped
 from mjlab_dist import registry
@@ -47,19 +46,19 @@ TASKS = {
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory, warm_starts: WarmStarts | None) -> Callable[[str], Path]:
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Return a function that trains a task briefly, exports the policy, and returns the run directory."""
     place = tmp_path_factory.mktemp("export")
     runs: dict[str, Path] = {}
 
     def run_of(task: str) -> Path:
         if task not in runs:
-            command = Command("export", place, warm_starts)
-            done = command(
+            command = Command("export", place)
+            done = command.here(
                 "train", task, "--gpu-ids", "None", "--num-envs", "16", "--max-iterations", "2", *TASKS[task]
             )
             assert done.code == 0, done.err
-            done = command("mjlab-dist", "export", task)
+            done = command.here("mjlab-dist", "export", task)
             assert done.code == 0, done.err + done.out
             (runs[task],) = (place / "logs" / task).iterdir()
         return runs[task]
@@ -176,7 +175,7 @@ def test_policies_that_cannot_be_exported_are_refused_in_one_line(
         (("cartpole-balance", "--run", str(run), "--env.episode-length-s", "2"), "--env.episode-length-s"),
         ((), "cartpole-balance"),
     ):
-        done = command("mjlab-dist", "export", *flags)
+        done = command.here("mjlab-dist", "export", *flags)
         assert done.code == Exit.USAGE, done.err
         assert named in done.err.splitlines()[-1]
         assert len(done.err.splitlines()) == 1, done.err
@@ -283,14 +282,14 @@ def test_plain_mujoco_reaches_the_return_of_evaluate(
     # A trained policy, from a new run or from the package
     run = Path(mjlab_dist_tasks.quadruped.__file__).parent / "demo"
     if training is not None:
-        done = command("train", task, "--gpu-ids", "None", *training)
+        done = command.here("train", task, "--gpu-ids", "None", *training)
         assert done.code == 0, done.err
         (run,) = (command.cwd / "logs" / task).iterdir()
-    done = command("mjlab-dist", "export", task, "--run", str(run), "--output", "files")
+    done = command.here("mjlab-dist", "export", task, "--run", str(run), "--output", "files")
     assert done.code == 0, done.err
     # The policy's return in the task's env
     evaluate = ("mjlab-dist", "evaluate", task, "--run", str(run), "--gpu-ids", "None", "--no-disturbances")
-    done = command(*evaluate, *flags, "--num-episodes", "64", "--json")
+    done = command.here(*evaluate, *flags, "--num-episodes", "64", "--json")
     assert done.code == 0, done.err
     (result,) = json.loads(done.out)["results"]
     expected = result["columns"][column]

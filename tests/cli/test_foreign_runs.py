@@ -53,7 +53,7 @@ COMMANDS = (
 @pytest.mark.slow
 @pytest.mark.parametrize("line", COMMANDS)
 def test_every_command_refuses_a_foreign_config(line: str, command: Command, foreign: Path):
-    done = command(*line.format(run=foreign).split())
+    done = command.here(*line.format(run=foreign).split())
     assert done.code == Exit.USAGE
     (message,) = done.err.splitlines()
     assert f"/{CONFIG_FILE}: env.sim.model pydoc:pipepager: " in message
@@ -64,7 +64,7 @@ def test_every_command_refuses_a_foreign_config(line: str, command: Command, for
 @pytest.mark.slow
 @pytest.mark.parametrize("line", [COMMANDS[0], COMMANDS[5]])
 def test_the_user_can_trust_a_foreign_config(line: str, command: Command, foreign: Path):
-    done = command(*line.format(run=foreign).split(), "--trust")
+    done = command.here(*line.format(run=foreign).split(), "--trust")
     assert "--trust" not in done.err
     assert (command.cwd / "ran").exists()
 
@@ -81,11 +81,11 @@ def test_python_refuses_a_foreign_config_too(foreign: Path):
 
 def test_flags_that_the_user_types_are_trusted(command: Command):
     flags = ("--env.rewards.smooth.func", "os.path:exists", "--print-config")
-    done = command("train", TASK, *flags)
+    done = command.here("train", TASK, *flags)
     assert done.code == 0, done.err
     assert "func: os.path:exists" in done.out
     (command.cwd / CONFIG_FILE).write_text(to_yaml(registry.task_config(TASK)))
-    assert command("train", "--config", CONFIG_FILE, *flags).code == 0
+    assert command.here("train", "--config", CONFIG_FILE, *flags).code == 0
 
 
 @pytest.mark.slow
@@ -117,8 +117,8 @@ def foreign_ssh(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("line", ["train --resume {run}", "train --config {run}"])
 def test_an_ssh_config_file_is_refused_unless_the_command_names_it(line: str, command: Command, foreign_ssh: Path):
     args = (*line.format(run=foreign_ssh).split(), "--print-config")
-    assert command(*args).code == Exit.USAGE
-    assert command(*args, "--ssh-config", str(foreign_ssh.parent / "own")).code == Exit.DONE
+    assert command.here(*args).code == Exit.USAGE
+    assert command.here(*args, "--ssh-config", str(foreign_ssh.parent / "own")).code == Exit.DONE
 
 
 def test_an_ssh_config_file_is_refused_from_python_unless_the_call_names_it(foreign_ssh: Path):
@@ -130,7 +130,7 @@ def test_an_ssh_config_file_is_refused_from_python_unless_the_call_names_it(fore
 
 @pytest.mark.slow
 def test_play_ignores_an_ssh_config_file(command: Command, foreign_ssh: Path):
-    done = command("play", TASK, "--run", str(foreign_ssh))
+    done = command.here("play", TASK, "--run", str(foreign_ssh))
     assert "ssh_config" not in done.err
     assert str(checkpoint_path(foreign_ssh, 1)) in done.err
 
@@ -138,9 +138,9 @@ def test_play_ignores_an_ssh_config_file(command: Command, foreign_ssh: Path):
 def test_machines_and_directories_that_a_config_chooses_are_named(command: Command, tmp_path: Path):
     config = changed(changed(registry.task_config(TASK), "hosts", ("localhost", "node7")), "log_root", "/elsewhere")
     run = write_run(tmp_path, config)
-    done = command("train", "--config", str(run / CONFIG_FILE), "--print-config")
+    done = command.here("train", "--config", str(run / CONFIG_FILE), "--print-config")
     assert f"{CONFIG_FILE} sets --hosts localhost node7 --log-root /elsewhere" in done.err
-    done = command("train", "--config", str(run / CONFIG_FILE), "--log-root", "logs", "--print-config")
+    done = command.here("train", "--config", str(run / CONFIG_FILE), "--log-root", "logs", "--print-config")
     assert "--log-root" not in done.err
-    done = command("train", "--resume", str(run), "--hosts", "localhost", "--print-config")
+    done = command.here("train", "--resume", str(run), "--hosts", "localhost", "--print-config")
     assert done.err == "", "a resumed run stays in its directory"

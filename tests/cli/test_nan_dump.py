@@ -75,7 +75,7 @@ def spoil(env: Env, step: int) -> None:
 @pytest.mark.slow
 def test_an_injected_nan_is_not_reproduced(command: Command) -> None:
     dump = leave_dump(command.cwd / "logs", 0.01, spoil)
-    done = command("play", TASK, "--nan-dump", str(dump))
+    done = command.here("play", TASK, "--nan-dump", str(dump))
     assert done.code == 0, done.err
     heading, *blocks = done.out.split("\n\n")
     assert str(dump) in heading
@@ -96,7 +96,7 @@ def test_a_diverging_step_is_reproduced_and_rendered(command: Command) -> None:
     import imageio.v3 as iio
 
     dump = leave_dump(command.cwd / "logs", 1e25, lambda *_: None)
-    done = command("play", TASK, "--nan-dump", str(dump), "--video", "blow_up.mp4")
+    done = command.here("play", TASK, "--nan-dump", str(dump), "--video", "blow_up.mp4")
     assert done.code == 0, done.err
     assert "blow_up.mp4" in done.out
     blocks = done.out.split("\n\n")[1:]
@@ -130,7 +130,7 @@ def test_a_page_shows_the_recorded_states_and_the_names_that_were_not_finite(
     process.send_signal(signal.SIGINT)
     assert command.finish(process).code == 0
     # A file that is not a dump
-    done = command("play", TASK, "--nan-dump", str(dump.parent.parent / "config.yaml"), "--viewer", "web")
+    done = command.here("play", TASK, "--nan-dump", str(dump.parent.parent / "config.yaml"), "--viewer", "web")
     assert done.code == 2, done.err
 
 
@@ -160,7 +160,7 @@ def test_a_wrong_file_is_refused_in_one_line(command: Command) -> None:
             play.replay(*play.resolve(task, config, print), config)
         assert re.search(says, str(caught.value))
         assert "\n" not in str(caught.value)
-    done = command("play", TASK, "--nan-dump", str(weights))
+    done = command.here("play", TASK, "--nan-dump", str(weights))
     assert done.code == 2
     assert done.err.startswith(f"play: --nan-dump {weights}: ")
     assert done.err.count("\n") == 1

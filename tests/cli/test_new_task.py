@@ -225,7 +225,7 @@ def test_the_template_trains(command: Command) -> None:
 
 @pytest.mark.slow
 def test_the_ant_of_gymnasium_becomes_a_package_that_trains(command: Command) -> None:
-    done = command(*NEW_TASK, "my-ant", "--mjcf", str(ASSETS / "ant.xml"))
+    done = command.here(*NEW_TASK, "my-ant", "--mjcf", str(ASSETS / "ant.xml"))
     made(done)
     assert done.out.splitlines()[-3:] == [
         "  uv pip install -e my_ant",
@@ -453,7 +453,7 @@ def test_invalid_input_is_refused_in_one_line_and_leaves_no_files(command: Comma
         (command.cwd / name).write_text(text)
     (command.cwd / "there").mkdir()
     before = sorted(command.cwd.rglob("*"))
-    done = command(*NEW_TASK, *args)
+    done = command.here(*NEW_TASK, *args)
     assert done.code == 2
     assert says in done.err
     assert len(done.err.splitlines()) == 1
@@ -465,7 +465,7 @@ def test_invalid_input_is_refused_in_one_line_and_leaves_no_files(command: Comma
 def test_a_task_that_fails_its_trial_is_not_ready_and_keeps_its_files(command: Command) -> None:
     actuator = '<actuator><velocity name="wild" joint="elbow" kv="-1e5"/></actuator>'
     (command.cwd / "arm.xml").write_text(ARM.replace("</mujoco>", f"{actuator}</mujoco>"))
-    done = command(*NEW_TASK, "my-arm", "--mjcf", "arm.xml")
+    done = command.here(*NEW_TASK, "my-arm", "--mjcf", "arm.xml")
     assert done.code == 1
     (line,) = done.err.splitlines()
     assert line.startswith("mjlab-dist new-task: my-arm is not ready: ")
@@ -530,7 +530,7 @@ def test_a_robot_is_found_by_its_name(command: Command) -> None:
     robots = command.cwd / "robots" / "boxes"
     robots.mkdir(parents=True)
     shutil.copy(TEMPLATE / "robot.xml", robots / "box_dog.xml")
-    done = command(*NEW_TASK, "found", "--robot", "box-dog", "--robots-dir", "robots")
+    done = command.here(*NEW_TASK, "found", "--robot", "box-dog", "--robots-dir", "robots")
     assert done.code == 0, done.err
     assert (command.cwd / "found" / "found" / "box_dog.xml").is_file()
 
@@ -546,7 +546,7 @@ def test_a_robot_is_found_by_its_name(command: Command) -> None:
     ids=str,
 )
 def test_a_robot_is_named_in_one_way(command: Command, flags: tuple[str, ...]) -> None:
-    done = command(*NEW_TASK, "unnamed", *flags)
+    done = command.here(*NEW_TASK, "unnamed", *flags)
     assert done.code == 2
     assert len(done.err.splitlines()) == 1
     assert not (command.cwd / "unnamed").exists()

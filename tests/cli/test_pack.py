@@ -9,7 +9,7 @@ import shutil
 import socket
 import zipfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import onnxruntime
 import pytest
@@ -26,9 +26,6 @@ from mjlab_dist.pack_file import CARD, CHECKPOINT, ONNX, read_manifest, read_par
 from mjlab_dist.play import play, resolve
 from mjlab_dist.run_dir import CONFIG_FILE, METRICS_FILE, PROVENANCE_FILE, read_config_file, read_metrics
 
-if TYPE_CHECKING:
-    from warm_start import WarmStarts
-
 TASK = "cartpole-balance"
 
 SMALL: dict[str, Any] = {"num_envs": 8, "gpu_ids": None, "agent.num_steps_per_env": 8, "env.episode_length_s": 0.1}
@@ -38,16 +35,16 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory, warm_starts: WarmStarts | None) -> Path:
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with a run of three checkpoints, and ``walk.zip``, a pack of the second checkpoint."""
     place = tmp_path_factory.mktemp("pack")
-    command = Command("pack", place, warm_starts)
-    done = command(
+    command = Command("pack", place)
+    done = command.here(
         "train", TASK, *FLAGS, "--checkpoint.interval", "1", "--run-name", "run", "--max-iterations", "3",
         "--evaluate-interval", "1", "--evaluate-episodes", "4", f"--log-root={place / 'logs'}",
     )  # fmt: skip
     assert done.code == 0, done.err
-    done = command("mjlab-dist", "pack", str(run_dir(place)), "--checkpoint", "model_2.pt", "--output", "walk.zip")
+    done = command.here("mjlab-dist", "pack", str(run_dir(place)), "--checkpoint", "model_2.pt", "--output", "walk.zip")
     assert done.code == 0, done.err + done.out
     assert "walk.zip" in done.out
     return place
@@ -150,7 +147,7 @@ def test_what_a_pack_cannot_do_is_refused_in_one_line(place: Path, command: Comm
         (("play", TASK, "--run", "walk.zip", "--checkpoint", "best"), "--checkpoint best"),
         (("train", TASK, "--init-from", "taken.zip"), "taken.zip"),
     ):
-        done = command(*words)
+        done = command.here(*words)
         assert done.code == Exit.USAGE, (words, done.err)
         (line,) = done.err.splitlines()
         assert named in line
@@ -174,13 +171,13 @@ def test_a_pack_from_someone_else_runs_no_code(place: Path, command: Command, tm
         ("mjlab-dist", "export", TASK, "--run", "evil.zip"),
         ("train", "--config", "evil.zip"),
     ):
-        done = command(*words)
+        done = command.here(*words)
         assert done.code == Exit.USAGE
         (line,) = done.err.splitlines()
         assert "pydoc:pipepager" in line
         assert "--trust" in line
     assert not (tmp_path / "ran").exists()
-    command("play", TASK, "--run", "evil.zip", "--trust")
+    command.here("play", TASK, "--run", "evil.zip", "--trust")
     assert (tmp_path / "ran").exists()
 
 
@@ -198,6 +195,6 @@ def test_a_run_without_metrics_and_onnx_is_packed_too(place: Path, command: Comm
         assert METRICS_FILE not in archive.namelist()
         assert ONNX not in archive.namelist()
     assert mjlab_dist.load_policy(pack).num_actions == 1
-    done = command("mjlab-dist", "compare", pack.name)
+    done = command.here("mjlab-dist", "compare", pack.name)
     assert done.code == Exit.USAGE
     assert METRICS_FILE in done.err

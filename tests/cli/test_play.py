@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from conftest import Command
 from mounts import mounted
-from warm_start import WarmStarts
 
 import mjlab_dist_tasks.cartpole
 
@@ -23,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory, warm_starts: WarmStarts | None) -> Path:
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Directory with a run of a cartpole. Its MJCF has a second camera, which looks down.
 
     Pictures have coarse shadows and edges, so that drawing without a GPU is faster.
@@ -34,7 +33,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, warm_starts: WarmStarts | 
     assert fine in mjcf
     above = '<camera name="above" pos="0 0 4"/></worldbody>'
     (place / "two_cameras.xml").write_text(mjcf.replace(fine, coarse).replace("</worldbody>", above))
-    done = Command("trained", place, warm_starts)(
+    done = Command("trained", place).here(
         "train", TASK, "--gpu-ids", "None", "--num-envs", "8", "--max-iterations", "1",
         "--env.sim.model", str(place / "two_cameras.xml"),
     )  # fmt: skip
@@ -45,7 +44,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, warm_starts: WarmStarts | 
 def test_the_video_continues_after_resets_and_shows_several_envs(command: Command, trained: Path) -> None:
     command.cwd = trained
     # Three envs in a grid of two columns
-    done = command(*PLAY, "--env", "1", "3", "0", "--width", "322", "--height", "242", "--video", "grid.mp4")
+    done = command.here(*PLAY, "--env", "1", "3", "0", "--width", "322", "--height", "242", "--video", "grid.mp4")
     assert done.code == 0, done.err
     assert re.search(r"^12 episodes: .* mean length 30 steps$", done.out, re.MULTILINE), done.out
     assert done.out.splitlines()[-1] == "Video: grid.mp4"
@@ -56,7 +55,7 @@ def test_the_video_continues_after_resets_and_shows_several_envs(command: Comman
     jumps = np.abs(np.diff(frames[:, :, :160], axis=0)).mean(axis=(1, 2, 3))
     assert set(jumps.argsort()[-2:]) == {9, 19}, jumps
     # Only one env
-    done = command(*PLAY, "--env", "3", *SMALL, "--video", "one.mp4")
+    done = command.here(*PLAY, "--env", "3", *SMALL, "--video", "one.mp4")
     assert done.code == 0, done.err
     one = iio.imread(trained / "one.mp4").astype(int)
     assert one.shape == (30, 120, 160, 3)
@@ -78,13 +77,13 @@ def test_a_video_has_the_default_size_and_shows_the_scene(command: Command, trai
 
 def test_without_a_viewer_the_episodes_are_measured(command: Command, trained: Path) -> None:
     command.cwd = trained
-    short = command("play", TASK, "--env.episode-length-s", "0.5", "--num-envs", "2")
+    short = command.here("play", TASK, "--env.episode-length-s", "0.5", "--num-envs", "2")
     assert re.search(r"^2 episodes.* 50 steps$", short.out, re.MULTILINE)
-    wrong = command("play", TASK, "--env.episode-length", "0.5")
+    wrong = command.here("play", TASK, "--env.episode-length", "0.5")
     assert wrong.code == 2
     assert wrong.err.startswith("play: --env.episode-length: ")
     assert " --env.episode-length-s?" in wrong.err
-    never = command("play", TASK, "--env.episode-length-s", "0")
+    never = command.here("play", TASK, "--env.episode-length-s", "0")
     assert never.code == 2
     assert never.err.startswith("play: --env.episode-length-s 0.0: ")
 
@@ -93,14 +92,16 @@ def test_a_camera_is_chosen_by_name(command: Command, trained: Path) -> None:
     command.cwd = trained
     frames: dict[str, np.ndarray] = {}
     for name, flags in {"default": (), "side": ("--camera", "side"), "above": ("--camera", "above")}.items():
-        done = command("play", TASK, "--num-envs", "1", "--seconds", "0.1", *flags, *SMALL, "--video", f"{name}.gif")
+        done = command.here(
+            "play", TASK, "--num-envs", "1", "--seconds", "0.1", *flags, *SMALL, "--video", f"{name}.gif"
+        )
         assert done.code == 0, done.err
         assert "No episode ended in this time" in done.out
         frames[name] = iio.imread(trained / f"{name}.gif").astype(int)
     assert frames["side"].shape == (4, 120, 160, 3)
     assert (frames["side"] == frames["default"]).all(), "the first camera is the default"
     assert np.abs(frames["above"] - frames["side"]).mean() > 10
-    wrong = command("play", TASK, "--num-envs", "1", "--camera", "top", "--video", "top.mp4")
+    wrong = command.here("play", TASK, "--num-envs", "1", "--camera", "top", "--video", "top.mp4")
     assert wrong.code == 2
     assert wrong.err.splitlines()[-1] == "play: --camera top: there is no such camera; the model has side, above"
     assert not (trained / "top.mp4").exists()
@@ -109,7 +110,7 @@ def test_a_camera_is_chosen_by_name(command: Command, trained: Path) -> None:
 def test_a_strip_shows_frames_at_equal_intervals(command: Command, trained: Path) -> None:
     command.cwd = trained
     once = ("play", TASK, "--num-envs", "4", "--env.episode-length-s", "0.3", "--no-disturbances", "--env", "2")
-    done = command(*once, "--seconds", "0.9", "--width", "500", "--height", "100", "--frames", "three.png")
+    done = command.here(*once, "--seconds", "0.9", "--width", "500", "--height", "100", "--frames", "three.png")
     assert done.code == 0, done.err
     # The strip has five frames, and thus four intervals. 0.9 s have 90 states, which allows intervals of up to 22 steps
     assert done.out.splitlines()[-1] == "Frames, one every 0.22 s: three.png"
@@ -119,7 +120,7 @@ def test_a_strip_shows_frames_at_equal_intervals(command: Command, trained: Path
     assert (strip[:, [98, 99, 198, 298, 300, 399]] == 255).all(), "white gaps"
     assert all(frame.min() < 200 for frame in frames)
     # Frames have the default size. The strip ends with the env's episode, after 30 steps
-    done = command(*once, "--frames", "default.png")
+    done = command.here(*once, "--frames", "default.png")
     assert done.code == 0, done.err
     assert done.out.splitlines()[-1] == "Frames, one every 0.05 s: default.png"
     strip = iio.imread(trained / "default.png").astype(int)

@@ -126,7 +126,7 @@ def test_a_run_is_measured_with_its_policy_and_config(command: Command, env: dic
     ],
 )
 def test_invalid_input_is_refused_in_one_line(command: Command, args: list[str], says: str) -> None:
-    done = command(*SIZE_BUFFERS, *args)
+    done = command.here(*SIZE_BUFFERS, *args)
     assert done.code == 2
     assert says in done.err
     assert len(done.err.splitlines()) == 1

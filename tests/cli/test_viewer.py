@@ -17,7 +17,6 @@ from typing import Any
 import psutil
 import pytest
 from conftest import Command
-from warm_start import WarmStarts
 
 pytestmark = pytest.mark.slow
 
@@ -29,10 +28,10 @@ started by exec, which is slower."""
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory, warm_starts: WarmStarts | None) -> Path:
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Directory with a run of the cartpole."""
     place = tmp_path_factory.mktemp("viewer")
-    done = Command("trained", place, warm_starts)(
+    done = Command("trained", place).here(
         "train", TASK, "--gpu-ids", "None", "--num-envs", "8", "--max-iterations", "1"
     )
     assert done.code == 0, done.err
@@ -71,20 +70,20 @@ def test_runs_that_cannot_be_played_are_refused(command: Command, trained: Path)
     checkpoint = next(run.glob("checkpoints/model_*.pt"))
     # A run and a checkpoint of another task
     for flag, value in (("--run", run), ("--checkpoint", checkpoint)):
-        done = command("play", "cartpole-swingup", "--viewer", "web", flag, str(value))
+        done = command.here("play", "cartpole-swingup", "--viewer", "web", flag, str(value))
         assert done.code == 2, done.err
         assert len(done.err.splitlines()) == 1, done.err
     # A run without a checkpoint
     empty = trained / "logs" / TASK / "2020-01-01_00-00-00"
     empty.mkdir()
     (empty / "config.yaml").write_bytes((run / "config.yaml").read_bytes())
-    done = command("play", TASK, "--viewer", "web", "--run", str(empty))
+    done = command.here("play", TASK, "--viewer", "web", "--run", str(empty))
     assert done.code == 2, done.err
     assert "has no checkpoint yet" in done.err
     # A port that another program uses
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = str(other.getsockname()[1])
-        done = command("play", TASK, "--viewer", "web", "--port", port)
+        done = command.here("play", TASK, "--viewer", "web", "--port", port)
     assert done.code == 2, done.err
     assert done.err.startswith(f"play: --port {port}: is used by another program"), done.err
 

@@ -21,7 +21,6 @@ from mjlab_dist.run_dir import checkpoint_path, list_checkpoints
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
-    from warm_start import WarmStarts
 
 pytestmark = pytest.mark.slow
 
@@ -31,11 +30,11 @@ OpenTab = Callable[[str], "Page"]
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory, warm_starts: WarmStarts | None) -> Path:
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Run directory of the cartpole, with the checkpoints of two iterations."""
     place = tmp_path_factory.mktemp("watch")
     small = ("--gpu-ids", "None", "--num-envs", "8", "--max-iterations", "2", "--checkpoint.interval", "1")
-    done = Command("trained", place, warm_starts)("train", TASK, *small)
+    done = Command("trained", place).here("train", TASK, *small)
     assert done.code == 0, done.err
     return next((place / "logs" / TASK).iterdir())
 
@@ -66,7 +65,7 @@ def test_bad_input_is_refused_in_one_line(
         run_dir.mkdir()
         (run_dir / "config.yaml").write_text(changed)
     names = {"RUN": str(trained), "FOREIGN": str(foreign), "DAMAGED": str(damaged)}
-    done = command("mjlab-dist", "watch", *(names.get(word, word) for word in words))
+    done = command.here("mjlab-dist", "watch", *(names.get(word, word) for word in words))
     assert done.code == 2, done.err
     assert len(done.err.splitlines()) == 1, done.err
     assert message in done.err
@@ -75,7 +74,7 @@ def test_bad_input_is_refused_in_one_line(
 def test_a_taken_port_is_refused(command: Command, trained: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = str(other.getsockname()[1])
-        done = command("mjlab-dist", "watch", str(trained), "--port", port)
+        done = command.here("mjlab-dist", "watch", str(trained), "--port", port)
     assert done.code == 2, done.err
     assert done.err.startswith(f"mjlab-dist watch: --port {port}: is used by another program"), done.err
 

@@ -12,8 +12,11 @@ from urllib.parse import urlsplit
 from mjlab_dist.machine.findings import Finding, Status
 from mjlab_dist.machine.processes import run_program
 
-# Default server of Weights & Biases. The settings of Weights & Biases can name another server.
-WANDB_SERVER = "https://api.wandb.ai"
+# Default server of Weights & Biases, whose settings can name another server
+WANDB_SERVER = "https://api.forge.coreweave.com"
+
+# Host of the same server in netrc files with older logins
+FORMER_HOST = "api.wandb.ai"
 
 # Program that connects to a server. Its arguments are the host and the port.
 CONNECT = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])))"
@@ -48,8 +51,9 @@ def has_wandb_account(environ: Mapping[str, str]) -> bool:
         logins = netrc.netrc(file)
     except (OSError, netrc.NetrcParseError):
         return False
-    # Older versions of Weights & Biases store the host without its port.
-    return any(logins.authenticators(host) for host in (url.netloc, url.hostname or ""))
+    # Older versions of Weights & Biases store the host without its port
+    hosts = [url.netloc, url.hostname or "", *([FORMER_HOST] if url.geturl() == WANDB_SERVER else [])]
+    return any(logins.authenticators(host) for host in hosts)
 
 
 def _wandb_server(environ: Mapping[str, str]) -> str:

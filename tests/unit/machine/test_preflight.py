@@ -32,7 +32,7 @@ from mjlab_dist.machine.findings import Status
 from mjlab_dist.machine.gpu_checks import check_warp, judge_cuda, judge_gpu
 from mjlab_dist.machine.preflight import check_directory, check_loopback, check_machine, check_versions
 from mjlab_dist.machine.processes import LAUNCH
-from mjlab_dist.machine.wandb_check import check_wandb, has_wandb_account
+from mjlab_dist.machine.wandb_check import WANDB_SERVER, check_wandb, has_wandb_account
 
 H200 = Gpu(index=1, card=1, uuid="GPU-1", card_uuid="GPU-1", name="NVIDIA H200")
 
@@ -500,9 +500,18 @@ def test_a_variable_is_an_account(variable: str):
     assert has_wandb_account({variable: KEY})
 
 
-def test_a_login_in_the_home_directory_is_an_account(home: Path):
-    write_login(home / ".netrc", "api.wandb.ai")
+@pytest.mark.parametrize("host", ["api.forge.coreweave.com", "api.wandb.ai"])
+def test_a_login_in_the_home_directory_is_an_account(home: Path, host: str):
+    write_login(home / ".netrc", host)
     assert has_wandb_account({})
+
+
+@pytest.mark.usefixtures("home")
+def test_without_settings_the_server_is_that_of_wandb(monkeypatch: pytest.MonkeyPatch):
+    import wandb
+
+    monkeypatch.delenv("WANDB_BASE_URL", raising=False)
+    assert wandb.Settings().base_url == WANDB_SERVER
 
 
 def test_a_login_in_the_file_that_netrc_names_is_an_account(tmp_path: Path):
