@@ -90,7 +90,6 @@ def test_task_configs_import_nothing_heavy():
         "errors",
         "messages",
         "control",
-        "faults",
         "registry",
         "budget",
         "distributed.rank",

@@ -352,10 +352,12 @@ def logged_by(config: TrainConfig, run_dir: Path, iterations: range, resumed_at:
 
 
 def test_rows_reach_wandb_in_order(config: TrainConfig, run_dir: Path, warnings: list[str], fake: Fake) -> None:
-    wandb = fake()
+    may_start = threading.Event()
+    wandb = fake(init=lambda _: may_start.wait())
     group = LoggerGroup(config, run_dir, None)
     written = read_wandb_run(run_dir)
     assert written is not None, "the id is known before wandb has started"
+    may_start.set()
     for iteration in range(1, 3001):
         group.write(row(iteration))
     group.close()
