@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     import mujoco
     from playwright.sync_api import Browser, Page
     from ssh_server import Add, SshServer
-    from warm_start import WarmStarts
 
     from mjlab_dist.config import SimConfig
     from mjlab_dist.env import Env
@@ -64,8 +63,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Hide GPUs, unless only tests/gpu was asked for. If coverage is measured, let ranks write their coverage data.
 
-    Other tests are about CPU ranks, which must not differ on a machine with a GPU. They fork processes that have
-    initialized Warp, and CUDA does not work in a fork of a process that has initialized it.
+    Other tests are about CPU ranks, which must not differ on a machine with a GPU.
     """
     only_gpu_tests = all(Path(each.partition("::")[0]).absolute().is_relative_to(GPU_TESTS) for each in config.args)
     if not only_gpu_tests and any(Path("/dev").glob("nvidia[0-9]*")):
@@ -146,7 +144,7 @@ def _environment_is_restored() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _environment_is_restored_after_a_test(_environment_is_restored: None) -> Iterator[None]:
-    """Restore the environment after each test too. If a library changes it, commands can no longer be forked."""
+    """Restore the environment after each test too."""
     with mock.patch.dict(os.environ):
         yield
 
@@ -163,10 +161,9 @@ def inherited() -> dict[str, str]:
 class Command:
     """Runs installed commands for one test, and finds their processes by an environment variable."""
 
-    def __init__(self, mark: str, cwd: Path, warm: WarmStarts | None = None) -> None:
+    def __init__(self, mark: str, cwd: Path) -> None:
         self.mark = mark
         self.cwd = cwd
-        self.warm = warm
 
     def program(self, name: str) -> str:
         """Return the path of an installed command."""
@@ -175,18 +172,17 @@ class Command:
     def start(self, *args: str, env: dict[str, str] | None = None, **options: Any) -> subprocess.Popen[str]:
         """Start a command in its own session. `options` are passed to Popen; by default, pipes collect the output."""
         pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        with self.warm.used() if self.warm else contextlib.nullcontext():
-            return subprocess.Popen(
-                [self.program(args[0]), *args[1:]],
-                env={**inherited(), **(env or {}), MARK: self.mark, "COLUMNS": "200"},
-                cwd=self.cwd,
-                text=True,
-                start_new_session=True,
-                **(pipes | options),
-            )
+        return subprocess.Popen(
+            [self.program(args[0]), *args[1:]],
+            env={**inherited(), **(env or {}), MARK: self.mark, "COLUMNS": "200"},
+            cwd=self.cwd,
+            text=True,
+            start_new_session=True,
+            **(pipes | options),
+        )
 
     def script(self, text: str) -> str:
-        """Write a Python script, and return its path. The script will run in a fork that has imported the libraries."""
+        """Write a Python script, and return its path."""
         path = self.cwd / "script.py"
         path.write_text(f"#!{BIN / 'python'}\n{text}")
         path.chmod(0o700)
@@ -195,17 +191,17 @@ class Command:
     def __call__(self, *args: str, env: dict[str, str] | None = None, timeout_s: float = HANG_S) -> Done:
         return self.finish(self.start(*args, env=env), timeout_s)
 
-    def here(self, *args: str, env: dict[str, str] | None = None) -> Done:
+    def here(self, *args: str) -> Done:
         """Run an installed command in this process, which has imported the libraries. Only for one process."""
         from mjlab_dist.cli import main
 
-        run = {"train": main.train, "play": main.play, "list-tasks": main.list_tasks, "mjlab-dist": main.umbrella}
+        run = {"train": main.train, "play": main.play, "mjlab-dist": main.umbrella}
         start = time.monotonic()
         code: str | int | None = 0
         with contextlib.ExitStack() as stack:
             out, err = (stack.enter_context(_into_file(descriptor)) for descriptor in (1, 2))
             stack.enter_context(contextlib.chdir(self.cwd))
-            stack.enter_context(mock.patch.dict(os.environ, {**(env or {}), MARK: self.mark, "COLUMNS": "200"}))
+            stack.enter_context(mock.patch.dict(os.environ, {MARK: self.mark, "COLUMNS": "200"}))
             stack.enter_context(mock.patch.multiple(sys, argv=list(args), stdout=sys.stdout, stderr=sys.stderr))
             stack.enter_context(mock.patch("gc.freeze"))  # a command that ends needs no further collections
             # Signals, which train handles until its process ends
@@ -267,54 +263,10 @@ def _into_file(descriptor: int) -> Iterator[Callable[[], str]]:
             os.close(before)
 
 
-@pytest.fixture(scope="session")
-def warm_starts() -> Iterator[WarmStarts | None]:
-    """Processes from which commands are forked. None if coverage is measured, or if there is a GPU.
-
-    Coverage and CUDA cannot start in a fork.
-    """
-    import torch
-
-    if "COVERAGE_PROCESS_CONFIG" in os.environ or torch.cuda.is_available():
-        yield None
-        return
-    from warm_start import WarmStarts
-
-    warm = WarmStarts(inherited())
-    yield warm
-    warm.close()
-
-
-def is_cold(request: pytest.FixtureRequest) -> bool:
-    """Return whether a test starts each process as users do."""
-    return request.node.get_closest_marker("cold") is not None
-
-
-@pytest.fixture(autouse=True)
-def _forked_agents(request: pytest.FixtureRequest, warm_starts: WarmStarts | None) -> Iterator[None]:
-    """If a test in tests/distributed launches ranks from the test process, fork the agents that start these ranks."""
-    if warm_starts is None or request.path.parent.name != "distributed" or is_cold(request):
-        yield
-        return
-    with warm_starts.used():
-        yield
-
-
-@pytest.fixture(scope="module")
-def warm_agents(warm_starts: WarmStarts | None) -> Iterator[None]:
-    """If a module's fixture launches ranks from the test process, fork the agents that start these ranks."""
-    with warm_starts.used() if warm_starts else contextlib.nullcontext():
-        yield
-
-
 @pytest.fixture
-def command(tmp_path: Path, request: pytest.FixtureRequest, warm_starts: WarmStarts | None) -> Iterator[Command]:
-    """Run installed commands. If any of their processes has not ended after the test, kill it, and fail.
-
-    Most commands are forked from a process that has imported their libraries. Tests with the marker `cold`, and their
-    fixtures, start each command as users do.
-    """
-    runner = Command(f"{os.getpid()}-{request.node.name}", tmp_path, None if is_cold(request) else warm_starts)
+def command(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Command]:
+    """Run installed commands. If any of their processes has not ended after the test, kill it, and fail."""
+    runner = Command(f"{os.getpid()}-{request.node.name}", tmp_path)
     yield runner
     left = runner.leftovers()
     for process in runner.processes():
@@ -464,19 +416,16 @@ def known_hosts(home: Path) -> Path:
 
 
 @pytest.fixture
-def add_host(
-    ssh_config: Path, key_file: Path, known_hosts: Path, request: pytest.FixtureRequest, warm_starts: WarmStarts | None
-) -> Iterator[Add]:
+def add_host(ssh_config: Path, key_file: Path, known_hosts: Path) -> Iterator[Add]:
     """Start a host and add it to the SSH config file. Further arguments are passed to the server."""
     import paramiko
     from ssh_server import SshServer, host_entry, known_host
 
     servers: list[SshServer] = []
-    warm = None if is_cold(request) else warm_starts
 
     def add(host: str, *, is_known: bool = True, **kwargs: object) -> SshServer:
         user_key = paramiko.ECDSAKey.from_private_key_file(str(key_file))
-        server = SshServer(**{"user_key": user_key, "warm": warm, **kwargs})
+        server = SshServer(**{"user_key": user_key, **kwargs})
         servers.append(server)
         with ssh_config.open("a") as file:
             file.write(host_entry(host, server.port, key_file))

@@ -7,21 +7,16 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 import psutil
 import pytest
 from conftest import BIN, HANG_S, NOT_INHERITED
 from processes import AGENT_MODULE, command_line, with_argument
-from start_message import HOST_SERVER
 
 from mjlab_dist.run_dir import METRICS_FILE, RANKS_FILE
-
-if TYPE_CHECKING:
-    from warm_start import WarmStarts
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "hosts_lab.sh"
 
@@ -30,30 +25,24 @@ REFUSED = 77
 
 HOSTS = "abc"
 
-COMMAND = (sys.executable, "-I", "-S", str(Path(__file__).with_name("host_command.py")))
-"""First words of a command line that runs a command on a host, in a forked process."""
-
 
 class Lab:
     """Three hosts; each may use one core.
 
     Args:
         directory: Directory of the hosts.
-        warm: Processes from which commands and agents on the hosts are forked; None starts them as users do.
 
     Attributes:
         ssh_config: SSH's config file for all hosts.
         work: Directory that exists on all hosts, with different content on each.
     """
 
-    def __init__(self, directory: Path, warm: WarmStarts | None) -> None:
+    def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.ssh_config = directory / "ssh_config"
         self.work = directory / "work"
         self._environ = {**os.environ, "HOSTS_LAB": str(directory)}
         self._running: list[subprocess.Popen[str]] = []
-        self._warm = warm
-        self._servers: dict[str, subprocess.Popen[bytes]] = {}
 
     def __call__(self, *arguments: str) -> str:
         """Run a command of the script, and return its output."""
@@ -61,19 +50,13 @@ class Lab:
         if done.returncode == REFUSED:
             pytest.skip(done.stderr.strip())
         assert done.returncode == 0, done.stderr
-        if arguments[0] == "start":
-            self._serve(arguments[1])
         return done.stdout
 
     def up(self) -> None:
         """Make the hosts."""
         self("up", str(len(HOSTS)))
-        key = self.directory / "key.pub"
-        if self._warm:  # every session runs COMMAND, which runs the client's command
-            key.write_text(f'command="{" ".join(COMMAND)}" {key.read_text()}')
         for host in HOSTS:
             self.pin(host)
-            self._serve(host)
 
     def pin(self, host: str) -> None:
         """Restrict processes that are started on a host through SSH to one core."""
@@ -99,9 +82,8 @@ class Lab:
         """
         inherited = {k: v for k, v in self._environ.items() if k not in NOT_INHERITED}
         core = ("taskset", "--cpu-list", str(self._core(host)), "env", "--chdir", folder)
-        program = [str(BIN / command[0]), *command[1:]]
         process = subprocess.Popen(
-            [SCRIPT, "exec", host, *core, *([*COMMAND, json.dumps(program)] if self._warm else program)],
+            [SCRIPT, "exec", host, *core, str(BIN / command[0]), *command[1:]],
             env={**inherited, "OMP_WAIT_POLICY": "passive", "COLUMNS": "200", **(env or {})},
             cwd=self.work,
             text=True,
@@ -121,7 +103,7 @@ class Lab:
         return self._running[number].poll() is None
 
     def processes(self, host: str) -> Iterator[psutil.Process]:
-        """Yield the processes of a host, except the host's first process and its SSH and fork servers.
+        """Yield the processes of a host, except the host's first process and its SSH server.
 
         Processes of the SSH server are left out because they run for hours after a connection has been cut.
         """
@@ -130,11 +112,7 @@ class Lab:
         for process in psutil.process_iter():
             try:
                 is_there = self._namespace(process.pid) == namespace and process.pid not in own
-                if (
-                    is_there
-                    and process.name() not in {"sshd", HOST_SERVER}
-                    and process.status() != psutil.STATUS_ZOMBIE
-                ):
+                if is_there and process.name() != "sshd" and process.status() != psutil.STATUS_ZOMBIE:
                     yield process
             except (OSError, psutil.Error):
                 pass
@@ -189,19 +167,6 @@ class Lab:
             files = [*self.files(host).iterdir(), *self.temporary_files(host)]
             subprocess.run(["rm", "-rf", *files], check=True)
 
-    def close(self) -> None:
-        """Wait until the fork servers of removed hosts have ended."""
-        for server in self._servers.values():
-            server.wait()
-
-    def _serve(self, host: str) -> None:
-        """Start the fork server of a host that was switched on."""
-        if self._warm:
-            if host in self._servers:
-                self._servers[host].wait()
-            with (self.directory / host / "forks.log").open("ab") as log:
-                self._servers[host] = self._warm.start_on_host(self._first(host), log)
-
     def _core(self, host: str) -> int:
         cores = sorted(os.sched_getaffinity(0))
         return cores[HOSTS.index(host) % len(cores)]
@@ -230,13 +195,12 @@ def _pid_inside(pid: int) -> int | None:
 
 
 @contextlib.contextmanager
-def running_lab(warm: WarmStarts | None) -> Iterator[Lab]:
+def running_lab() -> Iterator[Lab]:
     """Make hosts, and remove them when the context ends. Skip the tests if hosts cannot be made."""
-    lab = Lab(Path(f"/var/tmp/hosts_lab-{os.getpid()}"), warm)
+    lab = Lab(Path(f"/var/tmp/hosts_lab-{os.getpid()}"))
     lab("check")
     try:
         lab.up()
         yield lab
     finally:
         lab("down")
-        lab.close()

@@ -1,21 +1,15 @@
-"""Run test commands in a private mount namespace. warm_host.py forks the commands there."""
+"""Run test commands in a private mount namespace."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from conftest import Command, Done
-from warm_start import WarmStarts
-
-FORK = (sys.executable, "-I", "-S", str(Path(__file__).with_name("host_command.py")))
-"""First words of a command line that runs a command in a fork of the server in warm_host.py."""
 
 
 class Mounts:
@@ -39,16 +33,12 @@ class Mounts:
     def __call__(self, name: str, *args: str, env: dict[str, str] | None = None) -> Done:
         """Run an installed command by its name, another program by its path, or a script of :meth:`Command.script`."""
         enter = ("nsenter", "--target", str(self._first), "--user", "--mount", "--preserve-credentials", "--wd")
-        program = self._command.program(name)
-        return self._command("/usr/bin/env", *enter, *FORK, str(self._first), program, *args, env=env)
+        return self._command("/usr/bin/env", *enter, self._command.program(name), *args, env=env)
 
 
 @contextlib.contextmanager
-def mounted(command: Command, warm: WarmStarts | None, mounts: str) -> Iterator[Mounts]:
-    """Mount file systems with shell commands until the context ends. Skip the test if mounting is not permitted.
-
-    With `warm`, most commands are forked. Without `warm`, all commands are started by exec.
-    """
+def mounted(command: Command, mounts: str) -> Iterator[Mounts]:
+    """Mount file systems with shell commands until the context ends. Skip the test if mounting is not permitted."""
     unshare = shutil.which("unshare")
     if unshare is None:
         pytest.skip("needs unshare, of util-linux")
@@ -61,30 +51,7 @@ def mounted(command: Command, warm: WarmStarts | None, mounts: str) -> Iterator[
     if first.stdout.readline() != "mounted\n":
         done = command.finish(first)
         pytest.skip(f"needs a mount namespace of its own, which is refused here: {done.err.strip()}")
-    with (command.cwd / "forks.log").open("wb") as log:
-        server = warm.start_on_host(first.pid, log) if warm else None
     try:
         yield Mounts(command, first.pid)
     finally:
-        if server:
-            server.kill()
-            server.wait()
         command.finish(first)
-
-
-@contextlib.contextmanager
-def forked_here(warm: WarmStarts | None, log: Path) -> Iterator[list[str]]:
-    """Yield the first words of a command line. An installed command after these words is forked from a warm process.
-
-    Programs such as the fake SLURM start commands by exec, which is slower.
-    """
-    if warm is None:
-        yield ["env"]
-        return
-    with log.open("wb") as file:
-        server = warm.start_on_host(os.getpid(), file)
-    try:
-        yield [*FORK, str(os.getpid())]
-    finally:
-        server.kill()
-        server.wait()

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import psutil
-from start_message import AGENT
 
-AGENT_MODULE = AGENT[-1]
+AGENT_MODULE = "mjlab_dist.launch.agent"
 """Module that torchrunx's agents run."""
 
 

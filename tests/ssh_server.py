@@ -8,10 +8,7 @@ reserved for documentation as names of hosts, and redirect them to the server in
 from __future__ import annotations
 
 import contextlib
-import functools
-import json
 import os
-import shlex
 import signal
 import socket
 import subprocess
@@ -22,10 +19,6 @@ from typing import IO, Self
 
 import paramiko
 from paramiko.common import AUTH_FAILED, AUTH_SUCCESSFUL, OPEN_SUCCEEDED
-from warm_start import WarmStarts
-
-from mjlab_dist.launch.agents import START
-from mjlab_dist.launch.hosts import program
 
 
 def known_host(port: int, key: paramiko.PKey) -> str:
@@ -48,7 +41,6 @@ class SshServer:
         paths: Replacements for paths in commands, to simulate a host whose files differ from those of this machine.
         environ: The environment of commands.
         host_keys: The keys of the host, one per type; None generates one.
-        warm: Processes from which agents are forked; None runs the launcher's command, which starts them by exec.
     """
 
     def __init__(
@@ -60,11 +52,9 @@ class SshServer:
         paths: Mapping[str, str] | None = None,
         environ: Mapping[str, str] | None = None,
         host_keys: Sequence[paramiko.PKey] | None = None,
-        warm: WarmStarts | None = None,
     ) -> None:
         self.user_key = user_key
         self.paths = dict(paths or {})
-        self.warm = warm
         coverage = {name: value for name, value in os.environ.items() if name.startswith("COVERAGE_")}
         self.environ = {"PATH": "/usr/bin:/bin", "HOME": os.environ.get("HOME", "/"), **coverage, **(environ or {})}
         self.host_keys: list[paramiko.PKey] = list(host_keys or [paramiko.ECDSAKey.generate()])
@@ -106,7 +96,14 @@ class SshServer:
         for here, there in self.paths.items():
             command = command.replace(here, there)
         self.commands.append(command)
-        process = self._start(command, channel)
+        process = subprocess.Popen(
+            ["/bin/sh", "-c", command],
+            env=self.environ,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
         self.processes.append(process)
         # Wait for an answer: it shows that the client has noticed the start of its command. Only then send output.
         transport.global_request("are you there")
@@ -127,29 +124,6 @@ class SshServer:
         with contextlib.suppress(OSError, EOFError):
             channel.send_exit_status(code if code >= 0 else 128 - code)
             channel.close()
-
-    def _start(self, command: str, channel: paramiko.Channel) -> subprocess.Popen[bytes]:
-        """Start a command in a shell, or fork it if it is an agent."""
-        start = functools.partial(
-            subprocess.Popen[bytes],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
-        cd, _, rest = command.partition(" && exec ")
-        if self.warm is None or rest != program(START):
-            return start(["/bin/sh", "-c", command], env=self.environ)
-        # Do what START does: read environment and command, and become this command
-        line = bytearray()
-        while not line.endswith(b"\n") and (received := channel.recv(1)):
-            line += received
-        self.input.append(line.decode())
-        if not line.endswith(b"\n"):  # the client has disconnected
-            return start(["/bin/sh", "-c", command], env=self.environ)
-        variables, argv = json.loads(line)
-        with self.warm.used():
-            return start(argv, cwd=shlex.split(cd)[1], env={**self.environ, **variables})
 
 
 def _receive(channel: paramiko.Channel, stdin: IO[bytes], record: list[str]) -> None:

@@ -15,8 +15,6 @@ import mjlab_dist_tasks.quadruped
 from mjlab_dist.errors import Exit
 from mjlab_dist.run_dir import CHECKPOINTS_DIR, CONFIG_FILE, checkpoint_path
 
-pytestmark = pytest.mark.cold
-
 TASKS = {
     "cartpole-balance": "Keep a pole upright on a cart that moves along a rail.",
     "cartpole-swingup": "Swing a hanging pole up and keep it upright on a cart that moves along a rail.",

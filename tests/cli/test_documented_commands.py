@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shlex
@@ -10,17 +9,12 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import gymnasium
 import pytest
 from conftest import BIN, Command
 
 import mjlab_dist_tasks.quadruped
-from mjlab_dist.patching import patched
-
-if TYPE_CHECKING:
-    from warm_start import WarmStarts
 
 ROOT = Path(__file__).parents[2]
 
@@ -80,9 +74,9 @@ def of_program(*names: str) -> list[Line]:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory, warm_starts: WarmStarts | None) -> Path:
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with a short run of cartpole-balance and a pack of this run. Both are named as in the docs."""
-    command = Command(f"{os.getpid()}-documented", tmp_path_factory.mktemp("documented"), warm_starts)
+    command = Command(f"{os.getpid()}-documented", tmp_path_factory.mktemp("documented"))
     flags = ("--gpu-ids", "None", "--num-envs", "8", "--max-iterations", "1", "--agent.num-steps-per-env", "4")
     done = command("train", "cartpole-balance", *flags)
     assert done.code == 0, done.err
@@ -91,16 +85,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory, warm_starts: WarmStarts | 
     done = command("mjlab-dist", "pack", "latest", "--no-onnx", "--output", "cartpole.zip")
     assert done.code == 0, done.err
     return command.cwd
-
-
-@contextlib.contextmanager
-def all_forked(command: Command) -> Iterator[None]:
-    """Fork every command and script, including those that :class:`warm_start.WarmStarts` would start by exec."""
-    if command.warm is None:
-        yield
-        return
-    with patched(command.warm, "forks", lambda *_: True):
-        yield
 
 
 def stand_in_values(words: tuple[str, ...]) -> list[str]:
@@ -125,8 +109,7 @@ def test_blocks_are_in_known_languages() -> None:
 def test_a_documented_training_is_a_valid_config(command: Command, trained: Path, line: Line) -> None:
     command.cwd = trained
     environ = dict(pair.split("=", 1) for pair in line.environ)
-    with all_forked(command):
-        done = command(*stand_in_values(line.words), "--print-config", env=environ)
+    done = command(*stand_in_values(line.words), "--print-config", env=environ)
     assert done.code == 0, done.err
     assert done.out.startswith("usage: " if asks_for_help(line.words) else "task: ")
 
@@ -224,14 +207,12 @@ def test_the_python_of_a_page_runs(command: Command, page: Path) -> None:
 
 
 @pytest.mark.parametrize("line", of_program("python", "scripts"), ids=str)
-def test_a_documented_script_has_the_flags(command: Command, help_of: Callable[..., str], line: Line) -> None:
+def test_a_documented_script_has_the_flags(help_of: Callable[..., str], line: Line) -> None:
     script = next(word for word in line.words if word.endswith(".py"))
     if not (ROOT / script).is_file():
         pytest.skip(f"{script} is written by the reader")
-    python = [] if command.warm else [str(BIN / "python")]
     for flag in (word for word in line.words if word.startswith("--")):
-        with all_forked(command):
-            page = help_of(*python, str(ROOT / script), "--help")
+        page = help_of(str(BIN / "python"), str(ROOT / script), "--help")
         assert flag in page or (flag.startswith("--env.") and "--env." in page)
 
 

@@ -136,7 +136,7 @@ def test_without_the_library_of_egl_the_ray_tracer_draws(command: Command, train
     (run,) = (trained / "logs" / TASK).iterdir()
     small = ("--num-envs", "1", "--seconds", "0.1", "--width", "64", "--height", "48", "--video", "drawn.gif")
     play = (command.program("play"), TASK, "--run", str(run), *small)
-    with mounted(command, None, f"mount --bind /dev/null {library}") as without_egl:
+    with mounted(command, f"mount --bind /dev/null {library}") as without_egl:
         done = without_egl("/usr/bin/env", "-u", "MUJOCO_GL", *play)
     assert done.code == 0, done.err
     assert "Warning: MuJoCo cannot render here" in done.out

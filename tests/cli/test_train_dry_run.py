@@ -33,7 +33,6 @@ def test_a_dry_run_settles_everything_and_writes_nothing(command: Command) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.cold
 def test_an_unknown_value_of_mujoco_gl_is_ignored(command: Command) -> None:
     done = command(*TRAIN, "--dry-run", env={"MUJOCO_GL": "vulkan"})
     assert done.code == 0, done.err

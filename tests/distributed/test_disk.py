@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from conftest import Command
 from mounts import Mounts, mounted
-from warm_start import WarmStarts
 
 import mjlab_dist
 from mjlab_dist.errors import Exit
@@ -25,10 +24,10 @@ TRAIN = (
 
 
 @pytest.fixture
-def small_disk(command: Command, warm_starts: WarmStarts | None) -> Iterator[Mounts]:
+def small_disk(command: Command) -> Iterator[Mounts]:
     """Runs commands that see a file system of 3 MB in ./disk."""
     (command.cwd / "disk").mkdir()
-    with mounted(command, warm_starts, "mount -t tmpfs -o size=3m none disk") as made:
+    with mounted(command, "mount -t tmpfs -o size=3m none disk") as made:
         yield made
 
 
@@ -94,10 +93,9 @@ def test_a_cache_of_kernels_that_cannot_be_created_is_named(command: Command, na
     (command.cwd / "file").touch()
     args = NOT_READY[name]
     variables = {"WARP_CACHE_PATH": str(command.cwd / "file" / "cache")}
-    if name == "torchrun":  # set the variable only for the ranks, because torchrun with the variable cannot be forked
-        ranks = ("env", *(f"{name}={value}" for name, value in variables.items()), command.program("train"))
+    if name == "torchrun":
         both = ("sh", "-c", "trap '' TERM; exec \"$@\"", "sh")  # ignore torchrun's SIGTERM to the other rank
-        args, variables = (*args, *both, *ranks, *NOT_READY["train"][1:]), {}
+        args = (*args, *both, command.program("train"), *NOT_READY["train"][1:])
     done = command(*args, env=variables)
     assert done.code == (Exit.FAILED if name == "torchrun" else Exit.PREFLIGHT), done.err
     lines = [line for line in done.err.splitlines() if "WARP_CACHE_PATH" in line]
@@ -125,15 +123,13 @@ except PreflightError as error:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("cache", "why"), [("disk", "cannot be written"), ("file/cache", "Not a directory")])
-def test_a_cache_of_kernels_that_cannot_be_written_is_named(
-    command: Command, warm_starts: WarmStarts | None, cache: str, why: str
-) -> None:
+def test_a_cache_of_kernels_that_cannot_be_written_is_named(command: Command, cache: str, why: str) -> None:
     (command.cwd / "disk").mkdir()
     (command.cwd / "file").touch()
     environ = {"WARP_CACHE_PATH": str(command.cwd / cache)}
     own = f"disk/{metadata.version('warp-lang')}"  # Warp's directory inside the cache
     mounts = f"mount -t tmpfs none disk && mkdir {own} && mount -o remount,ro none disk"
-    with mounted(command, warm_starts, mounts) as read_only:
+    with mounted(command, mounts) as read_only:
         checked = read_only("mjlab-dist", "check", "cartpole-balance", env=environ)
         # Start Warp without the check that commands make first
         started = read_only("python", "-c", START_WARP, str(SOURCE / "sim" / "start.py"), env=environ)

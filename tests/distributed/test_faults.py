@@ -26,7 +26,6 @@ from conftest import Command, Done
 from fault_injection import faults
 from processes import AGENT_MODULE, with_argument
 from run_files import SMALL, assert_equal, final, only_run, untimed
-from warm_start import WarmStarts
 
 from mjlab_dist.errors import Exit
 from mjlab_dist.lease import LEASE_FILE, leased
@@ -70,9 +69,9 @@ def training(command: Command, slow_training: Path, wait_for: WaitFor) -> Traini
 
 
 @pytest.fixture(scope="module")
-def unharmed(tmp_path_factory: pytest.TempPathFactory, warm_starts: WarmStarts | None) -> Path:
+def unharmed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of eight iterations in which nothing goes wrong."""
-    command = Command(f"{os.getpid()}-unharmed", tmp_path_factory.mktemp("unharmed"), warm_starts)
+    command = Command(f"{os.getpid()}-unharmed", tmp_path_factory.mktemp("unharmed"))
     done = command(*TRAIN, "--max-iterations", "8", "--checkpoint.interval", "2")
     assert done.code == Exit.DONE, done.err
     return only_run(command.cwd)

@@ -17,7 +17,6 @@ import pytest
 import torch
 from conftest import Command, Done
 from fault_injection import faults
-from warm_start import WarmStarts
 
 from mjlab_dist.errors import Exit
 from mjlab_dist.run_dir import (
@@ -73,7 +72,6 @@ def test_metrics_of_ranks_add_up_to_those_of_the_run(command: Command) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.cold
 def test_only_ranks_in_processes_of_their_own_need_loopback(command: Command) -> None:
     def without_loopback(*args: str) -> Done:
         return command("/usr/bin/unshare", "-rn", command.program(args[0]), *args[1:])
@@ -94,8 +92,7 @@ def test_only_ranks_in_processes_of_their_own_need_loopback(command: Command) ->
 
 
 @pytest.mark.slow
-@pytest.mark.cold
-def test_two_ranks_train_and_leave_a_complete_run(command: Command, warm_starts: WarmStarts | None) -> None:
+def test_two_ranks_train_and_leave_a_complete_run(command: Command) -> None:
     done = command(
         "train",
         "cartpole-balance",
@@ -150,7 +147,6 @@ def test_two_ranks_train_and_leave_a_complete_run(command: Command, warm_starts:
     assert "iteration" not in log_of_1.read_text()
 
     # The run can be played by its name and as `latest`, and a new run can use its config
-    command.warm = warm_starts  # fork these commands, which is faster
     played = command("play", "cartpole-balance", "--run", "latest", "--num-envs", "2")
     assert played.code == 0, played.err
     assert played.out.splitlines()[0].endswith(f" logs/cartpole-balance/{run.name}/checkpoints/model_5.pt")

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(
     scope="module", params=[pytest.param(2, id="2 ranks"), pytest.param(4, id="4 ranks", marks=pytest.mark.long)]
 )
-def ranks(request: pytest.FixtureRequest, warm_agents: None, tmp_path_factory: pytest.TempPathFactory) -> Results:  # noqa: ARG001
+def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Results:
     return results_of(probe.probe, tmp_path_factory.mktemp("ranks"), ranks=request.param)
 
 

@@ -6,7 +6,6 @@ import pytest
 from conftest import Command
 from fault_injection import faults
 from mounts import mounted
-from warm_start import WarmStarts
 
 from mjlab_dist.errors import Exit
 
@@ -24,7 +23,7 @@ OWN = "temporary_files_of_all_programs"
 
 @pytest.mark.parametrize(("size", "used"), [("4k", 4096), ("64k", 0)])
 def test_full_shared_memory_is_found_before_the_start(command: Command, size: str, used: int) -> None:
-    with mounted(command, None, f"mount -t tmpfs -o size={size} none /dev/shm") as full:
+    with mounted(command, f"mount -t tmpfs -o size={size} none /dev/shm") as full:
         (full.root / "dev" / "shm" / "full").write_bytes(bytes(used))
         done = full("train", *TRAIN, "--cpu-ranks", "2")
     assert done.code == Exit.PREFLIGHT
@@ -33,19 +32,16 @@ def test_full_shared_memory_is_found_before_the_start(command: Command, size: st
 
 
 @pytest.mark.slow
-def test_runs_and_restarts_leave_no_semaphore_and_no_temporary_file(
-    command: Command, warm_starts: WarmStarts | None
-) -> None:
+def test_runs_and_restarts_leave_no_semaphore_and_no_temporary_file(command: Command) -> None:
     mounts = " && ".join([f"mkdir {OWN}", *(f"mount -t tmpfs none {each}" for each in (*SHARED, OWN))])
     two = (*TRAIN, "--cpu-ranks", "2")
     fault = faults(command.cwd, "1:2:sigkill")
-    with mounted(command, warm_starts, mounts) as here:
+    with mounted(command, mounts) as here:
         long = {"TMPDIR": str(command.cwd / OWN)}
         runs = [
             here("train", *two, env=long),  # ranks are spawned
             here("train", *two, "--max-restarts", "1", *fault, env={"TMPDIR": SHARED[1]}),
-            # With OMP_NUM_THREADS, the command is started by exec and imports the libraries itself
-            here("train", *TRAIN, env={**long, "OMP_NUM_THREADS": "1"}),
+            here("train", *TRAIN, env=long),
         ]
         left = [each for folder in SHARED for each in (here.root / folder[1:]).iterdir()]
         left += (here.cwd / OWN).iterdir()

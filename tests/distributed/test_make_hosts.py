@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from host_lab import Lab, running_lab
 from processes import with_argument
-from warm_start import WarmStarts
 
 EQUALITY, STEPS = (Path(__file__).parent / f"{name}_on_hosts.py" for name in ("simulate", "steps"))
 """Programs that hosts run."""
@@ -21,8 +20,8 @@ WaitFor = Callable[[Callable[[], bool]], None]
 
 
 @pytest.fixture(scope="module")
-def hosts(warm_starts: WarmStarts | None) -> Iterator[Lab]:
-    with running_lab(warm_starts) as made:
+def hosts() -> Iterator[Lab]:
+    with running_lab() as made:
         yield made
 
 

@@ -60,7 +60,7 @@ def test_growing_equals_a_run_with_large_buffers(command: Command, tmp_path: Pat
     (record,) = json.loads((run / "provenance.json").read_text())["grown"]
     assert (record["nconmax"], record["restarted_from"]) == (size, resumed)
     # Every iteration equals the same iteration of a run that had this buffer size from the start.
-    other = Command(command.mark, tmp_path / "large", command.warm)
+    other = Command(command.mark, tmp_path / "large")
     other.cwd.mkdir()
     large = other("train", *RUN, "--cpu-ranks", "2", "--env.sim.nconmax", str(size))
     assert large.code == 0, large.err

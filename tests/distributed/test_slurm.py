@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import shutil
 import socket
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import fake_slurm
 import pytest
 import yaml
 from conftest import BIN, Command
-from mounts import forked_here
 from ssh_server import Add
-from warm_start import WarmStarts
 
 from mjlab_dist.errors import Exit
 from mjlab_dist.run_dir import CONFIG_FILE, METRICS_FILE, RANKS_FILE, find_checkpoint, read_metrics
@@ -29,12 +26,10 @@ ONE_NODE, SEEDS, SEVERAL_NODES = SCRIPTS
 SMALL = ("--gpu-ids", "None", "--num-envs", "8", "--agent.num-steps-per-env", "4")
 
 PREPARED = """#!/bin/sh
-# Replaces uv. Forks train if it ends by itself; otherwise imitates it: records its start, and ends at SIGTERM
+# Replaces uv. Starts train if it ends by itself; otherwise imitates it: records its start, and ends at SIGTERM
 shift 2
 case " $* " in *" --max-iterations "* | *" --dry-run "*)
-    program=$(command -v "$1")
-    shift
-    exec {fork} "$program" "$@"
+    exec "$@"
 esac
 trap 'exit 75' TERM
 echo "start ${SLURM_RESTART_COUNT:-0} $*" >>"starts-$SLURM_JOB_ID"
@@ -46,13 +41,13 @@ exit 1
 class Cluster:
     """A fake SLURM cluster in the working directory of a test."""
 
-    def __init__(self, command: Command, nodes: str, fork: Sequence[str]) -> None:
+    def __init__(self, command: Command, nodes: str) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:  # ranks connect to port 20000 + job number
             port = free.getsockname()[1]
         self.command = command
         self.environ = fake_slurm.install(command.cwd, nodes, first_job=20000 + (port - 20000) % 20000)
         uv = command.cwd / "slurm-bin" / "uv"
-        uv.write_text(PREPARED.replace("{fork}", shlex.join(fork)))
+        uv.write_text(PREPARED)
         uv.chmod(0o755)
         self.environ["PATH"] = f"{uv.parent}:{BIN}:{self.environ['PATH']}"
 
@@ -74,10 +69,9 @@ WaitFor = Callable[[Callable[[], bool]], None]
 
 
 @pytest.fixture
-def cluster(command: Command, wait_for: WaitFor, warm_starts: WarmStarts | None) -> Iterator[Cluster]:
-    with forked_here(warm_starts, command.cwd / "forks.log") as fork:
-        yield Cluster(command, "127.0.0.[1-3]", fork)
-        wait_for(lambda: not command.leftovers())
+def cluster(command: Command, wait_for: WaitFor) -> Iterator[Cluster]:
+    yield Cluster(command, "127.0.0.[1-3]")
+    wait_for(lambda: not command.leftovers())
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)

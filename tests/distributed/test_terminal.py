@@ -166,7 +166,6 @@ def agents_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
     return with_argument(psutil.Process(process.pid).children(), AGENT_MODULE)
 
 
-@pytest.mark.cold
 def test_an_agent_that_ends_at_its_start_is_noticed_and_named(
     command: Command, wait_for: WaitFor, assert_within: Within
 ) -> None:

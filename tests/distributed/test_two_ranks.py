@@ -18,7 +18,7 @@ RANKS = 2
 
 
 @pytest.fixture(scope="module")
-def ranks(warm_agents: None, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:  # noqa: ARG001
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WANDB_NOTES", "passed on")
         threads = max(1, cores() // RANKS)

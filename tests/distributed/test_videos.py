@@ -84,7 +84,6 @@ def test_two_ranks_train_as_without_videos_and_end_with_one(command: Command) ->
     assert (config.video_interval, config.video_length) == (5, 0.2)
 
 
-@pytest.mark.cold
 @pytest.mark.parametrize("env", [{}, {"MUJOCO_GL": "egl"}], ids=["forked", "spawned"])
 def test_files_of_the_current_directory_shadow_no_modules(command: Command, env: dict[str, str]) -> None:
     for module in ("random", "logging", "queue", "numbers", "torch", "mujoco", "numpy"):

@@ -126,7 +126,8 @@ def test_row_20_training_continues_without_wandb(
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=240)
     assert process.returncode == Exit.RESUMABLE, err
-    wait_for(lambda: not command.leftovers())
+    assert set(command.leftovers()) <= ({"wandb-symon"} if fault == "killed" else set())
+    wait_for(lambda: not command.leftovers())  # wandb-symon ends some seconds after a killed wandb-core
 
     steps = [row["iteration"] for row in read_metrics(run)]
     assert steps == list(range(1, len(steps) + 1))
