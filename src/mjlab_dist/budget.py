@@ -30,10 +30,6 @@ def plan_budget(config: TrainConfig, world_size: int) -> Budget | None:
 
     Returns:
         The budget; None for ``--num-envs auto``, where ranks first measure memory and then call :func:`budget_of`.
-
-    Raises:
-        UserError: If the envs cannot be split evenly over the ranks, if ``--fsdp-devices`` does not divide the number
-            of ranks, or if :func:`budget_of` raises.
     """
     _check_sharding(config.fsdp_devices, world_size)
     if config.total_num_envs is not None:
@@ -42,12 +38,7 @@ def plan_budget(config: TrainConfig, world_size: int) -> Budget | None:
 
 
 def budget_of(config: TrainConfig, world_size: int, num_envs: int) -> Budget:
-    """Return the budget of a run with a known number of envs per rank.
-
-    Raises:
-        UserError: If the rollout does not divide into mini-batches, or ``--total-timesteps`` is less than one
-            iteration.
-    """
+    """Return the budget of a run with a known number of envs per rank."""
     validate_rollout(config.agent, num_envs)
     if config.total_timesteps is None:
         return Budget(num_envs=num_envs, max_iterations=config.max_iterations)

@@ -117,9 +117,6 @@ def measure(
     Returns:
         The attempts. In every attempt except the last, a buffer was too small. After :data:`MAX_DOUBLINGS`
             doublings, a buffer may be too small in the last attempt too.
-
-    Raises:
-        UserError: If the config names something that does not exist, or the checkpoint does not fit the task.
     """
     with start_up():
         prepare_process(device, Rank(), config.seed)

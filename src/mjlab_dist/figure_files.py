@@ -17,11 +17,7 @@ DPI = 150
 
 
 def check_figure_file(flag: str, file: str, suffixes: Sequence[str]) -> None:
-    """Raise if a figure cannot be drawn, or cannot be written to a file.
-
-    Raises:
-        UserError: One line that names the flag, its value and the fix.
-    """
+    """Raise if a figure cannot be drawn, or cannot be written to a file."""
     check_output(flag, file, suffixes)
     try:
         import matplotlib  # noqa: F401 (an extra)
@@ -30,11 +26,7 @@ def check_figure_file(flag: str, file: str, suffixes: Sequence[str]) -> None:
 
 
 def save_png(figure: Figure, flag: str, file: str) -> None:
-    """Write a figure as a PNG file, atomically.
-
-    Raises:
-        UserError: If the file cannot be written.
-    """
+    """Write a figure as a PNG file, atomically."""
     data = io.BytesIO()
     figure.savefig(data, format="png")
     write_output(flag, file, data.getvalue())

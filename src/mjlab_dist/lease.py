@@ -129,11 +129,7 @@ class Lease:
 
 @contextlib.contextmanager
 def leased(run_dir: Path, listen: Listener) -> Iterator[Lease]:
-    """Hold the lease of a run until the context ends.
-
-    Raises:
-        UserError: If another launch trains the run, or the directory cannot be written.
-    """
+    """Hold the lease of a run until the context ends."""
     lease = acquire(run_dir, listen)
     ended = threading.Event()
 
@@ -162,9 +158,6 @@ def acquire(
 
     An owner that was killed is replaced: at once, or after :data:`EXPIRED_S` if this process cannot check whether the
     owner is still running.
-
-    Raises:
-        UserError: If another launch trains the run, or the directory cannot be written.
     """
     own = _this_process()
     path = run_dir / LEASE_FILE

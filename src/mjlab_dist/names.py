@@ -21,11 +21,7 @@ def new_name(wish: str, taken: Collection[str]) -> str:
 
 
 def find_names(what: str, patterns: Iterable[str], names: Sequence[str | None]) -> list[int]:
-    """Return the indices of the names that fully match at least one pattern, in ascending order.
-
-    Raises:
-        UserError: If a pattern is not a regular expression or matches no name, or there is no pattern.
-    """
+    """Return the indices of the names that fully match at least one pattern, in ascending order."""
     found: set[int] = set()
     for pattern in (patterns,) if isinstance(patterns, str) else patterns:
         try:
@@ -51,11 +47,7 @@ def local_name(name: str, entity: str | None, entities: Collection[str]) -> str 
 
 
 def check_entity(what: str, entity: str | None, entities: Collection[str]) -> None:
-    """Raise if an entity does not exist.
-
-    Raises:
-        UserError: If the scene has no entity with this name.
-    """
+    """Raise if an entity does not exist."""
     if entity and entity not in entities:
         raise UserError(
             f"{what} {entity}: is not an entity of the scene, which has {', '.join(entities) or 'no entities'}; "

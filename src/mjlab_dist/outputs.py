@@ -12,11 +12,7 @@ from mjlab_dist.wording import listed
 
 
 def check_output(flag: str, file: str, suffixes: Sequence[str] = ()) -> None:
-    """Raise if a file cannot be written. Commands call this function before work that takes time.
-
-    Raises:
-        UserError: One line that names the flag, its value and the fix.
-    """
+    """Raise if a file cannot be written. Commands call this function before work that takes time."""
     path = Path(file)
     if suffixes and path.suffix not in suffixes:
         raise UserError(f"{flag} {file}: give a file that ends in {listed(suffixes, 'or')}")
@@ -30,11 +26,7 @@ def check_output(flag: str, file: str, suffixes: Sequence[str] = ()) -> None:
 
 
 def write_output(flag: str, file: str, contents: str | bytes) -> None:
-    """Write a file atomically.
-
-    Raises:
-        UserError: If it cannot be written.
-    """
+    """Write a file atomically."""
     try:
         write_atomically(Path(file), contents)
     except OSError as error:

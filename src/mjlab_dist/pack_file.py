@@ -76,11 +76,7 @@ def is_pack(path: Path) -> bool:
 
 
 def check_pack(path: Path, flag: str) -> None:
-    """Raise if a file is not a pack that can be read. Only its list of files and its manifest are read.
-
-    Raises:
-        UserError: One line with the reason.
-    """
+    """Raise if a file is not a pack that can be read. Only its list of files and its manifest are read."""
     try:
         read_manifest(path)
     except (OSError, UserError) as error:
@@ -89,11 +85,7 @@ def check_pack(path: Path, flag: str) -> None:
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """Return the manifest of a pack: its task, the name of its checkpoint, and its iteration.
-
-    Raises:
-        UserError: If the file is not a pack, is damaged, or was written by a newer version of this package.
-    """
+    """Return the manifest of a pack: its task, the name of its checkpoint, and its iteration."""
     data = read_part(path, MANIFEST)
     try:
         manifest = json.loads(data)
@@ -112,11 +104,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 def has_part(path: Path, name: str) -> bool:
-    """Return whether a pack has a file.
-
-    Raises:
-        UserError: If the pack is damaged.
-    """
+    """Return whether a pack has a file."""
     with _opened(path) as archive:
         return name in archive.namelist()
 
@@ -125,7 +113,6 @@ def read_part(path: Path, name: str) -> bytes:
     """Return the contents of a file in a pack.
 
     Raises:
-        UserError: If the pack is damaged, or contains files that are not allowed.
         OSError: If the pack cannot be read.
         FileNotFoundError: If the pack does not have this file.
     """

@@ -64,11 +64,7 @@ def write_origin(
 
 
 def read_provenance(run_dir: Path, warn: Callable[[str], None]) -> dict[str, Any]:
-    """Return the provenance of a run; empty if there is none.
-
-    Raises:
-        UserError: If the file cannot be read.
-    """
+    """Return the provenance of a run; empty if there is none."""
     path = run_dir / PROVENANCE_FILE
     try:
         found = json.loads(read_file(run_dir, PROVENANCE_FILE))

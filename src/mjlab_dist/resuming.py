@@ -21,9 +21,6 @@ def find_named_run(log_root: str, task: str, run_name: str) -> Path | None:
 
     A run without a checkpoint is skipped: it has saved nothing to resume from. All ranks of a launch therefore find the
     same run, even if one rank has already created the directory of a new run.
-
-    Raises:
-        UserError: If the name is empty, because an empty name identifies no run.
     """
     if not run_name:
         raise UserError(
@@ -35,11 +32,7 @@ def find_named_run(log_root: str, task: str, run_name: str) -> Path | None:
 
 
 def check_same_run(config: TrainConfig, started: TrainConfig) -> None:
-    """Raise if the run that the name identifies has a different seed, because it is then another, independent run.
-
-    Raises:
-        UserError: If the seeds differ.
-    """
+    """Raise if the run that the name identifies has a different seed, because it is then another, independent run."""
     if config.seed != started.seed:
         raise UserError(
             f"--resume {AUTO}: {started.resume} has this --run-name, but seed {started.seed} instead of {config.seed}; "

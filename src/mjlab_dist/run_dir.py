@@ -57,11 +57,7 @@ VIDEOS_DIR = "videos"
 
 
 def create_run_dir(config: TrainConfig) -> Path:
-    """Create the directory of a new run, named by UTC time and run name. Two calls never return the same directory.
-
-    Raises:
-        UserError: If the directory cannot be created.
-    """
+    """Create the directory of a new run, named by UTC time and run name. Two calls never return the same directory."""
     try:
         for _ in range(1000):
             run_dir = next_run_dir(config)
@@ -97,12 +93,7 @@ def to_yaml(config: TrainConfig) -> str:
 
 
 def read_config_file(path: Path, *, trust: bool = False, uses_ssh: bool = True) -> TrainConfig:
-    """Read a config file.
-
-    Raises:
-        UserError: If there is no such file, if it does not contain a config, or if the config could run any code and
-            ``trust`` is False. If a value is wrong, the message names its line.
-    """
+    """Read a config file."""
     import yaml  # not needed to print help
 
     path = path / CONFIG_FILE if path.is_dir() else path
@@ -140,11 +131,7 @@ def read_config_file(path: Path, *, trust: bool = False, uses_ssh: bool = True) 
 def find_run(
     log_root: str, task: str, run: str, flag: str = "--run", warn: Callable[[str], None] | None = None
 ) -> Path:
-    """Find a run to play or resume.
-
-    Raises:
-        UserError: If there is no such run, or it trained a different task.
-    """
+    """Find a run to play or resume."""
     if run == "latest":
         runs = sorted((p.parent for p in Path(log_root, task).glob(f"*/{CONFIG_FILE}")), key=by_start)
         with_checkpoint = [run_dir for run_dir in runs if list_checkpoints(run_dir)]
@@ -181,11 +168,7 @@ def list_runs(log_root: str) -> list[Path]:
 
 
 def find_any_run(log_root: str, run: str) -> Path:
-    """Find a run of any task; it need not have a checkpoint.
-
-    Raises:
-        UserError: If there is no such run.
-    """
+    """Find a run of any task; it need not have a checkpoint."""
     if run == "latest":
         runs = list_runs(log_root)
         if not runs:
@@ -199,11 +182,7 @@ def find_any_run(log_root: str, run: str) -> Path:
 
 
 def find_run_to_resume(log_root: str, task: str | None, run: str, warn: Callable[[str], None] | None = None) -> Path:
-    """Find a run to resume.
-
-    Raises:
-        UserError: If there is no such run, or it trained a different task.
-    """
+    """Find a run to resume."""
     if os.path.isfile(run):  # noqa: PTH113 (False, not an error, for a name that is too long)
         raise UserError(
             f"--resume {run}: is a file, and only a run directory can be resumed; start a new run from the policy of a "
@@ -229,11 +208,7 @@ def find_run_to_resume(log_root: str, task: str | None, run: str, warn: Callable
 
 
 def find_checkpoint(run_dir: Path) -> Path:
-    """Return the newest checkpoint of a run. For a pack, return the pack itself.
-
-    Raises:
-        UserError: If the run has no checkpoint.
-    """
+    """Return the newest checkpoint of a run. For a pack, return the pack itself."""
     if run_dir.is_file():
         return run_dir
     found = list_checkpoints(run_dir)
@@ -243,11 +218,7 @@ def find_checkpoint(run_dir: Path) -> Path:
 
 
 def find_best(run_dir: Path) -> Path:
-    """Return the checkpoint that had the highest mean return when it was written.
-
-    Raises:
-        UserError: If the run has no best checkpoint.
-    """
+    """Return the checkpoint that had the highest mean return when it was written."""
     if run_dir.is_file():
         raise UserError(f"--checkpoint best: the pack {run_dir} has only one checkpoint; drop --checkpoint")
     link = run_dir / CHECKPOINTS_DIR / BEST_LINK
@@ -298,11 +269,7 @@ def animation_path(run_dir: Path, iteration: int) -> Path:
 
 
 def choose_checkpoint(run_dir: Path, name: str) -> Path:
-    """Return a checkpoint of a run.
-
-    Raises:
-        UserError: If the run has no such checkpoint.
-    """
+    """Return a checkpoint of a run."""
     if name in ("latest", "best"):
         return find_checkpoint(run_dir) if name == "latest" else find_best(run_dir)
     path = run_dir / CHECKPOINTS_DIR / name
@@ -312,11 +279,7 @@ def choose_checkpoint(run_dir: Path, name: str) -> Path:
 
 
 def read_metrics(run_dir: Path, name: str = METRICS_FILE) -> list[dict[str, Any]]:
-    """Return all complete rows of a run's metrics. A last row that is still being written is left out.
-
-    Raises:
-        UserError: If a line of the file is not a row of metrics.
-    """
+    """Return all complete rows of a run's metrics. A last row that is still being written is left out."""
     return [row for _, row in _rows_of(read_file(run_dir, name), run_dir / name)]
 
 

@@ -23,11 +23,7 @@ if TYPE_CHECKING:
 
 
 def readable(checkpoint: Path) -> Path:
-    """Return a checkpoint, after a check that takes a millisecond. Reading a checkpoint takes seconds of imports.
-
-    Raises:
-        UserError: If the file cannot be read, or is no checkpoint of this package.
-    """
+    """Return a checkpoint, after a check that takes a millisecond. Reading a checkpoint takes seconds of imports."""
     if not is_pack(checkpoint) and (problem := problem_of(checkpoint)):
         raise UserError(f"checkpoint {checkpoint}: cannot be read ({problem}); choose another one")
     return checkpoint
@@ -68,7 +64,6 @@ def read_file(run: Path, name: str) -> bytes:
 
     Raises:
         OSError: If the file cannot be read.
-        UserError: If the pack is damaged.
     """
     if run.is_file():
         return read_part(run, name)
@@ -117,9 +112,6 @@ def refuse_links(flag: str, run_dir: Path) -> None:
     """Raise if a write into a run directory, which somebody else may have laid out, could reach another directory.
 
     Links that stay inside the directory are allowed, such as latest.pt.
-
-    Raises:
-        UserError: If it contains a link that leads out of it, or something that is neither a file nor a directory.
     """
     root = os.path.realpath(run_dir)
     for folder, folders, files in os.walk(root):

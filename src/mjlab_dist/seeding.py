@@ -32,11 +32,7 @@ def seed_generators(seed: int, rank: int = 0, resumed_iteration: int = 0) -> Non
 
 
 def check_generator(name: str, state: torch.Tensor, device: str) -> None:
-    """Raise if a tensor is not the state of a generator of torch.
-
-    Raises:
-        UserError: One line with the reason.
-    """
+    """Raise if a tensor is not the state of a generator of torch."""
     import torch
 
     try:

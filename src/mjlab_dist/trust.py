@@ -52,10 +52,6 @@ def refuse_foreign(config: TrainConfig, file: Path, *, uses_ssh: bool) -> None:
     The functions and classes that the config names must be public, of the kind that their field needs, and from this
     package, from a distribution that provides tasks, or from the user's own modules. The user's own modules are those
     that are neither installed nor part of Python.
-
-    Raises:
-        UserError: If the config names any other function, or an SSH config file that will be used and is not in SSH's
-            own directories.
     """
     tasks = entry_points(group=GROUP)
     for named in _references(config):

@@ -249,9 +249,6 @@ def _check_visible(device: RankDevice) -> None:
 
     CUDA reads CUDA_VISIBLE_DEVICES when it starts. If a library started CUDA earlier, ``cuda:0`` may be another rank's
     GPU.
-
-    Raises:
-        UserError: If CUDA shows more than one device to a rank that should see one.
     """
     import torch
 

@@ -92,7 +92,6 @@ def test_help_shows_the_values_of_a_config_file(command: Command) -> None:
         ("list-tasks", []),
         ("new-task", ["--mjcf", "--dir"]),
         ("size-buffers", ["--steps", "--run", "--num-envs"]),
-        ("completion", ["~/.bashrc", "~/.zshrc", "config.fish"]),
     ],
 )
 def test_every_command_shows_its_flags_without_a_task(command: Command, name: str, flags: list[str]) -> None:

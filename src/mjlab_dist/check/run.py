@@ -59,19 +59,12 @@ def check(config: TrainConfig) -> Iterator[Check]:
     """Check a task, and yield each result as soon as it is known.
 
     Afterwards, the global random generators have the same states as before.
-
-    Raises:
-        UserError: If the config is invalid, or the number of envs is auto.
     """
     yield from _with_envs(config, _checks)
 
 
 def try_out(config: TrainConfig) -> Iterator[Check]:
-    """Build a task, run steps, and check the physics: speeds, contacts, buffers, and that all numbers are finite.
-
-    Raises:
-        UserError: If the config is invalid, or the number of envs is auto.
-    """
+    """Build a task, run steps, and check the physics: speeds, contacts, buffers, and that all numbers are finite."""
     yield from _with_envs(config, _trial)
 
 

@@ -1,1 +1,1 @@
-"""The command line: flags, help, completion, output. Only this package imports tyro. It imports no torch or warp."""
+"""The command line: flags, help, output. Only this package imports tyro. It imports no torch or warp."""

@@ -29,11 +29,7 @@ HELP = Page(
 
 
 def main(argv: Sequence[str], prog: str) -> None:
-    """Run the checks, print a line for each, and exit with 1 if one failed.
-
-    Raises:
-        UserError: If the command line or the config is wrong.
-    """
+    """Run the checks, print a line for each, and exit with 1 if one failed."""
     config = read_config(argv, prog, HELP, num_envs=NUM_CHECKED, total_num_envs=None, total_timesteps=None)
 
     require_kernel_cache(os.environ)

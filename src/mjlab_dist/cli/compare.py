@@ -25,11 +25,7 @@ Rows = list[list[str]]
 
 
 def main(argv: Sequence[str], prog: str) -> None:
-    """Compare runs, print tables, and write a picture or a page if requested.
-
-    Raises:
-        UserError: If the command line is wrong, or a run cannot be read.
-    """
+    """Compare runs, print tables, and write a picture or a page if requested."""
     # Runs and flags
     first = next((i for i, word in enumerate(argv) if word.startswith("-")), len(argv))
     words, flags = argv[:first], argv[first:]

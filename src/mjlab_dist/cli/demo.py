@@ -37,11 +37,7 @@ class DemoConfig:
 
 
 def main(argv: Sequence[str], prog: str) -> None:
-    """Play the policy without noise or pushes.
-
-    Raises:
-        UserError: If a flag is wrong, or the tasks of mjlab_dist are not installed.
-    """
+    """Play the policy without noise or pushes."""
     config = parse(DemoConfig(), argv, prog)
     run = str(_run_dir())
     if config.video is None:

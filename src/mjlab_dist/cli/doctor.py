@@ -46,11 +46,7 @@ class DoctorConfig:
 
 
 def main(argv: Sequence[str], prog: str) -> None:
-    """Run the checks, print the results, and exit with 3 if a check failed.
-
-    Raises:
-        UserError: If the command line is wrong.
-    """
+    """Run the checks, print the results, and exit with 3 if a check failed."""
     config = parse(DoctorConfig(), argv, prog)
 
     from mjlab_dist.machine.doctor import examine  # --help does not need it

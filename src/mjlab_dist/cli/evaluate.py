@@ -27,7 +27,6 @@ def main(argv: Sequence[str], prog: str) -> None:
     """Evaluate a policy, print the results, and exit with 1 if the mean return is below ``--min-return``.
 
     Raises:
-        UserError: If the command line is wrong, or the run cannot be evaluated.
         RankError: If a rank failed; its error has already been printed.
     """
     # Flags

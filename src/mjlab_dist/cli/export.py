@@ -19,11 +19,7 @@ from mjlab_dist.messages import listening
 
 
 def main(argv: Sequence[str], prog: str) -> None:
-    """Export a policy, and print its inputs and outputs. Exit with 1 if an exported file does not act like the policy.
-
-    Raises:
-        UserError: If the command line is wrong, or the run cannot be exported.
-    """
+    """Export a policy, and print its inputs and outputs. Exit with 1 if a file does not act like the policy."""
     # Flags
     task, flags = split_task(argv)
     config = parse(ExportConfig(), flags, f"{prog} {task or 'TASK'}")

@@ -181,11 +181,7 @@ def short_page(page: Page, prog: str, config: TrainConfig, tasks: Sequence[str] 
 
 
 def prefix_page(prefix: str, prog: str, config: TrainConfig) -> str:
-    """Return a page of the flags that start with a prefix, by group, with their full texts.
-
-    Raises:
-        UserError: If no flag starts with the prefix.
-    """
+    """Return a page of the flags that start with a prefix, by group, with their full texts."""
     wanted = prefix.lstrip("-").replace("_", "-")
     flags = [flag for flag in flags_of(config) if flag.path != "task"]
     inside = [flag for flag in flags if f"{flag.name}.".startswith(f"{wanted}.")]

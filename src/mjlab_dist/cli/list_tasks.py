@@ -9,11 +9,7 @@ from mjlab_dist.errors import UserError
 
 
 def main(argv: Sequence[str], prog: str) -> None:
-    """Print every installed task with its summary.
-
-    Raises:
-        UserError: If an argument is given, or no task is installed.
-    """
+    """Print every installed task with its summary."""
     if argv and argv[0] in ("-h", "--help"):
         print(f"usage: {prog}\n\nPrint the installed tasks, one per line.")
         return

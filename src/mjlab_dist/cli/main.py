@@ -33,7 +33,6 @@ SUMMARIES = {
     "list-tasks": "print the installed tasks",
     "new-task": "create a task from your own MJCF",
     "size-buffers": "measure the buffer sizes njmax and nconmax that a task needs",
-    "completion": "print a script that completes these commands in bash, zsh or fish",
 }
 """What each command does."""
 

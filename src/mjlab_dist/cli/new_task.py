@@ -45,11 +45,7 @@ class NewTaskConfig:
 
 
 def main(argv: Sequence[str], prog: str) -> None:
-    """Create a task, and print the commands to run next.
-
-    Raises:
-        UserError: If the command line is wrong, or the task cannot be created.
-    """
+    """Create a task, and print the commands to run next."""
     task, flags = split_task(argv)
     config = parse(NewTaskConfig(), flags, f"{prog} {task or 'NAME'}")
     if task is None:

@@ -16,11 +16,7 @@ from mjlab_dist.wording import byte_size, listed
 
 
 def main(argv: Sequence[str], prog: str) -> None:
-    """Pack a run, and print what the file contains. Exit with 1 if the exported policy gives wrong actions.
-
-    Raises:
-        UserError: If the command line is wrong, or the run cannot be packed.
-    """
+    """Pack a run, and print what the file contains. Exit with 1 if the exported policy gives wrong actions."""
     run, flags = split_task(argv)
     config = parse(PackConfig(), flags, f"{prog} RUN")
     if run is None:

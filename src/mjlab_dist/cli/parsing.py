@@ -31,11 +31,7 @@ BOOLEANS = {
 
 
 def parse(default: ConfigT, argv: Sequence[str], prog: str, own: Iterable[Flag] = ()) -> ConfigT:
-    """Return a default config changed by flags. ``--help`` and ``--help-all`` print a page of all flags and exit.
-
-    Raises:
-        UserError: If a flag is unknown, or its value has the wrong form.
-    """
+    """Return a default config changed by flags. ``--help`` and ``--help-all`` print a page of all flags and exit."""
     asked, flags = take_help(argv)
     if asked is not None:
         print(config_page(default, prog))
@@ -46,6 +42,8 @@ def parse(default: ConfigT, argv: Sequence[str], prog: str, own: Iterable[Flag] 
 
     import tyro  # slow; short help needs none of it
 
+    if is_given(flags, "--tyro-print-completion"):
+        return tyro.cli(type(default), default=default, args=flags, prog=prog.partition(" ")[0])
     args, rules, stderr = _in_form_of_tyro(flags, default, prog), tyro.constructors.ConstructorRegistry(), io.StringIO()
     rules.primitive_rule(_whole_number_rule)
     no_help = tyro.conf.arg(help="")  # otherwise, tyro would search the source of each class for help texts
@@ -76,11 +74,7 @@ def whole_number(text: str) -> int:
 
 
 def positive_number(flag: str, text: str) -> int:
-    """Return the value of a flag as a positive whole number.
-
-    Raises:
-        UserError: If the value is not a positive whole number.
-    """
+    """Return the value of a flag as a positive whole number."""
     try:
         number = whole_number(text)
     except ValueError:
@@ -91,11 +85,7 @@ def positive_number(flag: str, text: str) -> int:
 
 
 def refuse_unknown(argv: Sequence[str], flags: Iterable[Flag], prog: str) -> None:
-    """Raise if argv contains an unknown flag.
-
-    Raises:
-        UserError: If there is such a flag; the message suggests the most similar known flag.
-    """
+    """Raise if argv contains an unknown flag."""
     known = _spellings(flags)
     for arg in argv:
         flag = arg.partition("=")[0].replace("_", "-")
@@ -116,11 +106,7 @@ def split_task(argv: Sequence[str]) -> tuple[str | None, list[str]]:
 
 
 def known_task(task: str | None, prog: str) -> str:
-    """Return the name of a task, after checking that the task exists.
-
-    Raises:
-        UserError: If no task is named, or no task has this name.
-    """
+    """Return the name of a task, after checking that the task exists."""
     if task is None:
         raise UserError(f"no task is named; type {prog} TASK, with one of {listed(registry.task_names(), 'or')}")
     registry.task_config(task)
@@ -128,11 +114,7 @@ def known_task(task: str | None, prog: str) -> str:
 
 
 def take_flag(argv: Sequence[str], flag: str) -> tuple[str | None, list[str]]:
-    """Take one flag with its value out of argv, as ``--flag value`` or ``--flag=value``.
-
-    Raises:
-        UserError: If the flag has no value.
-    """
+    """Take one flag with its value out of argv, as ``--flag value`` or ``--flag=value``."""
     rest = list(argv)
     for i, arg in enumerate(rest):
         if arg == flag:

@@ -28,11 +28,7 @@ SHOWN = 4
 
 
 def main(argv: Sequence[str], prog: str) -> None:
-    """Play a policy, print its returns, and write a video or a strip of frames if requested.
-
-    Raises:
-        UserError: If the command line is wrong, or the run does not exist or cannot be played.
-    """
+    """Play a policy, print its returns, and write a video or a strip of frames if requested."""
     task, flags = split_task(argv)
     changes, flags = take_group(flags, "--env.")
     if task is None:
@@ -42,11 +38,7 @@ def main(argv: Sequence[str], prog: str) -> None:
 
 
 def show(task: str, config: PlayConfig, prog: str, changes: Sequence[str] = ()) -> None:
-    """Play a policy and print its returns; or show it in a viewer until Ctrl-C, and then end this process.
-
-    Raises:
-        UserError: If the run does not exist or cannot be played.
-    """
+    """Play a policy and print its returns; or show it in a viewer until Ctrl-C, and then end this process."""
     from mjlab_dist import play  # --help does not need it
 
     viewer = choose_viewer(config, os.environ)
@@ -74,11 +66,7 @@ def show(task: str, config: PlayConfig, prog: str, changes: Sequence[str] = ()) 
 def chosen_run(
     task: str, config: PlayConfig, prog: str, changes: Sequence[str], warn: Callable[[str], None]
 ) -> tuple[TrainConfig, Path]:
-    """Return the run's config, whose env is changed by the flags, and the path of the checkpoint or NaN dump to play.
-
-    Raises:
-        UserError: If the run does not exist, or the flags do not fit its env.
-    """
+    """Return the run's config, whose env is changed by the flags, and the path of the checkpoint or NaN dump."""
     from mjlab_dist import play  # --help does not need it
 
     train_config, path = play.resolve(task, config, warn)

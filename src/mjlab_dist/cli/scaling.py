@@ -52,7 +52,6 @@ def main(argv: Sequence[str], prog: str) -> None:
     """Measure how training scales, print the results, and plot them if requested.
 
     Raises:
-        UserError: If the command line is wrong, or the runs cannot be started.
         RankError: If a rank failed; its error has already been printed.
     """
     # Flags

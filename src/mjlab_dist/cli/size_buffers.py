@@ -46,11 +46,7 @@ HELP = Page(
 
 
 def main(argv: Sequence[str], prog: str) -> None:
-    """Measure how full the buffers get, and print a table with recommended sizes.
-
-    Raises:
-        UserError: If the command line is wrong, or the task or run cannot be used.
-    """
+    """Measure how full the buffers get, and print a table with recommended sizes."""
     # Flags, and the config
     steps, rest = take_flag(argv, "--steps")
     num_steps = positive_number("--steps", steps) if steps is not None else NUM_STEPS

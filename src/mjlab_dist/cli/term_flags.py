@@ -28,9 +28,6 @@ def take_term_flags(config: TrainConfig, argv: Sequence[str]) -> tuple[TrainConf
 
     Returns:
         The changed config, and the other flags.
-
-    Raises:
-        UserError: If a value cannot be read.
     """
     rest: list[str] = []
     flags = by_flag(argv)
@@ -53,11 +50,7 @@ def take_term_flags(config: TrainConfig, argv: Sequence[str]) -> tuple[TrainConf
 
 
 def parse_config(config: TrainConfig, argv: Sequence[str], prog: str, own: Sequence[Flag] = ()) -> TrainConfig:
-    """Return a config changed by flags, including those of terms.
-
-    Raises:
-        UserError: If a flag is unknown, or its value cannot be read.
-    """
+    """Return a config changed by flags, including those of terms."""
     config, rest = take_term_flags(config, argv)
     return parse(config, rest, prog, own)
 

@@ -52,7 +52,6 @@ def main(argv: Sequence[str], prog: str) -> None:
     """Train a policy.
 
     Raises:
-        UserError: If the command line is wrong, or the run cannot be started.
         RankError: If training failed; its error has already been printed.
     """
     # Flags
@@ -119,11 +118,7 @@ def _show_dry_run(config: TrainConfig) -> None:
 
 
 def read_config(argv: Sequence[str], prog: str, page: Page, **defaults: Any) -> TrainConfig:
-    """Return the config of a task or of an earlier run, changed by the flags. Print help and exit if requested.
-
-    Raises:
-        UserError: If the task or the file does not exist, or a flag is wrong.
-    """
+    """Return the config of a task or of an earlier run, changed by the flags. Print help and exit if requested."""
     # Flags that are not fields of the config
     asked, rest = take_help(argv)
     file, rest = take_flag(rest, "--config")
@@ -192,11 +187,7 @@ def _printer() -> EventPrinter:
 
 
 def _find_run(run: str, task: str | None, file: str | None, flags: Sequence[str], prog: str) -> Path | None:
-    """Return the directory of the run that ``--resume`` names; None if ``--resume auto`` finds no run.
-
-    Raises:
-        UserError: If there is no such run, or another flag contradicts ``--resume``.
-    """
+    """Return the directory of the run that ``--resume`` names; None if ``--resume auto`` finds no run."""
     log_root = take_flag(flags, "--log-root")[0] or TrainConfig.log_root
     if run == AUTO:
         if task is None:
@@ -210,11 +201,7 @@ def _find_run(run: str, task: str | None, file: str | None, flags: Sequence[str]
 
 
 def _print_general_help(asked: HelpRequest, prog: str, page: Page, **defaults: Any) -> None:
-    """Print the help of a command line that names no task.
-
-    Raises:
-        UserError: If the requested flags depend on the task, or do not exist.
-    """
+    """Print the help of a command line that names no task."""
     if asked.everything or (asked.prefix or "").lstrip("-").partition(".")[0] == "env":
         what = "--help-all" if asked.everything else f"--help {asked.prefix}"
         raise UserError(f"{what}: these flags depend on the task; type {prog} TASK {what}")

@@ -39,7 +39,6 @@ def main(argv: Sequence[str], prog: str) -> None:
     """Run the checks, print the results, and exit with 1 if a check failed.
 
     Raises:
-        UserError: If the command line is wrong, or the run cannot be started.
         RankError: If a rank failed; its error has already been printed.
     """
     # Flags

@@ -18,11 +18,7 @@ from mjlab_dist.view.choice import check_port
 
 
 def main(argv: Sequence[str], prog: str) -> None:
-    """Serve the page of a run until Ctrl-C, and end the process.
-
-    Raises:
-        UserError: If the command line is wrong, there is no such run, or its config is not trusted.
-    """
+    """Serve the page of a run until Ctrl-C, and end the process."""
     run, flags = split_task(argv)
     config = parse(WatchConfig(), flags, f"{prog} RUN")
     if run is None:

@@ -65,11 +65,7 @@ class Group:
 
 
 def find_runs(words: Sequence[str], log_root: str) -> list[Path]:
-    """Return the run directories that the command-line arguments refer to.
-
-    Raises:
-        UserError: If there is no such run, or a run is given twice.
-    """
+    """Return the run directories that the command-line arguments refer to."""
     found: list[Path] = []
     for word in words:
         inside = sorted(file.parent for file in Path(word).glob(f"*/{CONFIG_FILE}"))
@@ -82,22 +78,14 @@ def find_runs(words: Sequence[str], log_root: str) -> list[Path]:
 
 
 def read_groups(paths: Sequence[Path], metric: str, *, of_ranks: bool) -> list[Group]:
-    """Read runs, and group runs with equal :attr:`Run.config`. Groups are in the order of their first runs.
-
-    Raises:
-        UserError: As :func:`read_run` and :func:`read_ranks` do.
-    """
+    """Read runs, and group runs with equal :attr:`Run.config`. Groups are in the order of their first runs."""
     if of_ranks:
         return [group for path in paths for group in read_ranks(path, metric)]
     return group_runs([read_run(path, metric) for path in paths])
 
 
 def read_run(path: Path, metric: str) -> Run:
-    """Read a run.
-
-    Raises:
-        UserError: If the files cannot be read, or no row has a value of the metric.
-    """
+    """Read a run."""
     # Trusting any config is safe here, because the functions that it names are not called
     plain = to_plain(read_config_file(path, trust=True))
     config = {name: value for name, value in paths(plain) if not isinstance(value, Mapping)}
@@ -118,11 +106,7 @@ def read_run(path: Path, metric: str) -> Run:
 
 
 def read_ranks(path: Path, metric: str) -> list[Group]:
-    """Return one group for each rank of a run. The steps and the times are those of the whole run, not of the rank.
-
-    Raises:
-        UserError: If the files cannot be read, or a rank has no value of the metric.
-    """
+    """Return one group for each rank of a run. The steps and the times are those of the whole run, not of the rank."""
     if not has_file(path, RANK_METRICS_FILE):
         raise UserError(f"--ranks: {path} has no {RANK_METRICS_FILE}; train the run with --log-ranks")
     rows = read_metrics(path, RANK_METRICS_FILE)

@@ -1,6 +1,6 @@
 """Read the parameters of terms from source code.
 
-Help and completion show these parameters, but must not import the modules of terms, because that would import torch.
+Help shows these parameters, but must not import the modules of terms, because that would import torch.
 """
 
 from __future__ import annotations

@@ -60,9 +60,6 @@ def process_group(rank: Rank, device: str, backend: str, store: Store | None) ->
     After an error, an NCCL group is not destroyed: NCCL's destroy and abort wait for the other ranks of the machine,
     which may be waiting for this rank in a collective. The caller must report the error, and then end the process with
     ``os._exit``, because the interpreter's shutdown waits for NCCL too.
-
-    Raises:
-        UserError: If an earlier run in this process failed with NCCL, so that its group still exists.
     """
     if rank.world_size == 1:
         yield

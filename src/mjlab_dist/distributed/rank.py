@@ -55,11 +55,7 @@ def outside_launcher(environ: Mapping[str, str]) -> Literal["torchrun", "slurm"]
 
 
 def rank_from_environment(environ: Mapping[str, str]) -> Rank:
-    """Read this process's rank from the variables of torchrunx, torchrun or SLURM; without them, return rank 0 of 1.
-
-    Raises:
-        UserError: If SLURM's list of hosts cannot be read.
-    """
+    """Read this process's rank from the variables of torchrunx, torchrun or SLURM; without them, return rank 0 of 1."""
     launcher = outside_launcher(environ)
     if launcher == "torchrun":
         world_size = int(environ["WORLD_SIZE"])

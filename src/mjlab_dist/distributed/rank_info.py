@@ -114,11 +114,7 @@ def compare_devices(devices: Sequence[DeviceInfo]) -> str | None:
 
 
 def require_same(devices: Sequence[DeviceInfo]) -> None:
-    """Raise if devices differ.
-
-    Raises:
-        UserError: If any devices differ. Every rank raises the same error.
-    """
+    """Raise if devices differ."""
     difference = compare_devices(devices)
     if difference:
         raise UserError(f"--require-same-devices: {difference}; choose devices of one kind, or drop the flag")

@@ -97,11 +97,7 @@ def check_same_task(
     *,
     variant: int = 0,
 ) -> None:
-    """Wait for all ranks, and raise on every rank if ranks on several machines simulate different tasks.
-
-    Raises:
-        PreflightError: One line that names the ranks that differ from rank 0, and the differences.
-    """
+    """Wait for all ranks, and raise on every rank if ranks on several machines simulate different tasks."""
     if rank.on_one_machine or store is None:
         return
     own = TaskSummary.of(config, model, dict(sys.modules))

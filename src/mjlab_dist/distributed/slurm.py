@@ -26,9 +26,6 @@ def slurm_hosts(environ: Mapping[str, str], variable: str) -> tuple[str, ...]:
     """Return the hosts that a variable of SLURM lists, in the same order.
 
     ``scontrol show hostnames`` prints the same list, but containers often lack this program.
-
-    Raises:
-        UserError: If its value is not a list of hosts.
     """
     text = environ[variable]
     parts = _PART.findall(text)
@@ -41,11 +38,7 @@ def slurm_hosts(environ: Mapping[str, str], variable: str) -> tuple[str, ...]:
 
 
 def named_hosts(hosts: tuple[str, ...], environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the value of ``--hosts`` with ``slurm`` replaced by the hosts of this job.
-
-    Raises:
-        UserError: If this process belongs to no job.
-    """
+    """Return the value of ``--hosts`` with ``slurm`` replaced by the hosts of this job."""
     if hosts != (SLURM,):
         return hosts
     if JOB_HOSTS not in environ:

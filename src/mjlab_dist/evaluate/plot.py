@@ -20,11 +20,7 @@ MAX_LABELLED = 150
 
 
 def check_plot(file: str, num_axes: int) -> None:
-    """Raise if a picture cannot be drawn or written.
-
-    Raises:
-        UserError: One line that names the flag, its value and the fix.
-    """
+    """Raise if a picture cannot be drawn or written."""
     check_figure_file("--plot", file, [".png"])
     if not 1 <= num_axes <= MAX_AXES:
         raise UserError(f"--plot {file}: can show one or two varied parameters, not {num_axes}; add or remove --vary")

@@ -65,7 +65,6 @@ def evaluate(train_config: TrainConfig, checkpoint: Path, config: EvaluateConfig
         fastest, followed by the value of the last ``--vary``.
 
     Raises:
-        UserError: If an argument of ``--vary`` is wrong, or the policy cannot be evaluated on this machine.
         RankError: If one of several ranks ended early. If there is only one rank, its error is raised unchanged.
     """
     # Batches
@@ -93,11 +92,7 @@ def evaluate(train_config: TrainConfig, checkpoint: Path, config: EvaluateConfig
 
 
 def check(config: EvaluateConfig) -> None:
-    """Raise if a number is out of range, or if another launcher has started this process.
-
-    Raises:
-        UserError: One line that names the flag, its value and the fix.
-    """
+    """Raise if a number is out of range, or if another launcher has started this process."""
     for flag, value in (("--num-episodes", config.num_episodes), ("--num-envs", config.num_envs)):
         if value < 1:
             raise UserError(f"{flag} {value}: must be at least 1")

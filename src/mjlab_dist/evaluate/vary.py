@@ -44,11 +44,7 @@ class Point:
 
 
 def parse_axis(text: str) -> Axis:
-    """Parse an argument of ``--vary``.
-
-    Raises:
-        UserError: If the text has the wrong form, a number is not finite, or the count is below 1.
-    """
+    """Parse an argument of ``--vary``."""
     name, separator, numbers = text.partition("=")
     try:
         if not (name and separator):
@@ -69,9 +65,6 @@ def make_points(config: TrainConfig, texts: Sequence[str]) -> list[Point]:
     """Return all combinations of the values. The last axis varies fastest.
 
     Without arguments of ``--vary``, return a single point, which contains the run's config.
-
-    Raises:
-        UserError: If an argument cannot be parsed, the env has no entry with its name, or a value is impossible.
     """
     axes = [parse_axis(text) for text in texts]
     names = [axis.name for axis in axes]
@@ -96,10 +89,6 @@ def with_value(config: TrainConfig, name: str, value: float) -> TrainConfig:
     becomes the range from minus the value to the value. If the entry is a single range of an event, such as the
     velocity of a push, only this range changes in this way. Any other range becomes a range that contains only the
     value. A number is replaced with the value.
-
-    Raises:
-        UserError: If there is no such entry, or it is neither a number nor a range. Whether the value is possible is
-            not checked.
     """
     path, found = _find(config, name)
     if isinstance(found, RandomizationConfig):

@@ -82,11 +82,7 @@ class ExportedPolicy(nn.Module):
     """
 
     def __init__(self, policy: MLPModel, env: Env) -> None:
-        """Copy the policy and the constants of the env.
-
-        Raises:
-            UserError: If a curriculum changes the scale of an observation.
-        """
+        """Copy the policy and the constants of the env."""
         super().__init__()
         # Networks, without exploration
         self._normalizer = copy.deepcopy(policy.obs_normalizer)

@@ -58,11 +58,7 @@ class Exported:
 
 
 def check(config: ExportConfig) -> None:
-    """Raise if a number is out of range, or a package is missing.
-
-    Raises:
-        UserError: One line that names the flag, its value and the fix.
-    """
+    """Raise if a number is out of range, or a package is missing."""
     if config.num_checked < 1:
         raise UserError(f"--num-checked {config.num_checked}: must be at least 1")
     if missing := [name for name in ("onnx", "onnxscript", "onnxruntime") if importlib.util.find_spec(name) is None]:
@@ -74,11 +70,6 @@ def export(train_config: TrainConfig, checkpoint: Path, config: ExportConfig, wa
 
     Returns:
         Files, description and largest difference.
-
-    Raises:
-        UserError: If the checkpoint does not match the config, the policy cannot be exported, or the files cannot be
-            written.
-        CheckError: If a file gives different results from the policy. In this case, no file is written.
     """
     # Directory first, so that an error occurs early
     directory = _default_directory(checkpoint) if config.output is None else Path(config.output)
@@ -97,12 +88,7 @@ def export(train_config: TrainConfig, checkpoint: Path, config: ExportConfig, wa
 
 
 def make(train_config: TrainConfig, checkpoint: Path, config: ExportConfig, warn: Callable[[str], None]) -> Made:
-    """Make and check the files of a policy, without writing them.
-
-    Raises:
-        UserError: If the checkpoint does not match the config, or the policy cannot be exported.
-        CheckError: If a file gives different results from the policy.
-    """
+    """Make and check the files of a policy, without writing them."""
     # Env and policy
     from mjlab_dist.play import load_env_and_policy, without_disturbances  # imports torch
 
@@ -158,9 +144,6 @@ def largest_difference(
 
     Actions are compared with those of the policy. Targets that are inputs of actuators are compared with the inputs in
     the env.
-
-    Raises:
-        CheckError: If a difference is above the tolerance.
     """
     import torch
 

@@ -46,11 +46,7 @@ class DryRun:
 
 
 def dry_run(config: TrainConfig, listen: Listener) -> DryRun:
-    """Plan a run and build a few envs on its first device, without starting ranks or writing files.
-
-    Raises:
-        UserError: If the config is invalid or does not fit the machine, or another launcher started this process.
-    """
+    """Plan a run and build a few envs on its first device, without starting ranks or writing files."""
     if launcher := outside_launcher(os.environ):
         raise UserError(f"--dry-run: only describes ranks that this command starts; run it without {launcher}")
     # Plan: devices, hosts, budget, directory

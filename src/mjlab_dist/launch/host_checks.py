@@ -72,10 +72,6 @@ def choose_hosts(
 
     Returns:
         The machines. The first is this machine; without ``--hosts``, it is the only one.
-
-    Raises:
-        UserError: If ``--hosts`` does not name this machine first, or names it twice.
-        PreflightError: If any machine cannot train.
     """
     others = other_hosts(config)
     if not others:
@@ -94,11 +90,7 @@ def choose_hosts(
 
 
 def other_hosts(config: TrainConfig) -> tuple[HostEntry, ...]:
-    """Return the machines of ``--hosts`` without this machine, which must be named first.
-
-    Raises:
-        UserError: If ``--hosts`` does not name this machine first, names it twice, or names fewer than ``--min-hosts``.
-    """
+    """Return the machines of ``--hosts`` without this machine, which must be named first."""
     if not config.hosts:
         return ()
     first, *others = map(parse_host, config.hosts)
@@ -148,9 +140,6 @@ def ask_hosts(
 
     Returns:
         The answers of the hosts that can run ranks, by host, and the reason and fix for every other host, by host.
-
-    Raises:
-        UserError: If SSH's config file cannot be read.
     """
     import paramiko  # not needed if all ranks run on this machine
 
@@ -181,12 +170,7 @@ def ask_hosts(
 
 
 def check_hosts(hosts: Sequence[str], ssh_config: str | None, timeout_s: float = 12.0) -> None:
-    """Raise if at least one host cannot run ranks. Hosts are checked in parallel, and all faults are reported at once.
-
-    Raises:
-        UserError: If SSH's config file cannot be read.
-        PreflightError: One line with every host that fails, the reason and the fix.
-    """
+    """Raise if any host cannot run ranks. Hosts are checked in parallel, and all faults are reported at once."""
     _, faults = ask_hosts(dict.fromkeys(hosts), ssh_config, timeout_s)
     _raise_faults(faults)
 

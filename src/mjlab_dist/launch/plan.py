@@ -108,9 +108,6 @@ def plan_run(
 
     Returns:
         The plan, and the config, :func:`settled`.
-
-    Raises:
-        UserError: If the config does not fit the machines.
     """
     # Hosts and devices
     warnings: list[str] = []
@@ -154,10 +151,6 @@ def plan_hosts(
 
     Returns:
         The machines, with the device of each of their ranks; the first is this machine.
-
-    Raises:
-        UserError: If the machines or devices do not exist or do not suffice.
-        PreflightError: If another machine cannot train.
     """
     config = dataclasses.replace(config, hosts=named_hosts(config.hosts, environ))
     own = plan_devices(config, environ, gpus, parse_host(config.hosts[0]).num_ranks if config.hosts else None)
@@ -176,9 +169,6 @@ def settled(config: TrainConfig, devices: Sequence[RankDevice]) -> TrainConfig:
 
     On GPUs, ``gpu_num_envs`` replaces ``num_envs``. The run's config.yaml contains this config, so that a resumed run
     keeps its number of envs and its engine on other devices.
-
-    Raises:
-        UserError: If the engine cannot simulate the task on these devices, or the model does not compile.
     """
     num_envs = config.num_envs
     if config.gpu_num_envs is not None and _on_gpus(devices):
@@ -207,11 +197,7 @@ def _on_gpus(devices: Sequence[RankDevice]) -> bool:
 
 
 def check_config(config: TrainConfig) -> None:
-    """Raise if a config is invalid, whatever devices the machines have.
-
-    Raises:
-        UserError: If the config is invalid, or ``--hosts`` is set although another launcher has started this process.
-    """
+    """Raise if a config is invalid, whatever devices the machines have."""
     validate(config)
     if config.env.episode_length_s < MAX_TIMESTEP_S * config.env.sim.decimation:
         from mjlab_dist.sim import build_model  # imports torch
@@ -235,12 +221,7 @@ def check_config(config: TrainConfig) -> None:
 
 
 def find_resumed(config: TrainConfig, warn: Callable[[str], None]) -> Path | None:
-    """Return the directory of the run to resume; None for a new run.
-
-    Raises:
-        UserError: If there is no such run, its checkpoints are missing, it has already reached its last iteration, or
-            it was trained with another engine.
-    """
+    """Return the directory of the run to resume; None for a new run."""
     if config.resume in {None, AUTO}:
         return None
     assert config.resume is not None

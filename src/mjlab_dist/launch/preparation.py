@@ -191,11 +191,7 @@ def can_fork(devices: Sequence[RankDevice], environ: Mapping[str, str]) -> bool:
 
 
 def listen_in_range(address: str, ports: tuple[int, int] | None) -> socket.socket:
-    """Return a socket that listens on a free port of an address of this machine.
-
-    Raises:
-        UserError: If no port of the range is free.
-    """
+    """Return a socket that listens on a free port of an address of this machine."""
     if ports is None:
         return listen_on(address)
     for port in range(ports[0], ports[1] + 1):

@@ -73,7 +73,6 @@ def run_ranks(
 
     Raises:
         RankError: If a rank ended early or hung.
-        UserError: If a rank ended because of something that the user can fix.
     """
     ranks = Ranks(_hosts_of_ranks(plan), listen, control)
     logs = log_dir(config, plan.run_dir, os.environ)

@@ -31,7 +31,6 @@ def regroup(config: TrainConfig, plan: RunPlan, listen: Listener, control: Contr
 
     Raises:
         TooFewHostsError: If too few machines answered before the timeout or a stop request.
-        UserError: If the envs or parameters cannot be split over the ranks of the machines that answer.
     """
     if len(plan.entries) < 2:
         return plan

@@ -126,7 +126,6 @@ class Ranks:
 
         Raises:
             RankError: If a rank ended early or hung.
-            UserError: If a rank ended because of something that the user can fix.
         """
         checked_at = time.monotonic()
         while True:

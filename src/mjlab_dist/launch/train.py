@@ -55,7 +55,6 @@ def train(
     handlers. A KeyboardInterrupt ends every rank.
 
     Raises:
-        UserError: If the config is invalid or does not fit the machines.
         RankError: If a rank in a separate process ended early. An error of a rank in this process is raised unchanged.
     """
     if not _training.acquire(blocking=False):
@@ -190,11 +189,7 @@ def _with_given_paths(result: RunResult, run_dir: Path) -> RunResult:
 
 @contextlib.contextmanager
 def _reserved_name(config: TrainConfig, listen: Listener) -> Iterator[None]:
-    """Hold the name of a new run of ``--resume auto``, so that two launches at once do not start two runs of this name.
-
-    Raises:
-        UserError: If another launch has the name, or has trained a run of this name meanwhile.
-    """
+    """Hold the name of a new run of ``--resume auto``, so that two launches do not start two runs of this name."""
     if config.resume != AUTO:
         yield
         return

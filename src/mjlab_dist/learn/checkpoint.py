@@ -136,7 +136,6 @@ class CheckpointStore:
             The path and the file's bytes; None if the run has no checkpoint yet.
 
         Raises:
-            UserError: If there are checkpoints, but none can be read.
             OSError: If a file cannot be renamed or removed. The message is one line with the fix.
         """
         assert self._writing is None, "read before anything is written"
@@ -259,12 +258,7 @@ def save(path: Path, content: dict[str, Any]) -> None:
 
 
 def load(source: Path | bytes, device: str) -> dict[str, Any]:
-    """Read a checkpoint.
-
-    Raises:
-        UserError: If the file is damaged, contains more than tensors and plain values, or is of another iteration than
-            its name or the manifest of its pack says.
-    """
+    """Read a checkpoint."""
     try:
         content = _unpack(source if isinstance(source, bytes) else _read(source), device)
         check_iteration(content, None if isinstance(source, bytes) else source)

@@ -171,11 +171,7 @@ class FiniteCheck:
 
 
 def load(path: Path, task: str) -> Dump:
-    """Read a dump.
-
-    Raises:
-        UserError: If the file is damaged, is not a dump, or is from another task.
-    """
+    """Read a dump."""
     content: Any = checkpoint.load(path, "cpu")
     if content.keys() != Dump.__required_keys__:
         raise UserError(f"--nan-dump {path}: contains no states of envs; give a file {ERRORS_DIR}/nan_rank<N>.pt")

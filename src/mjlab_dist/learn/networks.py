@@ -74,9 +74,6 @@ def load_policy(env: Env, config: TrainConfig, path: Path) -> MLPModel:
 
     Returns:
         The policy. By default, a call maps observations to actions without exploration.
-
-    Raises:
-        UserError: If the checkpoint is damaged, or its networks differ in size from the config's.
     """
     content = checkpoint.load(path, env.device)
     return _loaded(config, path, content, env.get_observations(), env.num_actions)
@@ -92,9 +89,6 @@ def load_policy_without_env(config: TrainConfig, path: Path, device: str) -> MLP
 
     Returns:
         The policy. By default, a call maps observations to actions without exploration.
-
-    Raises:
-        UserError: If the checkpoint is damaged, or its networks differ in size from the config's.
     """
     content = checkpoint.load(path, device)
     num_observations, num_actions = _sizes(content.get("actor_state_dict"))
@@ -176,9 +170,6 @@ def check_fit(models: Mapping[str, nn.Module], saved: Mapping[str, Any], flag: s
         models: The networks by name.
         saved: The checkpoint.
         flag: The flag and file that name the checkpoint, for the message.
-
-    Raises:
-        UserError: If a network is missing or has other shapes. The message names it, or its first tensor that differs.
     """
     for name, model in models.items():
         if not isinstance(saved.get(f"{name}_state_dict"), dict):

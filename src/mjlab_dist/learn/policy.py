@@ -28,9 +28,6 @@ class Policy:
             config: The run's config.
             checkpoint: A checkpoint of the run.
             device: ``cpu`` or ``cuda:<index>``.
-
-        Raises:
-            UserError: If the checkpoint is damaged, or its networks differ in size from the config's.
         """
         self.config = config
         self.checkpoint = checkpoint

@@ -34,11 +34,7 @@ def random_state(device: str) -> dict[str, torch.Tensor]:
 
 
 def restore_random_state(state: Mapping[str, torch.Tensor], device: str) -> None:
-    """Restore the state of all generators.
-
-    Raises:
-        UserError: If it is damaged. NumPy would not notice, and read memory of something else.
-    """
+    """Restore the state of all generators."""
     check_generator("random/torch", state["torch"], "cpu")
     check_limits("random/python", state["python"], torch.int64, (0, 2**32 - 1))
     check_limits("random/numpy", state["numpy"], torch.int64, (0, 2**32 - 1))

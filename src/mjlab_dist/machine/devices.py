@@ -104,12 +104,7 @@ def find_gpus() -> list[Gpu]:
 def plan_devices(
     flags: DeviceFlags, environ: Mapping[str, str], gpus: list[Gpu], num_ranks: int | None = None
 ) -> tuple[RankDevice, ...]:
-    """Choose a device for every rank of this machine.
-
-    Raises:
-        UserError: If the chosen GPUs do not exist, cannot be used, are repeated, are too few, or are combined with CPU
-            ranks; or if there are far more CPU ranks than cores.
-    """
+    """Choose a device for every rank of this machine."""
     # CPU ranks
     chosen = flags.gpu_ids
     if flags.cpu_ranks is not None:
@@ -154,11 +149,7 @@ def shared_cores(devices: Sequence[RankDevice]) -> list[str]:
 
 
 def plan_own_device(config: TrainConfig, rank: Rank, environ: Mapping[str, str], gpus: list[Gpu]) -> RankDevice:
-    """Choose the device of one rank that another launcher (torchrun, SLURM) started.
-
-    Raises:
-        UserError: If there are fewer GPUs than ranks on this machine, or the GPU of this rank cannot be used.
-    """
+    """Choose the device of one rank that another launcher (torchrun, SLURM) started."""
     visible = [] if config.gpu_ids is None or config.cpu_ranks is not None else _visible(environ, gpus)
     if not visible:
         # Number of threads: torchrun sets OMP_NUM_THREADS. SLURM binds each task to some cores; cores() counts these.

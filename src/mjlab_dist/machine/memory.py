@@ -76,11 +76,7 @@ def min_network_bytes(agent: AgentConfig) -> int:
 
 
 def check_memory(config: TrainConfig, num_envs: int, devices: Sequence[RankDevice], gpus: Sequence[Gpu]) -> None:
-    """Raise if the envs cannot fit into memory, before anything is built.
-
-    Raises:
-        UserError: If a lower bound of the needed memory exceeds the free main memory, or the total memory of a GPU.
-    """
+    """Raise if the envs cannot fit into memory, before anything is built."""
     per_env, networks = min_env_bytes(config), min_network_bytes(config.agent)
     for device in devices[:1] if devices[0].device == "cpu" else devices:
         if device.device == "cpu":

@@ -61,9 +61,6 @@ def check_machine(
 
     Returns:
         A line per warning: GPUs that other processes use, a disk that is nearly full, curves that cannot be uploaded.
-
-    Raises:
-        PreflightError: If something would make the run fail.
     """
     # Versions, directories that will be written, and what ranks in processes of their own need
     flag, directory = ("--log-root", Path(config.log_root)) if resumed is None else ("--resume", resumed)
@@ -146,22 +143,14 @@ def kernel_cache(environ: Mapping[str, str]) -> Path:
 
 
 def require_connections() -> None:
-    """Raise if processes of this machine cannot share semaphores or connect to each other.
-
-    Raises:
-        PreflightError: If they cannot.
-    """
+    """Raise if processes of this machine cannot share semaphores or connect to each other."""
     for finding in (check_semaphores(), check_loopback()):
         if finding.status is Status.FAIL:
             raise PreflightError(f"{finding.figure}; {finding.fix} ({MORE})")
 
 
 def require_kernel_cache(environ: Mapping[str, str]) -> None:
-    """Raise if Warp cannot store compiled kernels. Warp itself would notice only after all libraries are imported.
-
-    Raises:
-        PreflightError: If the directory cannot be created or written to.
-    """
+    """Raise if Warp cannot store compiled kernels. Warp itself would notice only after all libraries are imported."""
     flag = "WARP_CACHE_PATH"
     finding = check_directory("kernel cache", kernel_cache(environ), 0, flag)
     if finding.status is Status.FAIL:

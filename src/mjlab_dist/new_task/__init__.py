@@ -75,9 +75,6 @@ def create(
 
     In a checkout of this project, the task is added to the tasks of the project. Elsewhere, or with ``directory``, the
     task becomes a separate package. If the test fails, the files of the task are kept, so that the user can edit them.
-
-    Raises:
-        UserError: If the task cannot be created; in that case nothing is written.
     """
     # Names and folder of the task
     module = _module_name(task)
@@ -209,9 +206,6 @@ def _made_at_once(folder: Path) -> Iterator[Path]:
     """Yield a temporary folder for the caller to fill. Move it to ``folder`` afterward, or remove it on failure.
 
     Parents of ``folder`` that do not exist are created.
-
-    Raises:
-        UserError: If the folder cannot be written.
     """
     missing = [parent for parent in folder.parents if not parent.exists()]
     try:

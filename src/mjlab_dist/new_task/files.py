@@ -31,11 +31,7 @@ class Files(NamedTuple):
 
 
 def find_files(mjcf: Path) -> Files:
-    """Find all files that an MJCF refers to.
-
-    Raises:
-        UserError: If the MJCF or an included file is not XML, or has the wrong root element.
-    """
+    """Find all files that an MJCF refers to."""
     mjcf = _normal(mjcf)
     found = {mjcf: False}
     tops = [mjcf.parent]
@@ -92,11 +88,7 @@ def _trees(mjcf: Path) -> dict[Path, ET.Element]:
 
 
 def parse(file: Path) -> ET.Element:
-    """Return the XML tree of a file.
-
-    Raises:
-        UserError: If the file cannot be read or is none of these, or if it contains xacro macros.
-    """
+    """Return the XML tree of a file."""
     flag = f"--mjcf {file}"
     try:
         content = file.read_bytes()

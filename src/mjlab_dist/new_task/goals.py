@@ -100,11 +100,7 @@ def possible_goals(
 
 
 def choose_goal(wish: Goal | None, goals: Sequence[Goal], pendulum: Pendulum | None) -> Goal:
-    """Return the goal of a task: the user's wish, or a guess.
-
-    Raises:
-        UserError: If the robot cannot have this goal.
-    """
+    """Return the goal of a task: the user's wish, or a guess."""
     if wish is not None and wish not in goals:
         raise UserError(f"--goal {wish}: does not suit this robot; choose {listed(goals, 'or')}")
     if wish is not None:

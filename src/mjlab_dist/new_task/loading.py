@@ -23,11 +23,7 @@ MAX_TIMESTEP_S = 0.05
 
 
 def load(flag: str, mjcf: Path) -> tuple[mujoco.MjSpec, mujoco.MjModel]:
-    """Load an MJCF and compile it.
-
-    Raises:
-        UserError: If MuJoCo does not accept the MJCF.
-    """
+    """Load an MJCF and compile it."""
     spec = read(flag, mjcf)
     try:
         model = compile_spec(spec)
@@ -47,11 +43,7 @@ def load(flag: str, mjcf: Path) -> tuple[mujoco.MjSpec, mujoco.MjModel]:
 
 
 def read(flag: str, file: Path) -> mujoco.MjSpec:
-    """Read an MJCF or a URDF, without its meshes.
-
-    Raises:
-        UserError: If MuJoCo does not know an element or attribute, or if a value has the wrong form.
-    """
+    """Read an MJCF or a URDF, without its meshes."""
     import mujoco
 
     try:
@@ -82,11 +74,7 @@ def compile_spec(spec: mujoco.MjSpec) -> mujoco.MjModel:
 
 
 def put_on_device(flag: str, model: mujoco.MjModel) -> mjw.Model:
-    """Put a model on the CPU in MuJoCo Warp, which does not support all models of MuJoCo.
-
-    Raises:
-        UserError: If MuJoCo Warp does not support the model.
-    """
+    """Put a model on the CPU in MuJoCo Warp, which does not support all models of MuJoCo."""
     import mujoco_warp as mjw
     import warp as wp
 

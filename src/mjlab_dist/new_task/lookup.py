@@ -17,11 +17,7 @@ MODULES = ("{name}_description", "{name}")
 
 
 def find_robot(name: str, directory: Path | None) -> Path:
-    """Return the MJCF or URDF of a robot.
-
-    Raises:
-        UserError: If there is no such robot, or its files cannot be downloaded.
-    """
+    """Return the MJCF or URDF of a robot."""
     name = name.lower().replace("-", "_")
     return _download(name) if directory is None else _find_file(name, directory)
 

@@ -116,11 +116,7 @@ class Robot:
 
 
 def examine(mjcf: Path, flag: str | None = None, goal: Goal | None = None, *, names: Sequence[str] = ()) -> Robot:
-    """Load an MJCF and examine the robot in it.
-
-    Raises:
-        UserError: If MuJoCo or MuJoCo Warp rejects the MJCF, no joint can be driven, or the robot cannot have the goal.
-    """
+    """Load an MJCF and examine the robot in it."""
     # Load the MJCF, name its unnamed elements, and find the robot
     flag = flag or f"--mjcf {mjcf}"
     loaded = _load(flag, mjcf)
@@ -233,11 +229,7 @@ class _Plan(NamedTuple):
 
 
 def _plan(model: mujoco.MjModel, root: Sequence[int], joints: Sequence[int], wish: Goal | None) -> _Plan:
-    """Choose the goal, and find the parts that the MJCF lacks for it, except for names of joints and actuators.
-
-    Raises:
-        UserError: If the robot cannot have the goal that the user wishes.
-    """
+    """Choose the goal, and find the parts that the MJCF lacks for it, except for names of joints and actuators."""
     start = start_state(model, find_key(model))
     pendulum, end = find_pendulum(model, start, joints), find_end(model, start, joints)
     goals = possible_goals(bool(root), pendulum, end, has_joints=bool(joints), has_balls=bool(driven_balls(model)))

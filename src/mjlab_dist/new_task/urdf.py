@@ -47,10 +47,6 @@ def convert(flag: str, urdf: Path, tree: ET.Element, folder: Path, *, floating: 
 
     Returns:
         The MJCF.
-
-    Raises:
-        UserError: If MuJoCo does not accept the URDF, or if a mesh of a collision geometry is missing or has a format
-            that MuJoCo does not read.
     """
     if floating:
         _float(flag, tree)

@@ -53,11 +53,7 @@ class Source:
 
 
 def find_source(run: str, config: PackConfig) -> Source:
-    """Find a run and its checkpoint, and the name of the file to write. Imports no heavy libraries.
-
-    Raises:
-        UserError: If there is no such run or checkpoint, or the file cannot be written.
-    """
+    """Find a run and its checkpoint, and the name of the file to write. Imports no heavy libraries."""
     run_dir = find_any_run(config.log_root, run)
     if run_dir.is_file():
         raise UserError(f"{run}: is a pack already; name a run directory")
@@ -81,10 +77,6 @@ def pack(source: Source, config: PackConfig, warn: Callable[[str], None]) -> Map
 
     Returns:
         The packed files by name.
-
-    Raises:
-        UserError: If the checkpoint cannot be read, the policy cannot be exported, or the file cannot be written.
-        CheckError: If the exported policy computes different actions from the policy.
     """
     from mjlab_dist.learn import checkpoint as checkpoints  # imports torch
 

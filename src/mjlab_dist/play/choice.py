@@ -35,11 +35,7 @@ MAX_PIXELS = 4096
 
 
 def resolve(task: str, config: PlayConfig, warn: Callable[[str], None]) -> tuple[TrainConfig, Path]:
-    """Return the run's config, and the path of the checkpoint or NaN dump to play.
-
-    Raises:
-        UserError: If the run or file does not exist or belongs to another task, or the value of a flag is not allowed.
-    """
+    """Return the run's config, and the path of the checkpoint or NaN dump to play."""
     if config.num_played < 1:
         raise UserError(f"--num-envs {config.num_played}: must be at least 1")
     validate_seed(config.seed)

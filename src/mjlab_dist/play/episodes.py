@@ -81,21 +81,13 @@ def choose_opengl(environ: MutableMapping[str, str]) -> None:
 
 
 def play(train_config: TrainConfig, checkpoint: Path, config: PlayConfig) -> PlayResult:
-    """Play on the CPU: one episode in each env, or all episodes that end within the given time.
-
-    Raises:
-        UserError: If the checkpoint does not match the config, or the model does not have the camera.
-    """
+    """Play on the CPU: one episode in each env, or all episodes that end within the given time."""
     env, policy = load_env_and_policy(train_config, checkpoint, config.num_played, config.seed)
     return play_policy(env, policy, checkpoint, config)
 
 
 def play_policy(env: Env, policy: MLPModel, checkpoint: Path, config: PlayConfig) -> PlayResult:
-    """Play a loaded policy, as :func:`play` does.
-
-    Raises:
-        UserError: If the model does not have the camera.
-    """
+    """Play a loaded policy, as :func:`play` does."""
     import torch
 
     pictures = Video(config, env) if config.video else Strip(config, env) if config.frames else None

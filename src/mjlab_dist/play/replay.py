@@ -47,11 +47,7 @@ class Replayed:
 
 
 def replay(train_config: TrainConfig, path: Path, config: PlayConfig) -> list[Replayed]:
-    """Repeat, on the CPU, the steps that led to numbers that are not finite.
-
-    Raises:
-        UserError: If the file is damaged, is not a dump, or is from another model.
-    """
+    """Repeat, on the CPU, the steps that led to numbers that are not finite."""
     choose_opengl(os.environ)
 
     with start_up():

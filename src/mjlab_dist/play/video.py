@@ -44,11 +44,7 @@ class Video:
     """Video file of one env, or of several in a grid, row by row."""
 
     def __init__(self, config: PlayConfig, env: Env, steps_per_s: float | None = None) -> None:
-        """Make the renderers, and open the file.
-
-        Raises:
-            UserError: If the model has no such camera.
-        """
+        """Make the renderers, and open the file."""
         assert config.video is not None
         import imageio  # slow to import
 
@@ -93,11 +89,7 @@ class Strip:
     """Strip of frames of one env, at equal intervals over the whole time. The frames are drawn at the end."""
 
     def __init__(self, config: PlayConfig, env: Env) -> None:
-        """Prepare a strip.
-
-        Raises:
-            UserError: If the model has no such camera.
-        """
+        """Prepare a strip."""
         assert config.frames is not None
         self._config, self._env, self._file, self._index = config, env, config.frames, config.env[0]
         self._camera = find_camera(env.sim.model, config.camera)
@@ -140,11 +132,7 @@ def poses_of(env: Env, index: int = 0) -> Poses:
 
 
 def find_camera(model: mujoco.MjModel, name: str | None) -> int:
-    """Return the index of a camera. Without a name, return 0 (the first camera), or -1 if the model has no camera.
-
-    Raises:
-        UserError: If the model has no such camera.
-    """
+    """Return the index of a camera. Without a name, return 0 (the first camera), or -1 if the model has no camera."""
     names = [model.camera(i).name for i in range(model.ncam)]
     if name is None:
         return 0 if names else -1

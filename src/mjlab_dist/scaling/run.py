@@ -66,7 +66,6 @@ def measure(config: TrainConfig, rounds: int, until_return: float | None, listen
     while, this therefore affects all numbers of ranks.
 
     Raises:
-        UserError: If the config is invalid or does not fit the machines.
         RankError: If a rank ended early.
     """
     # Runs. The run with one rank is the same for both kinds of scaling, so it is launched only once per round.
@@ -137,11 +136,7 @@ def _counts(num_devices: int) -> list[int]:
 
 
 def _case(config: TrainConfig, mode: Mode, hosts: tuple[Host, ...], gpus: list[Gpu]) -> _Case:
-    """Return the run with a given number of ranks.
-
-    Raises:
-        UserError: If the envs cannot be split evenly over the ranks or do not fit into memory, or the run is too short.
-    """
+    """Return the run with a given number of ranks."""
     assert config.num_envs != "auto"
     devices = devices_of(hosts)
     total = config.total_num_envs or config.num_envs

@@ -21,9 +21,6 @@ def refuse_bad_numbers(flag: str, model: mujoco.MjModel) -> None:
     """Raise if a value of an MJCF is NaN, infinite, or too large for float32.
 
     Ranges may be infinite. Numbers for users, and those that MuJoCo computes for the reference pose, are not checked.
-
-    Raises:
-        UserError: With the first such value.
     """
     for name, values in _fields(model):
         with np.errstate(over="ignore"):

@@ -16,11 +16,7 @@ ON_C = 4
 
 
 def choose_engine(config: SimConfig, device: str, model: mujoco.MjModel | None = None) -> Literal["warp", "mujoco"]:
-    """Return the engine for a config: its own, or for ``auto`` the faster one.
-
-    Raises:
-        UserError: If the engine cannot simulate the model on this device.
-    """
+    """Return the engine for a config: its own, or for ``auto`` the faster one."""
     if device != "cpu":
         if config.engine == "mujoco":
             raise UserError(

@@ -11,11 +11,7 @@ from mjlab_dist.errors import UserError
 
 
 def find_key(model: mujoco.MjModel, name: str | None) -> int | None:
-    """Return the index of the keyframe that episodes start from; None for the reference positions of the joints.
-
-    Raises:
-        UserError: If there is no such keyframe.
-    """
+    """Return the index of the keyframe that episodes start from; None for the reference positions of the joints."""
     keys = [model.key(i).name for i in range(model.nkey)]
     if name is not None and name not in keys:
         known = ", ".join(filter(None, keys)) or "none"

@@ -55,11 +55,7 @@ class Engine(Protocol):
     data: mjw.Data
 
     def __init__(self, arrays: Arrays, recorder: Recorder, config: SimConfig, key: int | None) -> None:
-        """Prepare to step.
-
-        Raises:
-            UserError: If the engine does not support the model.
-        """
+        """Prepare to step."""
 
     def step(self) -> None:
         """Advance every env by one control step."""
@@ -81,11 +77,7 @@ class Engine(Protocol):
         ...
 
     def provide(self, name: str) -> None:
-        """Keep a field of the data up to date from now on, because somebody reads it.
-
-        Raises:
-            UserError: If the engine does not compute this field.
-        """
+        """Keep a field of the data up to date from now on, because somebody reads it."""
 
     def num_bytes(self) -> int:
         """Return the memory in bytes that the engine uses in addition to the arrays."""

@@ -41,9 +41,6 @@ def element_names(
 
     An element without a name belongs to the entity of the nearest ancestor body that has a name. An element that has
     neither a name nor a body, such as a tendon, belongs to no entity.
-
-    Raises:
-        UserError: If there is no such entity.
     """
     check_entity("entity", entity, entities)
     names: list[str | None] = []

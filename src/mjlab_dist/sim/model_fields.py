@@ -71,11 +71,7 @@ _ON_JOINTS = (mujoco.mjtTrn.mjTRN_JOINT, mujoco.mjtTrn.mjTRN_JOINTINPARENT)
 
 
 def put_model(model: mujoco.MjModel, name: str, num_envs: int, fields: Iterable[str]) -> mjw.Model:
-    """Put a model on the current device; the given fields have one value per env.
-
-    Raises:
-        UserError: If MuJoCo Warp cannot simulate the model.
-    """
+    """Put a model on the current device; the given fields have one value per env."""
     sizes = {field: num_envs for field in fields if field not in OPTIONS}
     try:
         with patched(util_pkg, "check_version", _check_version):
@@ -96,11 +92,7 @@ def put_model(model: mujoco.MjModel, name: str, num_envs: int, fields: Iterable[
 
 
 def with_derived(model: mujoco.MjModel, fields: Iterable[str]) -> list[str]:
-    """Return the given fields and all fields of the model that are derived from them.
-
-    Raises:
-        UserError: If a field does not exist or cannot differ between envs.
-    """
+    """Return the given fields and all fields of the model that are derived from them."""
     found: dict[str, None] = {}
     for name in fields:
         if name not in _offered(model):
@@ -142,9 +134,6 @@ def refuse_moved_inertia(model: mujoco.MjModel, name: str, field: torch.Tensor) 
 
     Args:
         field: Its values, (num_envs, nbody, ...).
-
-    Raises:
-        UserError: If the inertial frame of such a body was moved or rotated.
     """
     moved = (field.cpu() != torch.from_numpy(getattr(model, name)).float()).any(dim=2).any(dim=0).numpy()
     for body in np.flatnonzero(moved & (model.body_simple != 0)):
@@ -155,11 +144,7 @@ def refuse_moved_inertia(model: mujoco.MjModel, name: str, field: torch.Tensor) 
 
 
 def refuse_writes(flag: str, views: Mapping[str, torch.Tensor], per_env: Iterable[str]) -> None:
-    """Raise if torch has written to fields that all envs share.
-
-    Raises:
-        UserError: If there was a write.
-    """
+    """Raise if torch has written to fields that all envs share."""
     for name in views.keys() - set(per_env):
         view = views[name]
         if not view.is_inference() and view._version:  # torch does not count writes to inference tensors

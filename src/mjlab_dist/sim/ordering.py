@@ -37,11 +37,7 @@ wp.set_module_options({"enable_backward": False, "max_unroll": 4})
 
 
 def find_physics(config: SimConfig, device: str, model: mjw.Model, data: mjw.Data) -> tuple[Program, Program]:
-    """Return MuJoCo Warp's functions ``step`` and ``forward``, in the deterministic mode if the config asks for it.
-
-    Raises:
-        UserError: If the deterministic mode does not support the model.
-    """
+    """Return MuJoCo Warp's functions ``step`` and ``forward``, in the deterministic mode if the config asks for it."""
     if not config.deterministic or device == "cpu":
         return mjw.step, mjw.forward
     ordering = Ordering(config.model, model, data)
@@ -56,11 +52,7 @@ class Ordering:
     """
 
     def __init__(self, name: str, model: mjw.Model, data: mjw.Data) -> None:
-        """Switch on the deterministic mode of the model, and allocate buffers.
-
-        Raises:
-            UserError: If the model has flexes, whose contacts have no number to order them by.
-        """
+        """Switch on the deterministic mode of the model, and allocate buffers."""
         if model.nflex:
             raise UserError(
                 f"--env.sim.deterministic: {name} has flexes, whose contacts have no fixed order; use "

@@ -42,11 +42,7 @@ class ContactRow(NamedTuple):
 
 
 def add_contacts(spec: mujoco.MjSpec, configs: Mapping[str, ContactConfig], entities: Collection[str]) -> None:
-    """Add the contact sensors of a config to a scene.
-
-    Raises:
-        UserError: If a pattern matches nothing, or an entity does not exist.
-    """
+    """Add the contact sensors of a config to a scene."""
     for name, config in configs.items():
         flag = f"--env.sim.contacts.{name}"
         _check_name(flag, name)
@@ -70,11 +66,7 @@ def add_contacts(spec: mujoco.MjSpec, configs: Mapping[str, ContactConfig], enti
 
 
 def add_distances(spec: mujoco.MjSpec, configs: Mapping[str, DistanceConfig], entities: Collection[str]) -> None:
-    """Add the distance sensors of a config to a scene.
-
-    Raises:
-        UserError: If a pattern matches nothing, an entity does not exist, or the maximum distance is not positive.
-    """
+    """Add the distance sensors of a config to a scene."""
     for name, config in configs.items():
         flag = f"--env.sim.distances.{name}"
         _check_name(flag, name)
@@ -123,11 +115,7 @@ def declared_contacts(model: mujoco.MjModel, name: str) -> list[ContactRow]:
 
 
 def contacts_of_mjcf(model: mujoco.MjModel, patterns: Collection[str]) -> list[ContactRow]:
-    """Return the contact sensors whose names match the patterns, in the model's order.
-
-    Raises:
-        UserError: If an expression matches no contact sensor, or a sensor's data lacks found or force.
-    """
+    """Return the contact sensors whose names match the patterns, in the model's order."""
     sensors = _contact_sensors(model)
     rows = []
     for i in find_names("contact sensors", patterns, [model.sensor(i).name for i in sensors]):

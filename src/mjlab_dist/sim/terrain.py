@@ -52,11 +52,7 @@ class Terrain:
     """
 
     def __init__(self, config: TerrainConfig) -> None:
-        """Generate the ground; the same config gives bitwise identical ground.
-
-        Raises:
-            UserError: If the parts cannot be generated; the message names the flag, its value and the fix.
-        """
+        """Generate the ground; the same config gives bitwise identical ground."""
         validate_terrain(config)
         # Size of the grid, with a border around the tiles
         self.config = config
@@ -101,11 +97,7 @@ class Terrain:
 
 
 def add_terrain(spec: mujoco.MjSpec, config: TerrainConfig) -> None:
-    """Turn the geom ``floor`` into the terrain; it keeps its friction, material, contact bits and solver parameters.
-
-    Raises:
-        UserError: If the terrain cannot be generated, or the floor is rotated or belongs to a body.
-    """
+    """Turn the geom ``floor`` into the terrain; it keeps its friction, material, contact bits and solver parameters."""
     if not config.parts:
         return
     # Height field. MuJoCo scales the lowest height to 0 and the highest to 1; span must be positive on flat ground too.

@@ -16,9 +16,6 @@ def checked_actions(what: str, actions: Any, shape: tuple[int, int], device: str
 
     Args:
         shape: The required shape, (num_envs, num_actions).
-
-    Raises:
-        UserError: If they have the wrong shape, are not floating-point numbers, or are not finite.
     """
     tensor = as_tensor(what, actions)
     if tuple(tensor.shape) != shape:
@@ -35,11 +32,7 @@ def checked_actions(what: str, actions: Any, shape: tuple[int, int], device: str
 
 
 def as_tensor(what: str, array: Any) -> torch.Tensor:
-    """Return an array as a tensor, which shares the array's memory if possible.
-
-    Raises:
-        UserError: If it is something else.
-    """
+    """Return an array as a tensor, which shares the array's memory if possible."""
     if isinstance(array, torch.Tensor):
         return array
     if hasattr(array, "__dlpack__") and not isinstance(array, np.ndarray):

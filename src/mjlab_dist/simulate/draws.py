@@ -68,11 +68,7 @@ class Draws:
         return {name: state.clone() for name, state in self._own.items()}
 
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Load the result of :meth:`state`. Call this outside of a ``with`` block.
-
-        Raises:
-            UserError: If it is not a state of generators.
-        """
+        """Load the result of :meth:`state`. Call this outside of a ``with`` block."""
         for name in self._own.keys() & state.keys():
             check_generator(f"state: {name}", state[name], self._cuda if name == "cuda" and self._cuda else "cpu")
         self._own = {name: state.get(name, own).clone() for name, own in self._own.items()}
@@ -167,11 +163,7 @@ class _OwnRows(TorchFunctionMode):
         *args: Any,
         **kwargs: Any,
     ) -> torch.Tensor:
-        """Choose indices for each env from its own row of weights, or from weights that all envs share.
-
-        Raises:
-            UserError: If the envs themselves are the choices, because a rank cannot choose envs of other ranks.
-        """
+        """Choose indices for each env from its own row of weights, or from weights that all envs share."""
         *rows, num_choices = input.shape
         if self._dim(rows) == 0:
             return self._own(func(self._whole(input, 1.0), num_samples, *args, **kwargs), rows)

@@ -119,11 +119,7 @@ class Sizes:
 
 
 def require_same(sizes: Sequence[Sizes]) -> Sizes:
-    """Return the sizes, which must be the same for all variants.
-
-    Raises:
-        UserError: If the sizes of two variants differ.
-    """
+    """Return the sizes, which must be the same for all variants."""
     for other in sizes[1:]:
         for field in dataclasses.fields(Sizes):
             first, second = getattr(sizes[0], field.name), getattr(other, field.name)

@@ -40,7 +40,6 @@ def make(
         final_observations: Whether steps also return the observations before resets.
 
     Raises:
-        UserError: If the config cannot be simulated on these devices.
         RankError: If a rank ended while it started.
     """
     # Check the arguments and the configs

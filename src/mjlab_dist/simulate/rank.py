@@ -70,12 +70,7 @@ def serve(job: Job, meeting: Meeting, config: TrainConfig, plan: RankPlan, contr
 
 
 def _compare_machines(job: Job, rank: Rank, config: TrainConfig, device: str) -> None:
-    """Compare the devices and tasks of ranks on several machines. Every rank raises the same error.
-
-    Raises:
-        UserError: If devices differ, with ``--require-same-devices``.
-        PreflightError: If tasks differ.
-    """
+    """Compare the devices and tasks of ranks on several machines. Every rank raises the same error."""
     from mjlab_dist.distributed import rank_info
     from mjlab_dist.distributed.group import meet
     from mjlab_dist.distributed.same_task import check_same_task

@@ -63,7 +63,6 @@ class Ranks:
         """Start the ranks, and wait until they have built their envs.
 
         Raises:
-            UserError: If the task cannot be simulated.
             RankError: If a rank ended early.
         """
         self.device = "cpu"
@@ -249,7 +248,6 @@ class Ranks:
         """Wait for replies, and return their results.
 
         Raises:
-            UserError: If a rank could not execute the command.
             RankError: If a rank ended, or hangs.
         """
         replies = [self._receive(rank, results) for rank in (self._all if ranks is None else ranks)]

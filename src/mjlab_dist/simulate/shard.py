@@ -64,11 +64,7 @@ class Shard:
     """
 
     def __init__(self, job: Job, rows: range, device: str) -> None:
-        """Build the envs, and start an episode in each.
-
-        Raises:
-            UserError: If a config names something that does not exist, or variants have different sizes.
-        """
+        """Build the envs, and start an episode in each."""
         self.rows, self.total = rows, job.num_envs
         self._job, self.device = job, device
         size = job.envs_per_variant
@@ -122,9 +118,6 @@ class Shard:
         Args:
             results: Tensors to write to: ``actions`` and the results of the steps, (num_steps, num_envs, ...), and
                 ``last_observations.<group>``, (num_envs, width).
-
-        Raises:
-            UserError: If the policy raises an error, or returns something other than actions.
         """
         for step in range(len(results["rewards"])):
             made = {**self._named_observations(), "actions": self._act(policy)}
@@ -169,12 +162,7 @@ class Shard:
         return state
 
     def load_state(self, state: Mapping[str, torch.Tensor]) -> Tensors:
-        """Load the state of all envs of all ranks, and return the observations.
-
-        Raises:
-            UserError: If the state is from another task, has a different number of envs, or is damaged. The envs then
-                keep their state; :meth:`undo` restores it on other ranks.
-        """
+        """Load the state of all envs of all ranks, and return the observations."""
         self.remember()
         if missing := sorted(self._begin.keys() - state.keys()):
             raise UserError(f"state: {missing[0]} is missing; load the state of the same task")

@@ -32,7 +32,6 @@ def verify(config: TrainConfig, listen: Listener) -> VerifyReport:
     """Train for a few iterations on the chosen devices of all hosts, then on the first device, and check the evidence.
 
     Raises:
-        UserError: If the config is invalid, does not fit the machines, or has only one iteration.
         RankError: If a rank ended early.
     """
     # Checks

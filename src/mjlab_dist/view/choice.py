@@ -15,11 +15,7 @@ MAX_PORT = 65535
 
 
 def choose_viewer(config: PlayConfig, environ: Mapping[str, str]) -> Literal["web", "native"] | None:
-    """Return the viewer to use; None if no viewer was requested.
-
-    Raises:
-        UserError: If flags contradict each other, or there is no display for the native viewer.
-    """
+    """Return the viewer to use; None if no viewer was requested."""
     viewer = config.viewer
     if viewer == "auto":
         viewer = "native" if _has_display(environ) and config.nan_dump is None else "web"
@@ -55,11 +51,7 @@ def _check_flags(config: PlayConfig) -> None:
 
 
 def check_port(port: int | None) -> None:
-    """Raise if a port cannot be used.
-
-    Raises:
-        UserError: If no port has this number.
-    """
+    """Raise if a port cannot be used."""
     if port is not None and not 1 <= port <= MAX_PORT:
         raise UserError(f"--port {port}: must be from 1 to {MAX_PORT}")
 

@@ -30,11 +30,7 @@ class DumpPage:
     """Shows a slider over the stored states of an env, the numbers that were not finite, and the affected bodies."""
 
     def __init__(self, server: viser.ViserServer, train_config: TrainConfig, path: Path) -> None:
-        """Read a dump, and add everything to the server's page.
-
-        Raises:
-            UserError: If the file is damaged, is not a dump, or is from another model.
-        """
+        """Read a dump, and add everything to the server's page."""
         self._dump = finite.load(path, train_config.task)
         self._model = build_model(train_config.env.sim)
         state = self._dump["state"]

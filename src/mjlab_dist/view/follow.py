@@ -52,11 +52,7 @@ class Follower:
         return due if due is not None and self._is_refused(due) else None
 
     def update(self) -> None:
-        """Create the player when there is a checkpoint. Later, start or finish loading the checkpoint to play.
-
-        Raises:
-            UserError: If the task cannot be built.
-        """
+        """Create the player when there is a checkpoint. Later, start or finish loading the checkpoint to play."""
         if self.player is None:
             self._make_player()
             return

@@ -22,11 +22,7 @@ SPACE, BACKSPACE, RIGHT = 32, 259, 262
 
 
 def run_native(player: Player, show: Callable[[str], None]) -> None:
-    """Show a player until its window is closed. Space pauses, the right arrow steps, backspace resets, and P pushes.
-
-    Raises:
-        UserError: If no window can be opened.
-    """
+    """Show a player until its window is closed. Space pauses, the right arrow steps, backspace resets, and P pushes."""
     # Keys
     keys: dict[int, Callable[[], object]] = {
         SPACE: lambda: player.pause(not player.paused),

@@ -34,9 +34,6 @@ def view(
     """Play a policy in a viewer until Ctrl-C, or until the native viewer's window is closed.
 
     The viewer's threads are still running when this function returns, so the caller must end the process.
-
-    Raises:
-        UserError: If the port is taken, or the checkpoint does not match the config.
     """
     with contextlib.suppress(KeyboardInterrupt):
         if choose_viewer(config, os.environ) == "web":
@@ -58,9 +55,6 @@ def view_dump(
     """Show a page with the states that led to numbers that are not finite, until Ctrl-C.
 
     The viewer's threads are still running when this function returns, so the caller must end the process.
-
-    Raises:
-        UserError: If the port is taken, or the file is damaged or is from another model.
     """
     with contextlib.suppress(KeyboardInterrupt):
         server = serve(config, warn)
@@ -82,9 +76,6 @@ def watch(
     """Show a page that follows a run while another process trains it, until Ctrl-C.
 
     The viewer's threads are still running when this function returns, so the caller must end the process.
-
-    Raises:
-        UserError: If the port is taken, or the run's task cannot be built.
     """
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # only the training uses GPUs
     with contextlib.suppress(KeyboardInterrupt):
@@ -100,11 +91,7 @@ def watch(
 
 
 def serve(config: PlayConfig | WatchConfig, warn: Callable[[str], None]) -> Server:
-    """Start the server of a page. Call this before slow steps, so that the user learns at once if the port is taken.
-
-    Raises:
-        UserError: If the port is taken, or the address does not belong to this machine.
-    """
+    """Start the server of a page. Call this before slow steps, so that the user learns at once if the port is taken."""
     from mjlab_dist.view.server import open_server  # imports viser
 
     if is_reachable_from_elsewhere(config.host):

@@ -79,11 +79,7 @@ class Server(viser.ViserServer):
 
 
 def open_server(host: str, port: int | None) -> Server:
-    """Start a server.
-
-    Raises:
-        UserError: If the port is taken, or the address does not belong to this machine.
-    """
+    """Start a server."""
     listener = _listen(host, port)
     address, bound = str(listener.getsockname()[0]), int(listener.getsockname()[1])
     gate = Gate(None if ipaddress.ip_address(address).is_loopback else secrets.token_urlsafe(32), bound)

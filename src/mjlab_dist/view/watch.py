@@ -59,11 +59,7 @@ class Watcher:
         self._look_due_s = self._list_due_s = 0.0
 
     def run(self, is_over: Callable[[], bool] = lambda: False) -> None:
-        """Show the run until Ctrl-C or until ``is_over`` returns True.
-
-        Raises:
-            UserError: If the task of the first run cannot be built.
-        """
+        """Show the run until Ctrl-C or until ``is_over`` returns True."""
         while not is_over():
             is_watched = bool(self._server.get_clients())
             is_due = time.monotonic() >= self._look_due_s
@@ -143,11 +139,7 @@ class _Shown:
         self._add_tabs(self._tabs)
 
     def load(self, is_watched: bool) -> None:
-        """Load the task and its newest policy.
-
-        Raises:
-            UserError: If the task cannot be built.
-        """
+        """Load the task and its newest policy."""
         follower = self.follower
         if not self._problem and (is_watched or follower.player is None):
             if follower.player is None and follower.run.checkpoints:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,17 @@ def refusal_of(line: str) -> str:
     assert message.isprintable()
     assert f"{PROG} --help" in message
     return message
+
+
+def test_bash_completes_flags(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as end:
+        parsed("--tyro-print-completion bash")
+    assert end.value.code in (0, None)
+    script = capsys.readouterr().out
+    (function,) = re.findall("complete -F (.*) train", script)
+    ask = f'{script}\nCOMP_WORDS=(train cartpole-balance --num-e); COMP_CWORD=2; {function}; echo "${{COMPREPLY[@]}}"'
+    done = subprocess.run(["bash", "-c", ask], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["--num-envs"]
 
 
 def test_no_flags_leave_the_default():
