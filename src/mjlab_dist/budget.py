@@ -14,12 +14,12 @@ from mjlab_dist.wording import listed
 class Budget:
     """Number of envs per rank, and number of iterations."""
 
+    # Number of envs per rank
     num_envs: int
-    """Number of envs per rank."""
+    # Total number of iterations, including those before a resume
     max_iterations: int
-    """Total number of iterations, including those before a resume."""
+    # Line for the user if --total-timesteps was rounded down
     note: str | None = None
-    """Line for the user if ``--total-timesteps`` was rounded down."""
 
 
 def plan_budget(config: TrainConfig, world_size: int) -> Budget | None:

@@ -23,12 +23,10 @@ if TYPE_CHECKING:
 
     from mjlab_dist.env import Env
 
+# The measured sizes must be large enough for batches of this many envs or more. All envs share one list of contacts.
+# The fewer envs share the list, the more their mean number of contacts varies, so that a small batch needs more room
+# per env.
 FEW = 16
-"""The measured sizes must be large enough for batches of this many envs or more.
-
-All envs share one list of contacts. The fewer envs share the list, the more their mean number of contacts varies, so
-that a small batch needs more room per env.
-"""
 
 # Maximum number of times that a buffer is doubled
 MAX_DOUBLINGS = 8
@@ -38,25 +36,23 @@ MAX_DOUBLINGS = 8
 class Usage:
     """Maximum use of the buffers over all steps."""
 
+    # Number of envs in the batch
     num_envs: int
-    """Number of envs in the batch."""
+    # Whether the model can have constraint rows: from limits, friction, equalities or contacts
     can_constrain: bool
-    """Whether the model can have constraint rows: from limits, friction, equalities or contacts."""
+    # Whether the model has geoms that can collide
     can_touch: bool
-    """Whether the model has geoms that can collide."""
+    # Maximum number of constraint rows in one env
     rows: int
-    """Maximum number of constraint rows in one env."""
+    # Maximum number of contacts in one env
     contacts: int
-    """Maximum number of contacts in one env."""
+    # Maximum number of contacts in a group of FEW envs, divided by the number of envs in the group
     contacts_of_few: float
-    """Maximum number of contacts in a group of :data:`FEW` envs, divided by the number of envs in the group."""
+    # Maximum number of contacts in the whole batch
     contacts_of_all: int
-    """Maximum number of contacts in the whole batch."""
+    # Maximum number of geom pairs that pass MuJoCo Warp's broad phase, in the whole batch. The list of pairs has room
+    # for as many entries as the list of contacts, so nconmax must cover the pairs too.
     pairs_of_all: int
-    """Maximum number of geom pairs that pass MuJoCo Warp's broad phase, in the whole batch.
-
-    The list of pairs has room for as many entries as the list of contacts, so ``nconmax`` must cover the pairs too.
-    """
 
     @property
     def njmax(self) -> int:
@@ -78,14 +74,14 @@ class Usage:
 class Attempt:
     """Buffer sizes and the result of stepping with them."""
 
+    # Constraint rows allocated per env
     njmax: int
-    """Constraint rows allocated per env."""
+    # Contacts allocated per env
     nconmax: int
-    """Contacts allocated per env."""
+    # Use of the buffers
     usage: Usage
-    """Use of the buffers."""
+    # Buffers that overflowed, named as in mujoco_warp.OverflowType
     overflows: tuple[str, ...]
-    """Buffers that overflowed, named as in ``mujoco_warp.OverflowType``."""
 
 
 def can_constrain(model: mujoco.MjModel) -> bool:

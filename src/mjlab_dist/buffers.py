@@ -8,28 +8,25 @@ from collections.abc import Mapping
 
 from mjlab_dist.config import TrainConfig
 
+# Size of the buffer for constraint rows, divided by the maximum number of rows measured; both are per env
 MARGIN = 1.25
-"""Size of the buffer for constraint rows, divided by the maximum number of rows measured; both are per env."""
 
+# The same ratio for the list of contacts that all envs share. The size of the list is based on the mean over envs,
+# which depends more on the policy than the maximum over envs does. The ratio is therefore larger.
 SHARED_MARGIN = 1.5
-"""The same ratio for the list of contacts that all envs share.
 
-The size of the list is based on the mean over envs, which depends more on the policy than the maximum over envs does.
-The ratio is therefore larger.
-"""
-
+# Overflows that a larger njmax fixes, named as in mujoco_warp.OverflowType
 ROW_OVERFLOWS = frozenset({"NEFC", "NJMAX_NNZ"})
-"""Overflows that a larger njmax fixes, named as in ``mujoco_warp.OverflowType``."""
 
+# Overflows that a larger nconmax fixes
 CONTACT_OVERFLOWS = frozenset({"BROADPHASE", "NARROWPHASE", "CCD"})
-"""Overflows that a larger nconmax fixes."""
 
+# Minimum size of a buffer, in rows or contacts per env, for a model that can have any
 MIN_SIZE = 4
-"""Minimum size of a buffer, in rows or contacts per env, for a model that can have any."""
 
+# Maximum size that a run chooses automatically, in rows or contacts per env. A run that needs more probably has
+# unstable physics.
 MAX_SIZE = 10_000
-"""Maximum size that a run chooses automatically, in rows or contacts per env. A run that needs more probably has
-unstable physics."""
 
 # Minimum factor by which a buffer that was too small grows, before the margin is applied.
 #

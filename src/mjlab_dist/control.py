@@ -9,24 +9,24 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+# Interval of the watchdog's checks, in seconds
 POLL_S = 0.5
-"""Interval of the watchdog's checks, in seconds."""
 
+# If two checks are further apart than this, in s, this process was stopped (for example by Ctrl-Z, or with its
+# container) or got no CPU time. Nobody could use this time, so it does not count as time without progress.
 PAUSE_S = 2.0
-"""If two checks are further apart than this, in s, this process was stopped (for example by Ctrl-Z, or with its
-container) or got no CPU time. Nobody could use this time, so it does not count as time without progress."""
 
+# Signals that stop a run. SIGHUP is sent when the terminal is closed; a command under nohup ignores it.
 STOP_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
-"""Signals that stop a run. SIGHUP is sent when the terminal is closed; a command under ``nohup`` ignores it."""
 
 
 class Beat(NamedTuple):
     """Heartbeat of the training loop."""
 
+    # Number of iterations done
     iteration: int
-    """Number of iterations done."""
+    # Time of the heartbeat, from time.monotonic
     at_s: float
-    """Time of the heartbeat, from ``time.monotonic``."""
 
 
 class Control:

@@ -12,8 +12,8 @@ from mjlab_dist.outputs import check_output, write_output
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+# Pixels per inch of a figure
 DPI = 150
-"""Pixels per inch of a figure."""
 
 
 def check_figure_file(flag: str, file: str, suffixes: Sequence[str]) -> None:

@@ -15,13 +15,13 @@ T = TypeVar("T")
 # Packages that rsl_rl imports for its own writers of metrics. No rank uses these writers.
 UNUSED = ("wandb", "neptune")
 
+# Values of MUJOCO_GL that MuJoCo knows, and names of the library without which it cannot be imported, if any
 OPENGL_LIBRARIES = {
     "egl": ("libEGL.so.1",),
     "osmesa": ("libOSMesa.so.8", "libOSMesa.so.6", "libOSMesa.so"),
     **dict.fromkeys(("", "enable", "enabled", "on", "true", "1", "glfw", "glx", "cgl"), ()),
     **dict.fromkeys(("disable", "disabled", "off", "false", "0"), ()),
 }
-"""Values of MUJOCO_GL that MuJoCo knows, and names of the library without which it cannot be imported, if any."""
 
 
 def start_up() -> contextlib.AbstractContextManager[None]:

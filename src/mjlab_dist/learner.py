@@ -30,16 +30,15 @@ if TYPE_CHECKING:
 class Learner:
     """A rank's runner; the rank has already joined the process group."""
 
+    # The run's config, with the current sizes of the buffers
     config: TrainConfig
-    """The run's config, with the current sizes of the buffers."""
     run_dir: Path
-    """The run directory."""
+    # Rank, device and envs of this process
     info: RankInfo
-    """Rank, device and envs of this process."""
+    # Env and algorithm
     runner: Runner
-    """Env and algorithm."""
+    # Builds env and algorithm from a config, as at the start of a run; waits for the other ranks
     build: Callable[[TrainConfig], Runner]
-    """Builds env and algorithm from a config, as at the start of a run; waits for the other ranks."""
 
     def train(self, control: Control, parting: contextlib.ExitStack) -> Row:
         """Train; with ``--env.sim.on-overflow grow``, restart with larger buffers as often as needed.

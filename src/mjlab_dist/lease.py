@@ -29,31 +29,31 @@ from mjlab_dist.run_files import open_file
 
 LEASE_FILE = "lease.json"
 
+# Seconds between two renewals
 RENEWED_S = 5.0
-"""Seconds between two renewals."""
 
+# Seconds without a renewal after which an owner on another machine is considered dead
 EXPIRED_S = 60.0
-"""Seconds without a renewal after which an owner on another machine is considered dead."""
 
+# Seconds between two checks of the lease of another launch
 POLL_S = 0.5
-"""Seconds between two checks of the lease of another launch."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Owner:
     """The process that trains a run, as ``lease.json`` describes it."""
 
+    # Unique name of the lease
     token: str
-    """Unique name of the lease."""
+    # Name of the process's machine
     host: str
-    """Name of the process's machine."""
+    # Process ID on that machine
     pid: int
-    """Process ID on that machine."""
+    # Start time of the process, in clock ticks since the machine was booted; None if the system has no /proc
     started: int | None
-    """Start time of the process, in clock ticks since the machine was booted; None if the system has no /proc."""
+    # ID of the machine's current boot, and of the container's process namespace. Running processes with the same value
+    # have different process IDs. None if the system has no /proc.
     system: str | None
-    """ID of the machine's current boot, and of the container's process namespace. Running processes with the same
-    value have different process IDs. None if the system has no /proc."""
 
     @property
     def is_alive(self) -> bool | None:
@@ -74,12 +74,12 @@ class _Owner:
 class _Look(NamedTuple):
     """Contents of a lease file at one time."""
 
+    # The owner; None if the file contains no lease, for example because it is being written
     owner: _Owner | None
-    """The owner; None if the file contains no lease, for example because it is being written."""
+    # Modification time, by the clock of the file system
     renewed_ns: int
-    """Modification time, by the clock of the file system."""
+    # The file that a launch creates to take over this lease
     claim: Path
-    """The file that a launch creates to take over this lease."""
 
 
 @dataclass(kw_only=True)
@@ -87,9 +87,8 @@ class Lease:
     """A lease that this launch has acquired. Rank 0 receives a copy if it runs in a separate process."""
 
     run_dir: Path
-    """The run directory."""
+    # Name of the lease
     token: str
-    """Name of the lease."""
     _renewed_at: float = field(default=0.0, repr=False)
 
     def renew(self) -> None:
@@ -193,8 +192,8 @@ def acquire(
     return Lease(run_dir=run_dir, token=own.token)
 
 
+# Whether a launch is training a run. lost: it was killed, or stopped renewing the lease; unknown: not known yet.
 Held = Literal["yes", "no", "lost", "unknown"]
-"""Whether a launch is training a run. lost: it was killed, or stopped renewing the lease; unknown: not known yet."""
 
 
 class LeaseWatch:
@@ -234,10 +233,10 @@ class LeaseWatch:
 class _Process(NamedTuple):
     """A process, as ``/proc/<pid>/stat`` describes it."""
 
+    # State, one letter
     state: str
-    """State, one letter."""
+    # As in _Owner
     started: int
-    """As in :class:`_Owner`."""
 
 
 def _process(pid: int) -> _Process | None:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+# Shown in place of a secret
 MASK = "***"
-"""Shown in place of a secret."""
 
+# Substrings in the names of secret variables. Only rank 0 can need these variables, and it runs on the machine where
+# the command was started, so they are never sent to other machines.
 SECRETS = ("KEY", "TOKEN", "SECRET", "PASS", "CRED", "AUTH")
-"""Substrings in the names of secret variables. Only rank 0 can need these variables, and it runs on the machine where
-the command was started, so they are never sent to other machines."""
 
+# An address with a password or a token, such as https://user:password@host or https://token@host
 LOGIN = re.compile(r"(://(?:[^/:@\s]*:)?)[^/\s]*@")
-"""An address with a password or a token, such as https://user:password@host or https://token@host."""
 
 # Matches the last part of a secret flag's name, in lower case: for --db.password, this part is password
 SECRET_FLAG = re.compile(r"(.*[-_])?(\w*key|\w*token|secrets?|pass(wd|word|phrase)?|cred(ential)?s?|auth)")

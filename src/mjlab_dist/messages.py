@@ -26,11 +26,11 @@ Kind = Literal[
     "failed",
 ]
 
+# Plain data: the key kind, and the keys of that kind, which emit lists
 Event = dict[str, Any]
-"""Plain data: the key ``kind``, and the keys of that kind, which :func:`emit` lists."""
 
+# Function that receives events; called from any thread
 Listener = Callable[[Event], None]
-"""Function that receives events; called from any thread."""
 
 # Receive the events of this process. A list of the process, because any thread and any part of it may send events.
 _listeners: list[Listener] = []

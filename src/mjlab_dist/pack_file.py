@@ -35,11 +35,13 @@ CHECKPOINT = "checkpoint.pt"
 CARD = "README.md"
 ONNX = "policy.onnx"
 
+# Version of the format. It increases when a change makes new packs unreadable for older versions of this package.
 FORMAT = 1
-"""Version of the format. It increases when a change makes new packs unreadable for older versions of this package."""
 
 KB, MB = 1 << 10, 1 << 20
 
+# Files of a pack in their order, and their maximum sizes in bytes; None for files that are stored uncompressed, which
+# are never larger than the pack.
 LIMITS: Mapping[str, int | None] = {
     MANIFEST: 64 * KB,
     CARD: MB,
@@ -49,19 +51,17 @@ LIMITS: Mapping[str, int | None] = {
     "metrics.jsonl": 256 * MB,
     ONNX: None,
 }
-"""Files of a pack in their order, and their maximum sizes in bytes; None for files that are stored uncompressed, which
-are never larger than the pack."""
 
 REQUIRED = (MANIFEST, "config.yaml", CHECKPOINT)
 
+# Modification time of all files. It is constant, so that the same contents give the same bytes.
 START = (1980, 1, 1, 0, 0, 0)
-"""Modification time of all files. It is constant, so that the same contents give the same bytes."""
 
 # Flag bit that zip archives set for an encrypted file
 ENCRYPTED = 0x1
 
+# Bytes to decompress at a time, so that a file larger than its stated size is refused before it fills the memory
 CHUNK = MB
-"""Bytes to decompress at a time, so that a file larger than its stated size is refused before it fills the memory."""
 
 
 def is_pack(path: Path) -> bool:

@@ -9,11 +9,11 @@ from mjlab_dist.config import TrainConfig
 from mjlab_dist.errors import UserError
 from mjlab_dist.run_dir import CONFIG_FILE, by_start, list_checkpoints
 
+# Value of --resume that requests this search by name
 AUTO = "auto"
-"""Value of ``--resume`` that requests this search by name."""
 
+# Matches the directory name of a run with --run-name
 _NAME = re.compile(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d(?:-\d+)?_(.+)")
-"""Matches the directory name of a run with ``--run-name``."""
 
 
 def find_named_run(log_root: str, task: str, run_name: str) -> Path | None:

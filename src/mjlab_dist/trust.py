@@ -18,18 +18,18 @@ from mjlab_dist.config.signatures import PARAMETERS, definition, find_module, is
 from mjlab_dist.errors import UserError
 from mjlab_dist.registry import GROUP
 
+# Modules of this package whose functions are meant for configs. Functions of its other modules may run programs.
 OURS = ("mjlab_dist.mdp", "mjlab_dist.distributed.synchronizer")
-"""Modules of this package whose functions are meant for configs. Functions of its other modules may run programs."""
 
+# Names of directories of installed packages
 INSTALLED = {"site-packages", "dist-packages"}
-"""Names of directories of installed packages."""
 
 # A config may name only SSH config files in these directories, because SSH config files can run programs
 SSH_DIRS = ("~/.ssh", "/etc/ssh")
 
 
+# Fields that choose machines and directories
 PLACES = ("hosts", "log_root", "torchrunx_log_dir")
-"""Fields that choose machines and directories."""
 
 # A module, and the function or class that it defines
 Definition = tuple[str, ast.FunctionDef | ast.ClassDef]
@@ -38,12 +38,12 @@ Definition = tuple[str, ast.FunctionDef | ast.ClassDef]
 class _Named(NamedTuple):
     """A function or class that a config names."""
 
+    # Path of the field, such as env.rewards.speed.func
     path: str
-    """Path of the field, such as ``env.rewards.speed.func``."""
+    # The function or class, as package.module:name
     reference: str
-    """The function or class, as package.module:name."""
+    # Returns why a definition is not of the kind that the field needs; None if it is
     lacks: Callable[[Definition], str | None]
-    """Returns why a definition is not of the kind that the field needs; None if it is."""
 
 
 def refuse_foreign(config: TrainConfig, file: Path, *, uses_ssh: bool) -> None:
@@ -143,13 +143,13 @@ def _type(annotation: ast.expr | None) -> str:
     return ast.unparse(annotation).strip("'").rpartition(".")[2] if annotation is not None else ""
 
 
+# For each field of a config that names functions or classes: what a definition lacks to be of the right kind
 _KINDS: dict[str, Callable[[Definition], str | None]] = {
     "func": _lacks_of_a_term,
     "model": _lacks_of_a_model,
     "synchronizer": _lacks_methods("synchronizer", "reduce", "due"),
     "logger": _lacks_methods("logger", "log"),
 }
-"""For each field of a config that names functions or classes: what a definition lacks to be of the right kind."""
 
 
 def _is_trusted(module: str, file: Path, tasks: EntryPoints) -> bool:

@@ -20,12 +20,11 @@ WANDB_FILE = "wandb.json"
 class WandbRun:
     """A run of Weights & Biases."""
 
+    # User or team that owns the run; None until Weights & Biases has returned it
     entity: str | None = None
-    """User or team that owns the run; None until Weights & Biases has returned it."""
     project: str
-    """Project."""
+    # Id of the run, unique in the project
     id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
-    """Id of the run, unique in the project."""
 
 
 def write_wandb_run(run_dir: Path, run: WandbRun) -> None:

@@ -47,8 +47,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+# Module-level function that a rank runs. It takes config, plan and control, and returns a dataclass of plain data.
 Entry = Callable[[TrainConfig, RankPlan, Control], T]
-"""Module-level function that a rank runs. It takes config, plan and control, and returns a dataclass of plain data."""
 
 # Environment variables that name the network interface on which gloo and NCCL listen for other ranks
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
@@ -56,8 +56,8 @@ INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 # Environment variable that selects IPv4 or IPv6 for NCCL, where an interface has both
 FAMILY = "NCCL_SOCKET_FAMILY"
 
+# Environment variable that selects the GPU for MuJoCo's rendering through EGL
 EGL_DEVICE = "MUJOCO_EGL_DEVICE_ID"
-"""Environment variable that selects the GPU for MuJoCo's rendering through EGL."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,8 +16,8 @@ from mjlab_dist.check.watch import PHYSICS, Entry, Watch, WatchedEnv
 from mjlab_dist.config import SimConfig
 from mjlab_dist.wording import listed
 
+# Number of steps that the replay check records. All of them must issue the same operations.
 NUM_RECORDED = 40
-"""Number of steps that the replay check records. All of them must issue the same operations."""
 
 # Number of steps with zero actions in which the ends of episodes are counted
 IDLE_STEPS = 20
@@ -25,8 +25,8 @@ IDLE_STEPS = 20
 # Minimum mean length of episodes with zero actions, in steps
 MIN_MEAN_STEPS = 4.0
 
+# Time in s over which the speed is measured
 SPEED_S = 1.0
-"""Time in s over which the speed is measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,13 +34,12 @@ class Check:
     """Result of one check."""
 
     name: str
-    """Name of the check."""
+    # Whether the task passed it
     passed: bool
-    """Whether the task passed it."""
+    # Measured result. If the check failed: the term at fault, the problem and the fix.
     text: str
-    """Measured result. If the check failed: the term at fault, the problem and the fix."""
+    # If buffers are too small: larger sizes, by name of their field in the config
     sizes: dict[str, int] = field(default_factory=dict)
-    """If buffers are too small: larger sizes, by name of their field in the config."""
 
 
 def passed(name: str, text: str) -> Check:

@@ -39,8 +39,8 @@ class HostSyncs(TorchDispatchMode):
         aten._index_put_impl_,
         aten.index_fill_,
     )
+    # Operations whose GPU versions read the value of a zero-dimensional tensor on the host
     READING_A_VALUE = (aten.masked_fill.Tensor, aten.masked_fill_.Tensor)
-    """Operations whose GPU versions read the value of a zero-dimensional tensor on the host."""
 
     def __init__(self, indices: bool = True) -> None:
         super().__init__()

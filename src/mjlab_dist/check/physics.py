@@ -60,14 +60,14 @@ _FIX = "use smaller gains, forces or action scales in the config, or add armatur
 class _Break:
     """The first step after which a position or velocity is not finite, or a speed is above its limit."""
 
+    # Number of the step
     step: int
-    """Number of the step."""
+    # The fastest joint, with its speed and unit
     joint: str
-    """The fastest joint, with its speed and unit."""
+    # Whether all numbers are finite
     is_finite: bool
-    """Whether all numbers are finite."""
+    # Whether the same step also breaks in MuJoCo's C code
     in_c: bool
-    """Whether the same step also breaks in MuJoCo's C code."""
 
 
 class PhysicsProbe:

@@ -36,8 +36,8 @@ from mjlab_dist.sim import Simulation
 
 aten: Any = torch.ops.aten
 
+# Address, shape, strides and type of a tensor
 Key = tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype]
-"""Address, shape, strides and type of a tensor."""
 
 # Names of libraries and of this package's check, with a dot after each. Messages name the line that calls them.
 _SKIPPED = tuple(
@@ -54,8 +54,8 @@ class ReplayError(Exception):
 class Constant:
     """An argument that is not a tensor."""
 
+    # The argument's repr. Constants are compared by repr: NaN equals NaN, and 1 differs from 1.0 and from True.
     text: str
-    """The argument's repr. Constants are compared by repr: NaN equals NaN, and 1 differs from 1.0 and from True."""
     value: Any = dataclasses.field(compare=False, repr=False)
 
     @classmethod
@@ -82,10 +82,10 @@ class Memory:
 class Result:
     """An argument that an operation of the same step returned."""
 
+    # Index of the operation
     operation: int
-    """Index of the operation."""
+    # Index of the tensor among the results of the operation
     leaf: int
-    """Index of the tensor among the results of the operation."""
 
     def __str__(self) -> str:
         return f"the result of operation {self.operation}"
@@ -114,7 +114,6 @@ class Row:
     """The step's row of a buffer that holds a rollout."""
 
     name: str
-    """Name of the buffer."""
     buffer: torch.Tensor = dataclasses.field(compare=False, repr=False)
 
     def __str__(self) -> str:
@@ -129,17 +128,13 @@ class Operation:
     """One operation of a step."""
 
     name: str
-    """Its name in torch, or the name of a Warp program."""
     args: tuple[Argument, ...]
-    """Its positional arguments."""
     kwargs: tuple[tuple[str, Argument], ...]
-    """Its arguments by keyword."""
+    # Shapes and types of its results
     results: tuple[str, ...]
-    """Shapes and types of its results."""
     run: Callable[..., Any] = dataclasses.field(compare=False, repr=False)
-    """Function that executes the operation, given its arguments."""
+    # File and line of the code that issued the operation
     line: str = dataclasses.field(compare=False)
-    """File and line of the code that issued the operation."""
 
     def difference(self, other: Operation) -> str:
         """Describe how this operation differs from the first step's operation at the same position; empty if equal."""
@@ -160,8 +155,8 @@ class Recording:
     """The operations of one step, and the tensors that it returns."""
 
     operations: Sequence[Operation]
+    # Named tensors that the step returns and the next step takes
     outputs: Mapping[str, Argument]
-    """Named tensors that the step returns and the next step takes."""
 
     def replay(self, carried: Mapping[str, torch.Tensor], row: int) -> dict[str, torch.Tensor]:
         """Execute the operations again.

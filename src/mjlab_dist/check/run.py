@@ -36,8 +36,8 @@ from mjlab_dist.places import named, with_notes
 from mjlab_dist.seeding import seed_generators
 from mjlab_dist.sim import start_warp
 
+# Number of steps of a rollout. The first episode of every env ends within these steps.
 NUM_STEPS = 200
-"""Number of steps of a rollout. The first episode of every env ends within these steps."""
 
 # Number of steps that the resume check compares after it has loaded a state
 NUM_RESUMED = 50
@@ -45,8 +45,8 @@ NUM_RESUMED = 50
 # Number of steps of an iteration. Curricula may change the task after each iteration.
 ITERATION_STEPS = 25
 
+# Commands and interval events are due for the first time within this many steps
 TIMER_STEPS = 20
-"""Commands and interval events are due for the first time within this many steps."""
 
 # Steps that the second set of envs takes in the resume check before it loads the state of the first set.
 #

@@ -13,27 +13,27 @@ from mjlab_dist.check.replay import line_of_code
 from mjlab_dist.config import EnvConfig
 from mjlab_dist.env import Env
 
+# Value of Entry.place for effects of the physics
 PHYSICS = "physics"
-"""Value of ``Entry.place`` for effects of the physics."""
 
 # Value of `Entry.place` for all changes before the first episodes
 STARTUP = "startup events and randomizations"
 
+# Value of Entry.place for the results of Env.step
 RETURNED = "the step"
-"""Value of ``Entry.place`` for the results of ``Env.step``."""
 
 
 class Entry(NamedTuple):
     """Effects of a term, or of the physics, in a step."""
 
+    # Number of the step; 0 for the start of the first episodes
     step: int
-    """Number of the step; 0 for the start of the first episodes."""
+    # The term, such as rewards.forward; or PHYSICS or RETURNED
     place: str
-    """The term, such as ``rewards.forward``; or :data:`PHYSICS` or :data:`RETURNED`."""
+    # Name and hash of each tensor that the term returned or may have changed
     digests: Mapping[str, int]
-    """Name and hash of each tensor that the term returned or may have changed."""
+    # Names of the tensors that contain numbers that are not finite
     not_finite: tuple[str, ...]
-    """Names of the tensors that contain numbers that are not finite."""
 
 
 class Watch:

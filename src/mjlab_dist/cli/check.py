@@ -25,7 +25,6 @@ HELP = Page(
     summary="Check a task on the CPU: terms, physics, NaN, seeds, resuming, host syncs, replays and buffers.",
     groups={"Run": ("config", "num_envs", "seed")},
 )
-"""Help of this command."""
 
 
 def main(argv: Sequence[str], prog: str) -> None:

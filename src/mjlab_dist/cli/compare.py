@@ -20,8 +20,8 @@ from mjlab_dist.wording import printable
 if TYPE_CHECKING:
     from mjlab_dist.compare.figures import Summary
 
+# A table; the first row contains the titles of the columns
 Rows = list[list[str]]
-"""A table; the first row contains the titles of the columns."""
 
 
 def main(argv: Sequence[str], prog: str) -> None:

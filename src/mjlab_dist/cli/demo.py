@@ -14,11 +14,11 @@ from mjlab_dist.config.signatures import find_module
 from mjlab_dist.errors import UserError
 from mjlab_dist.registry import GROUP
 
+# The task of the policy
 TASK = "quadruped-velocity-flat"
-"""The task of the policy."""
 
+# Run directory of the policy, next to the module of the task. scripts/make_demo.py writes this directory.
 RUN_DIR = "demo"
-"""Run directory of the policy, next to the module of the task. scripts/make_demo.py writes this directory."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,8 +24,8 @@ from mjlab_dist.errors import Exit
 if TYPE_CHECKING:
     from mjlab_dist.machine.preflight import Finding
 
+# Name of this machine in the report
 HERE = "localhost"
-"""Name of this machine in the report."""
 
 # Style of each result in the table
 STYLES = {"ok": "green", "warning": "yellow", "fail": "bold red"}

@@ -21,6 +21,7 @@ from mjlab_dist.config.type_words import in_words, is_union
 from mjlab_dist.errors import UserError
 from mjlab_dist.wording import did_you_mean
 
+# Groups of flags on the short page: the title of each group, and its flags as paths into the config
 EVERYDAY = {
     "Run": ("config", "seed", "run_name", "log_root", "print_config", "dry_run", "verbose"),
     "Devices": ("gpu_ids", "cpu_ranks", "hosts"),
@@ -36,7 +37,6 @@ EVERYDAY = {
     "Synchronizing": ("sync.period", "sync.compression", "sync.check_interval", "fsdp_devices"),
     "Logging": ("logger", "wandb_project", "video_interval"),
 }
-"""Groups of flags on the short page: the title of each group, and its flags as paths into the config."""
 
 # Maximum width of a page, in characters
 MAX_WIDTH = 120
@@ -48,16 +48,16 @@ _SCALARS = {int: "INT", float: "FLOAT", str: "STR", type(None): "None"}
 class Flag:
     """A flag, as a help page shows it."""
 
+    # Path into the config, such as sync.check_interval
     path: str
-    """Path into the config, such as sync.check_interval."""
+    # Form of the value, such as INT; empty for a switch
     metavar: str
-    """Form of the value, such as INT; empty for a switch."""
+    # Form of the value in words, such as "a whole number"
     takes: str = ""
-    """Form of the value in words, such as "a whole number"."""
+    # Default value; empty if the flag has no default, or is a switch that is off by default
     default: str = ""
-    """Default value; empty if the flag has no default, or is a switch that is off by default."""
+    # Meaning
     text: str
-    """Meaning."""
 
     @property
     def name(self) -> str:
@@ -85,22 +85,22 @@ class Flag:
 class HelpRequest:
     """A request for help."""
 
+    # Show only flags that start with this text
     prefix: str | None = None
-    """Show only flags that start with this text."""
+    # Show all flags
     everything: bool = False
-    """Show all flags."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
     """Short help of a command that takes the flags of a training run."""
 
+    # One sentence that says what the command does
     summary: str
-    """One sentence that says what the command does."""
+    # Flags of this command that are not fields of a run's config
     own: Sequence[Flag] = ()
-    """Flags of this command that are not fields of a run's config."""
+    # Flags to show, in the form of EVERYDAY
     groups: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=lambda: EVERYDAY)
-    """Flags to show, in the form of :data:`EVERYDAY`."""
 
     @property
     def all_own(self) -> tuple[Flag, ...]:
@@ -113,11 +113,11 @@ _MORE = (
     Flag(path="help-all", metavar="", text="All flags."),
 )
 
+# Help flags of all commands that have other flags too
 HELP_FLAGS = (
     Flag(path="help", metavar="", text="Print help."),
     Flag(path="help-all", metavar="", text="Print help on all flags."),
 )
-"""Help flags of all commands that have other flags too."""
 
 CONFIG_FLAG = Flag(path="config", metavar="FILE", text="Config file of an earlier run; other flags replace its values.")
 

@@ -17,6 +17,7 @@ from mjlab_dist.imports import prepare_opengl
 from mjlab_dist.streams import keep_streams_usable
 from mjlab_dist.wording import did_you_mean, listed, printable
 
+# What each command does
 SUMMARIES = {
     "train": "train a policy",
     "play": "show what a trained policy does",
@@ -34,7 +35,6 @@ SUMMARIES = {
     "new-task": "create a task from your own MJCF",
     "size-buffers": "measure the buffer sizes njmax and nconmax that a task needs",
 }
-"""What each command does."""
 
 
 # Packages that print a warning if some of their objects still exist when the interpreter shuts down

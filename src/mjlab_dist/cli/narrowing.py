@@ -11,8 +11,8 @@ from mjlab_dist.config.type_words import is_union
 
 ConfigT = TypeVar("ConfigT")
 
+# Field names from the root of a config to a value, with underscores instead of hyphens
 Path = Sequence[str]
-"""Field names from the root of a config to a value, with underscores instead of hyphens."""
 
 
 def narrowed(config: ConfigT, argv: Iterable[str], metadata: object) -> tuple[Any, Any, Callable[[Any], ConfigT]]:

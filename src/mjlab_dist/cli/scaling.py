@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from mjlab_dist.scaling.figures import Row
     from mjlab_dist.scaling.run import Scaling
 
+# Number of iterations if --max-iterations is not given. With --until-return, the task's own number is used instead.
 ITERATIONS = 12
-"""Number of iterations if --max-iterations is not given. With --until-return, the task's own number is used instead."""
 
 # Number of rounds if --rounds is not given
 ROUNDS = 2

@@ -26,11 +26,11 @@ from mjlab_dist.wording import listed
 if TYPE_CHECKING:
     from mjlab_dist.buffer_sizes import Attempt
 
+# Number of envs if --num-envs is not given
 NUM_ENVS = 256
-"""Number of envs if --num-envs is not given."""
 
+# Number of control steps if --steps is not given
 NUM_STEPS = 1000
-"""Number of control steps if --steps is not given."""
 
 HELP = Page(
     summary="Step a task with random actions or a run's policy, and print how large the physics' buffers must be.",

@@ -69,12 +69,12 @@ def _with_functions(env: EnvConfig, flags: Sequence[tuple[str, list[str]]]) -> E
 class _Entry:
     """An entry of a mapping in the env's config: a term, a parameter of a term, or another named value."""
 
+    # Names that lead from the env's config to the mapping
     path: tuple[str, ...]
-    """Names that lead from the env's config to the mapping."""
+    # The mapping; the entry may be missing
     mapping: Mapping[str, Any]
-    """The mapping; the entry may be missing."""
+    # Name of the entry
     name: str
-    """Name of the entry."""
 
 
 def _find(env: EnvConfig, flag: str) -> _Entry | None:

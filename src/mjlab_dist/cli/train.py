@@ -42,7 +42,6 @@ HELP = Page(
         Flag(path="verbose", metavar="", text="Print each step of the set-up."),
     ),
 )
-"""Help of this command."""
 
 if TYPE_CHECKING:
     from mjlab_dist.cli.console import EventPrinter

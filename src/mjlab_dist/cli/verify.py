@@ -22,8 +22,8 @@ from mjlab_dist.errors import Exit
 if TYPE_CHECKING:
     from mjlab_dist.verify.judge import Check, RankRow, VerifyReport
 
+# Number of iterations if --max-iterations is not given
 ITERATIONS = 5
-"""Number of iterations if --max-iterations is not given."""
 
 HELP = Page(
     summary="Train for a few iterations and check that all ranks train the same policy.",

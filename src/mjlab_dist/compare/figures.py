@@ -26,12 +26,12 @@ CUT = 0.25
 class Reached:
     """When the runs of a group first reached a threshold. Runs that did not reach it are left out of the means."""
 
+    # Number of runs that reached the threshold
     num_runs: int
-    """Number of runs that reached the threshold."""
+    # Mean number of control steps until then, over all ranks of a run; None if no run reached the threshold
     steps: float | None
-    """Mean number of control steps until then, over all ranks of a run; None if no run reached the threshold."""
+    # Mean seconds of training until then; None if no run reached the threshold
     seconds: float | None
-    """Mean seconds of training until then; None if no run reached the threshold."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,41 +39,40 @@ class Summary:
     """Statistics of a group."""
 
     name: str
-    """Name of the group."""
+    # Run directories of the group
     runs: list[str]
-    """Run directories of the group."""
+    # Last value of the metric in each run
     final: list[float]
-    """Last value of the metric in each run."""
+    # Mean of the last values
     mean: float
-    """Mean of the last values."""
+    # Sample standard deviation of the last values; None with one run
     std: float | None
-    """Sample standard deviation of the last values; None with one run."""
+    # Interquartile mean of the last values
     iqm: float
-    """Interquartile mean of the last values."""
+    # Lower end of the 95% bootstrap interval of the interquartile mean; None with one run
     iqm_low: float | None
-    """Lower end of the 95% bootstrap interval of the interquartile mean; None with one run."""
+    # Upper end of this interval
     iqm_high: float | None
-    """Upper end of this interval."""
+    # Control steps of a run, summed over its ranks; mean over the runs
     steps: float
-    """Control steps of a run, summed over its ranks; mean over the runs."""
+    # Training time in s; mean over the runs
     seconds: float
-    """Training time in s; mean over the runs."""
+    # When the threshold was reached; None without a threshold
     reached: Reached | None
-    """When the threshold was reached; None without a threshold."""
 
 
 @dataclass(frozen=True)
 class Curve:
     """Curve of a group of runs, up to the end of the shortest run."""
 
+    # Positions on the horizontal axis, (num_points,)
     x: NDArray[np.float64]
-    """Positions on the horizontal axis, (num_points,)."""
+    # Mean over the runs at these positions, or their interquartile mean if the band is iqm; (num_points,)
     middle: NDArray[np.float64]
-    """Mean over the runs at these positions, or their interquartile mean if the band is ``iqm``; (num_points,)."""
+    # Lower edge of the band, (num_points,); None with one run
     low: NDArray[np.float64] | None
-    """Lower edge of the band, (num_points,); None with one run."""
+    # Upper edge of the band, (num_points,)
     high: NDArray[np.float64] | None
-    """Upper edge of the band, (num_points,)."""
 
 
 def interquartile_mean(values: NDArray[np.float64]) -> NDArray[np.float64]:

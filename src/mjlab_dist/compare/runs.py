@@ -33,8 +33,8 @@ IRRELEVANT = frozenset({
     "require_same_devices", "checkpoint",
 })  # fmt: skip
 
+# Column of metrics.jsonl for each horizontal axis
 AXES = {"steps": "total_steps", "time": "elapsed_s", "iterations": "iteration"}
-"""Column of metrics.jsonl for each horizontal axis."""
 
 # Maximum number of config values in the name of a group
 MAX_NAMED = 2
@@ -45,23 +45,21 @@ class Run:
     """Contents of the files of a run."""
 
     path: Path
-    """The run directory."""
+    # Config values by dotted name, without the fields in IRRELEVANT. ranks is the number of ranks.
     config: Mapping[str, Any]
-    """Config values by dotted name, without the fields in :data:`IRRELEVANT`. ``ranks`` is the number of ranks."""
+    # Versions of packages, git commit and devices with which the run was trained, by name
     origin: Mapping[str, Any]
-    """Versions of packages, git commit and devices with which the run was trained, by name."""
+    # Columns of metrics.jsonl by name, each (iterations,)
     history: Mapping[str, NDArray[np.float64]]
-    """Columns of metrics.jsonl by name, each (iterations,)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
     """Runs whose configs differ in no field, or only in the fields in :data:`IRRELEVANT`."""
 
+    # Name to display
     name: str
-    """Name to display."""
     runs: Sequence[Run]
-    """The runs."""
 
 
 def find_runs(words: Sequence[str], log_root: str) -> list[Path]:

@@ -20,8 +20,8 @@ from mjlab_dist.distributed.local_sum import LocalSum
 from mjlab_dist.distributed.rank import Rank
 from mjlab_dist.errors import UserError
 
+# Timeout of collectives, in seconds
 TIMEOUT_S = 600
-"""Timeout of collectives, in seconds."""
 
 # Timeout for other ranks to start, in seconds; long, because one of them may be compiling kernels.
 #

@@ -24,27 +24,23 @@ from mjlab_dist.errors import LostRankError
 # usually wait for less time than it takes to wake up a sleeping process.
 SPIN_S = 0.005
 
+# Length of a rank's token in bytes. The token is a secret that peers must send, because any local process can connect
+# to the rank's port.
 TOKEN_BYTES = 16
-"""Length of a rank's token in bytes.
 
-The token is a secret that peers must send, because any local process can connect to the rank's port.
-"""
-
+# Length, in bytes, of the first message to a peer. It consists of the peer's token and the sender's rank.
 HELLO_BYTES = TOKEN_BYTES + 4
-"""Length, in bytes, of the first message to a peer. It consists of the peer's token and the sender's rank."""
 
+# Seconds after which a connection that has not sent its first message is closed
 HELLO_TIMEOUT_S = 10
-"""Seconds after which a connection that has not sent its first message is closed."""
 
 # Number of bytes that encode the size of a tensor; they are sent before the tensor
 SIZE_BYTES = 8
 
+# Maximum size of a small tensor, in bytes, if there are more than two ranks. Ranks send small tensors as a whole, and
+# large tensors in parts. Two ranks send all tensors as a whole, because two exchanges of halves would take as many
+# bytes.
 MAX_WHOLE_BYTES = 64 * 1024
-"""Maximum size of a small tensor, in bytes, if there are more than two ranks.
-
-Ranks send small tensors as a whole, and large tensors in parts. Two ranks send all tensors as a whole, because two
-exchanges of halves would take as many bytes.
-"""
 
 
 class LocalSum:

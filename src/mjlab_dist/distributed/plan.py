@@ -10,26 +10,26 @@ from typing import Literal
 from mjlab_dist.budget import Budget
 from mjlab_dist.lease import Lease
 
+# Variable that sets the order in which CUDA numbers GPUs, and its value for the order that NVML and nvidia-smi use
 ORDER, BY_BUS = "CUDA_DEVICE_ORDER", "PCI_BUS_ID"
-"""Variable that sets the order in which CUDA numbers GPUs, and its value for the order that NVML and nvidia-smi use."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankDevice:
     """The device of one rank."""
 
+    # Name of the device for PyTorch and Warp in the rank's process, cpu or cuda:<index>
     device: str
-    """Name of the device for PyTorch and Warp in the rank's process, ``cpu`` or ``cuda:<index>``."""
+    # CUDA_VISIBLE_DEVICES of the rank's process, with this device only; None leaves the variable unchanged
     visible: str | None = None
-    """CUDA_VISIBLE_DEVICES of the rank's process, with this device only; None leaves the variable unchanged."""
+    # Index in the list of the machine's GPUs; None if unknown, or on the CPU
     gpu_id: int | None = None
-    """Index in the list of the machine's GPUs; None if unknown, or on the CPU."""
+    # Name to display
     name: str
-    """Name to display."""
+    # Number of PyTorch's threads
     torch_threads: int
-    """Number of PyTorch's threads."""
+    # Process group backend that the device supports. NCCL rejects CPUs and two ranks on a GPU; gloo accepts both.
     backend: Literal["gloo", "nccl"]
-    """Process group backend that the device supports. NCCL rejects CPUs and two ranks on a GPU; gloo accepts both."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,14 +37,13 @@ class RankPlan:
     """Everything that a rank needs in addition to the config."""
 
     device: RankDevice
-    """The rank's device."""
+    # Number of envs and iterations; None if ranks first measure how many envs fit in memory
     budget: Budget | None
-    """Number of envs and iterations; None if ranks first measure how many envs fit in memory."""
+    # The run directory; rank 0 writes there
     run_dir: Path
-    """The run directory; rank 0 writes there."""
+    # Lease that reserves the run for this launch. Rank 0 checks the lease before each write. None if no other launch
+    # can use the run.
     lease: Lease | None = None
-    """Lease that reserves the run for this launch. Rank 0 checks the lease before each write. None if no other launch
-    can use the run."""
 
 
 def number_by_bus(environ: MutableMapping[str, str]) -> None:

@@ -10,8 +10,8 @@ from mjlab_dist.distributed.slurm import STEP_HOSTS, slurm_hosts
 
 LOOPBACK = "127.0.0.1"
 
+# Variable that names the store where the ranks of our launcher meet: host:port, or the absolute path of a file
 MEETING_POINT = "MJLAB_DIST_MEETING_POINT"
-"""Variable that names the store where the ranks of our launcher meet: ``host:port``, or the absolute path of a file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,21 +19,20 @@ class Rank:
     """One of the processes that train together, in the terms of torch.distributed."""
 
     rank: int = 0
-    """Global rank, from 0."""
+    # Rank on this machine, from 0
     local_rank: int = 0
-    """Rank on this machine, from 0."""
+    # Number of ranks on all machines
     world_size: int = 1
-    """Number of ranks on all machines."""
+    # Whether all ranks are known to be on one machine
     on_one_machine: bool = False
-    """Whether all ranks are known to be on one machine."""
+    # Host of rank 0
     master_address: str = LOOPBACK
-    """Host of rank 0."""
+    # Port of the store on that host
     master_port: int = 0
-    """Port of the store on that host."""
+    # Whether the launcher has already opened the store; if not, rank 0 opens it
     joins_store: bool = False
-    """Whether the launcher has already opened the store; if not, rank 0 opens it."""
+    # File where ranks meet instead of a store on a port; None if they meet on a port
     store_file: str | None = None
-    """File where ranks meet instead of a store on a port; None if they meet on a port."""
 
     @property
     def is_main(self) -> bool:

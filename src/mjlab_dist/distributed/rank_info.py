@@ -22,20 +22,20 @@ if TYPE_CHECKING:
 class DeviceInfo:
     """Device of one rank, and its machine."""
 
+    # Name of the machine
     host: str
-    """Name of the machine."""
+    # Name of the device for PyTorch, cpu or cuda:<index>. The index is valid in the rank's process only.
     device: str
-    """Name of the device for PyTorch, ``cpu`` or ``cuda:<index>``. The index is valid in the rank's process only."""
+    # Model of the GPU or the CPU
     name: str
-    """Model of the GPU or the CPU."""
+    # Total memory of the GPU or the machine, in GB (10^9 bytes), rounded
     memory_gb: int
-    """Total memory of the GPU or the machine, in GB (10^9 bytes), rounded."""
+    # CUDA compute capability, such as 9.0; None on a CPU
     capability: str | None
-    """CUDA compute capability, such as ``9.0``; None on a CPU."""
+    # MUJOCO_EGL_DEVICE_ID of the rank's process: the GPU that renders for the rank; None if it is not set
     egl_device: str | None
-    """MUJOCO_EGL_DEVICE_ID of the rank's process: the GPU that renders for the rank; None if it is not set."""
+    # CUDA_VISIBLE_DEVICES of the rank's process, usually the UUID of its GPU; None on the CPU, or if it is not set
     visible: str | None = None
-    """CUDA_VISIBLE_DEVICES of the rank's process, usually the UUID of its GPU; None on the CPU, or if it is not set."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,15 +43,11 @@ class RankInfo(DeviceInfo):
     """One rank of a run with its device: an entry of ``ranks.json``."""
 
     rank: int
-    """Global rank."""
     pid: int
-    """Process ID on its machine."""
+    # ID of the rank's first env; its other envs have the following IDs
     first_env_id: int
-    """ID of the rank's first env; its other envs have the following IDs."""
     num_envs: int
-    """Number of envs of the rank."""
     seed: int
-    """Seed of the rank."""
 
 
 def describe_device(device: str, egl_device: str | None) -> DeviceInfo:

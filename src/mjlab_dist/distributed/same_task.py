@@ -43,22 +43,20 @@ FRAMES = ("quat", "mesh_", "bvh_", "aabb", "oct_", "rbound", "flex", "path")
 # Modules that Python imports at startup. They belong to a machine or a user, so they may differ and are left out.
 MACHINE = {"sitecustomize", "usercustomize"}
 
+# Maximum relative difference between the sums of two ranks that is considered a rounding error. It can be this small
+# because MuJoCo compiles models in double precision.
 TOLERANCE = 1e-9
-"""Maximum relative difference between the sums of two ranks that is considered a rounding error.
-
-It can be this small because MuJoCo compiles models in double precision.
-"""
 
 
 @dataclass(frozen=True)
 class TaskSummary:
     """What a rank simulates, in a form that can be compared with other ranks."""
 
+    # Digests of source files by module, and of data files by path
     files: dict[str, str]
-    """Digests of source files by module, and of data files by path."""
+    # For each field of the model: number of elements, sum, weighted sum, weighted sum of absolute values. The weight of
+    # an element depends on its position.
     model: dict[str, list[float]]
-    """For each field of the model: number of elements, sum, weighted sum, weighted sum of absolute values. The weight
-    of an element depends on its position."""
 
     @classmethod
     def of(cls, config: TrainConfig, model: mujoco.MjModel, modules: Mapping[str, ModuleType]) -> TaskSummary:

@@ -23,16 +23,15 @@ MIB = 2**20
 class ShardedParameter:
     """Parameter that is split over ranks."""
 
+    # Key in the model's state dict, with the prefix actor. or critic..
     name: str
-    """Key in the model's state dict, with the prefix ``actor.`` or ``critic.``."""
+    # The parameter in the module, which FSDP2 has replaced with a DTensor
     parameter: DTensor
-    """The parameter in the module, which FSDP2 has replaced with a DTensor."""
+    # This rank's part, which shares memory with the DTensor; the optimizer updates it
     local: nn.Parameter
-    """This rank's part, which shares memory with the DTensor; the optimizer updates it."""
     dim: int
-    """Dimension that is split."""
+    # Size of the whole parameter, in MiB
     size_mb: float
-    """Size of the whole parameter, in MiB."""
 
 
 class Sharding:

@@ -8,18 +8,18 @@ from collections.abc import Iterator, Mapping
 
 from mjlab_dist.errors import UserError
 
+# Variable with the hosts of a job
 JOB_HOSTS = "SLURM_JOB_NODELIST"
-"""Variable with the hosts of a job."""
 
+# Variable with the hosts of a step. One call of srun starts one step.
 STEP_HOSTS = "SLURM_STEP_NODELIST"
-"""Variable with the hosts of a step. One call of srun starts one step."""
 
 # Matches one entry of a host list, such as `node[01-03,7]`. Commas inside brackets do not separate entries.
 _PART = re.compile(r"(?:[^,\[\]]|\[[^\[\]]+\])+")
 
 
+# Value of --hosts that stands for the hosts of the SLURM job
 SLURM = "slurm"
-"""Value of ``--hosts`` that stands for the hosts of the SLURM job."""
 
 
 def slurm_hosts(environ: Mapping[str, str], variable: str) -> tuple[str, ...]:

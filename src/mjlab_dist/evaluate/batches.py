@@ -32,17 +32,17 @@ MAX_REPORTS = 10
 class Batch:
     """Episodes that are simulated together."""
 
+    # Index of the config in Job.configs
     point: int
-    """Index of the config in :attr:`Job.configs`."""
+    # Whether actions are sampled
     sampled: bool
-    """Whether actions are sampled."""
+    # Index of the batch among the batches with the same config and kind of actions. The random seed of the batch is
+    # derived from this index.
     index: int
-    """Index of the batch among the batches with the same config and kind of actions. The random seed of the batch is
-    derived from this index."""
+    # ID of the first env of the batch
     first_env_id: int
-    """ID of the first env of the batch."""
+    # Number of envs; each plays one episode
     num_envs: int
-    """Number of envs; each plays one episode."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,35 +50,31 @@ class Job:
     """All batches of an evaluation."""
 
     configs: tuple[TrainConfig, ...]
-    """The configs."""
+    # The batches. A batch is identified by its position in this tuple.
     batches: tuple[Batch, ...]
-    """The batches. A batch is identified by its position in this tuple."""
     checkpoint: Path
-    """Checkpoint file of the policy."""
     seed: int
-    """Random seed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchSums:
     """Results of a batch, summed over its episodes. Columns: :func:`~mjlab_dist.env.whole_episodes.episode_columns`."""
 
+    # Position of the batch in the job
     position: int
-    """Position of the batch in the job."""
     num_episodes: int
-    """Number of episodes."""
+    # Sum of the values of each column
     sums: dict[str, float]
-    """Sum of the values of each column."""
+    # Sum of the squared values of each column
     squares: dict[str, float]
-    """Sum of the squared values of each column."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankSums:
     """Results of a rank."""
 
+    # Sums of the batches that the rank played, in the order of Job.batches
     batches: list[BatchSums]
-    """Sums of the batches that the rank played, in the order of :attr:`Job.batches`."""
 
 
 def split(num_episodes: int, num_envs: int) -> list[tuple[int, int]]:

@@ -33,28 +33,28 @@ Z_95 = 1.96
 class Estimate:
     """Estimated mean over episodes."""
 
+    # Mean over the episodes that were played
     mean: float
-    """Mean over the episodes that were played."""
+    # Lower end of the 95% confidence interval of the true mean; None with one episode
     low: float | None
-    """Lower end of the 95% confidence interval of the true mean; None with one episode."""
+    # Upper end of this interval
     high: float | None
-    """Upper end of this interval."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluated:
     """Result for one combination of values, with one kind of actions."""
 
+    # Value of each varied parameter, by name; empty if nothing varies
     varied: Mapping[str, float]
-    """Value of each varied parameter, by name; empty if nothing varies."""
+    # Kind of actions: mean or sampled
     actions: str
-    """Kind of actions: mean or sampled."""
+    # Number of episodes that were played
     num_episodes: int
-    """Number of episodes that were played."""
+    # Estimates by name: return, length in control steps, reward/<term> (weighted, summed over an episode),
+    # termination/<reason> (share of the episodes that ended for this reason), and metric/<name> and
+    # command/<name>/<metric> (values of an episode).
     columns: Mapping[str, Estimate]
-    """Estimates by name: ``return``, ``length`` in control steps, ``reward/<term>`` (weighted, summed over an episode),
-    ``termination/<reason>`` (share of the episodes that ended for this reason), and ``metric/<name>`` and
-    ``command/<name>/<metric>`` (values of an episode)."""
 
 
 def evaluate(train_config: TrainConfig, checkpoint: Path, config: EvaluateConfig, listen: Listener) -> list[Evaluated]:

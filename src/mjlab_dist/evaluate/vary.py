@@ -17,8 +17,8 @@ from mjlab_dist.config.signatures import PARAMETERS, REQUIRED, parameters_of
 from mjlab_dist.errors import UserError
 from mjlab_dist.wording import did_you_mean, listed
 
+# Maximum number of combinations of values
 MAX_POINTS = 1000
-"""Maximum number of combinations of values."""
 
 SYNTAX = "write NAME=START:STOP:COUNT or NAME=VALUE,VALUE,..."
 
@@ -27,20 +27,20 @@ SYNTAX = "write NAME=START:STOP:COUNT or NAME=VALUE,VALUE,..."
 class Axis:
     """A parameter that varies."""
 
+    # Name of the parameter, as the user has written it
     name: str
-    """Name of the parameter, as the user has written it."""
+    # Values of the parameter
     values: tuple[float, ...]
-    """Values of the parameter."""
 
 
 @dataclass(frozen=True)
 class Point:
     """A combination of values."""
 
+    # Value of each axis, by the name of the axis; empty if nothing varies
     values: Mapping[str, float]
-    """Value of each axis, by the name of the axis; empty if nothing varies."""
+    # The run's config with these values
     config: TrainConfig
-    """The run's config with these values."""
 
 
 def parse_axis(text: str) -> Axis:

@@ -19,8 +19,8 @@ from mjlab_dist.export.network import ACTOR, ExportedPolicy, observed_terms
 from mjlab_dist.provenance import read_provenance, versions
 from mjlab_dist.run_files import checkpoint_name, run_of
 
+# Columns of gainprm for MuJoCo's dcmotor actuators: stiffness, damping, and no-load speed (0 if it has none)
 DC_STIFFNESS, DC_DAMPING, DC_SPEED = 4, 6, 7
-"""Columns of ``gainprm`` for MuJoCo's dcmotor actuators: stiffness, damping, and no-load speed (0 if it has none)."""
 
 
 def describe(

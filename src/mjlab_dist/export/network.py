@@ -18,8 +18,8 @@ from mjlab_dist.env import Env
 from mjlab_dist.env.action import Action
 from mjlab_dist.errors import UserError
 
+# The observation group that a policy reads
 ACTOR = "actor"
-"""The observation group that a policy reads."""
 
 # Observation term of the last action. An exported policy keeps this action in its state.
 LAST_ACTION = "mjlab_dist.mdp.observations:last_action"
@@ -30,13 +30,11 @@ class ObservedTerm:
     """An observation term of the policy."""
 
     name: str
-    """Name in the config."""
     config: ObservationConfig
-    """Its config."""
+    # Number of values that are measured in one step
     width: int
-    """Number of values that are measured in one step."""
+    # Columns of the exported policy's input; None if the values are in the policy's state
     columns: slice | None
-    """Columns of the exported policy's input; None if the values are in the policy's state."""
 
 
 def observed_terms(env: Env) -> list[ObservedTerm]:
@@ -60,12 +58,12 @@ def measured(env: Env) -> torch.Tensor:
 class Target(NamedTuple):
     """Meaning of a target of an exported policy."""
 
+    # Name of the actuator, or of the action if the target is not the input of an actuator
     name: str
-    """Name of the actuator, or of the action if the target is not the input of an actuator."""
+    # Block of actions
     block: str
-    """Block of actions."""
+    # Actuator whose input is the target; None if the inputs of the block's actuators also depend on other values
     actuator: str | None
-    """Actuator whose input is the target; None if the inputs of the block's actuators also depend on other values."""
 
 
 class ExportedPolicy(nn.Module):

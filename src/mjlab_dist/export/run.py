@@ -27,24 +27,24 @@ if TYPE_CHECKING:
 # Maximum number of envs that provide the checked observations
 MAX_ENVS = 16
 
+# Maximum difference between a number that a file computes and the policy's number. The difference is relative to the
+# magnitude of the policy's number, or absolute if this magnitude is below 1.
 TOLERANCE = 1e-5
-"""Maximum difference between a number that a file computes and the policy's number. The difference is relative to the
-magnitude of the policy's number, or absolute if this magnitude is below 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Made:
     """A policy's files, checked but not written yet."""
 
+    # Contents of the files, by name
     contents: Mapping[str, bytes]
-    """Contents of the files, by name."""
+    # Description of the policy, as in the files
     description: dict[str, Any]
-    """Description of the policy, as in the files."""
+    # Number of observations that were checked
     num_checked: int
-    """Number of observations that were checked."""
+    # Largest difference between the actions or targets of a file and those of the policy in its env, relative or
+    # absolute as for TOLERANCE.
     max_difference: float
-    """Largest difference between the actions or targets of a file and those of the policy in its env, relative or
-    absolute as for :data:`TOLERANCE`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,9 +52,8 @@ class Exported:
     """Result of an export."""
 
     files: tuple[Path, ...]
-    """The files."""
+    # Their contents
     made: Made
-    """Their contents."""
 
 
 def check(config: ExportConfig) -> None:

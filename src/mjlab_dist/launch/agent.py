@@ -30,21 +30,21 @@ from mjlab_dist.launch.log_records import RecordSender
 from mjlab_dist.machine.processes import LAUNCH, TEMPORARY, temporary_directory
 from mjlab_dist.patching import patched
 
+# Argument that makes the agent fork ranks from a process that has imported their libraries
 FORK = "--fork"
-"""Argument that makes the agent fork ranks from a process that has imported their libraries."""
 
+# Argument that asks the agent to make a temporary directory for itself and its ranks
 OWN_DIRECTORY = "--own-directory"
-"""Argument that asks the agent to make a temporary directory for itself and its ranks."""
 
+# Line from the launcher that shows only that the launcher can still be reached
 HEARTBEAT = b"\n"
-"""Line from the launcher that shows only that the launcher can still be reached."""
 
+# Argument with a number of seconds: the agent ends if it receives no heartbeat for this long. Without the argument,
+# there is no limit.
 SILENCE = "--silence="
-"""Argument with a number of seconds: the agent ends if it receives no heartbeat for this long. Without the argument,
-there is no limit."""
 
+# Name of the logger with which torch reports failed ranks
 REPORTS_FAILURES = "torch.distributed.elastic.multiprocessing.api"
-"""Name of the logger with which torch reports failed ranks."""
 
 # Maximum length of TMPDIR in bytes; if it is longer, ranks are not forked.
 #

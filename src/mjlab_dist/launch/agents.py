@@ -29,23 +29,23 @@ from mjlab_dist.launch.supervision import Ended
 # Seconds between two heartbeats to an agent on another machine
 HEARTBEAT_S = 5.0
 
+# Arguments of Python for an agent. -P: files of the current directory do not shadow modules. -W: after an agent is
+# killed, its resource tracker removes its semaphores, and would print a warning.
 MODULE = ("-P", "-u", "-W", "ignore:resource_tracker", "-m", "mjlab_dist.launch.agent")
-"""Arguments of Python for an agent. ``-P``: files of the current directory do not shadow modules. ``-W``: after an
-agent is killed, its resource tracker removes its semaphores, and would print a warning."""
 
+# Program that reads an environment and a command as a line of JSON, and then replaces itself with that command
 START = """
 import json, os, sys
 environ, command = json.loads(open(0, "rb", buffering=0, closefd=False).readline())
 os.execve(command[0], command, {**os.environ, **environ})
 """
-"""Program that reads an environment and a command as a line of JSON, and then replaces itself with that command."""
 
 
 class Agent(Protocol):
     """An agent, which waits for torchrunx's arguments."""
 
+    # Name of its machine
     host: str
-    """Name of its machine."""
 
     def run(self, arguments: Sequence[str]) -> None:
         """Pass torchrunx's arguments to the agent; do nothing if the agent has ended."""

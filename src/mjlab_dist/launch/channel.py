@@ -20,17 +20,17 @@ from typing import Literal
 from mjlab_dist.launch.handshake import PATIENCE_S, authenticate, secret_of
 from mjlab_dist.messages import Event
 
+# Variable with the address and the port where ranks connect to the launcher, as address:port
 LAUNCHER = "MJLAB_DIST_LAUNCHER"
-"""Variable with the address and the port where ranks connect to the launcher, as address:port."""
 
+# Variable with the address and the port of the log server
 LOGS = "MJLAB_DIST_LOGS"
-"""Variable with the address and the port of the log server."""
 
+# Maximum length of an event, in bytes
 MAX_BYTES = 64 * 1024**2
-"""Maximum length of an event, in bytes."""
 
+# stop: stop training after the current iteration. report: report the stack, and end, because the rank hangs.
 Request = Literal["stop", "report"]
-"""stop: stop training after the current iteration. report: report the stack, and end, because the rank hangs."""
 
 
 class Channel:

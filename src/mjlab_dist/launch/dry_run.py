@@ -33,16 +33,16 @@ ENGINES = {"warp": "MuJoCo Warp", "mujoco": "MuJoCo's C code"}
 class DryRun:
     """Result of a dry run."""
 
+    # Devices, hosts, budget and directory; the directory exists only if the run is resumed
     plan: RunPlan
-    """Devices, hosts, budget and directory; the directory exists only if the run is resumed."""
+    # The engine that computes the physics
     engine: EngineName
-    """The engine that computes the physics."""
+    # Envs per rank, and iterations; --num-envs auto assumes that every rank has as much memory as the first
     budget: Budget
-    """Envs per rank, and iterations; ``--num-envs auto`` assumes that every rank has as much memory as the first."""
+    # Memory of one env on its rank's device, in bytes
     env_bytes: int
-    """Memory of one env on its rank's device, in bytes."""
+    # Memory available to all envs of a rank on that device, in bytes
     usable_bytes: int
-    """Memory available to all envs of a rank on that device, in bytes."""
 
 
 def dry_run(config: TrainConfig, listen: Listener) -> DryRun:

@@ -15,8 +15,8 @@ from mjlab_dist.machine.findings import Finding, Status
 # Checks that matter only on the machine of rank 0, because only rank 0 writes files and logs metrics
 ONLY_HERE = ("log root", "--logger wandb")
 
+# Seconds to wait for a machine's result of mjlab-dist doctor
 TIMEOUT_S = 60
-"""Seconds to wait for a machine's result of ``mjlab-dist doctor``."""
 
 
 def examine_hosts(hosts: Sequence[str], ssh_config: str | None) -> dict[str, list[Finding]]:

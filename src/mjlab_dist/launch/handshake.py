@@ -10,22 +10,21 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
+# Variable with the secret of a launch in hexadecimal. Other users cannot read the environment of a process.
 SECRET = "MJLAB_DIST_SECRET"  # noqa: S105 (the name of a variable)
-"""Variable with the secret of a launch in hexadecimal. Other users cannot read the environment of a process."""
 
+# Length, in bytes, of the secret and of the random number that each end sends
 SECRET_BYTES = 32
-"""Length, in bytes, of the secret and of the random number that each end sends."""
 
+# Seconds that a connecting process has for the proof
 TIMEOUT_S = 10.0
-"""Seconds that a connecting process has for the proof."""
 
+# Seconds that the listener has for the proof: more than a connecting process, because the listener may be busy
 PATIENCE_S = 60.0
-"""Seconds that the listener has for the proof: more than a connecting process, because the listener may be busy."""
 
+# Maximum number of connections per listener that have not sent a valid proof yet. Further connections wait, so that
+# other programs cannot use up the descriptors and threads of the launch.
 MAX_UNPROVEN = 64
-"""Maximum number of connections per listener that have not sent a valid proof yet. Further connections wait, so that
-other programs cannot use up the descriptors and threads of the launch.
-"""
 
 
 class NotOursError(OSError):

@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     import fabric
     from invoke.runners import Result
 
+# Packages whose versions must be equal on all machines, because all ranks must communicate in the same way and simulate
+# the same physics.
 PACKAGES = ("mjlab-dist", "torchrunx", "torch", "rsl-rl-lib", "tensordict", "warp-lang", "mujoco", "mujoco-warp")
-"""Packages whose versions must be equal on all machines, because all ranks must communicate in the same way and
-simulate the same physics."""
 
 # Program that prints the implementation and version of its Python; the directory of the standard library, if it is
 # not this Python's own; and the versions of the packages that are given as arguments.

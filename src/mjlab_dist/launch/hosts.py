@@ -24,12 +24,17 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+# Name of this machine for torchrunx and in the names of log files
 HERE = "localhost"
-"""Name of this machine for torchrunx and in the names of log files."""
 
+# Seconds to wait for a host's SSH server to answer
 CONNECT_TIMEOUT_S = 5
-"""Seconds to wait for a host's SSH server to answer."""
 
+# Program that kills all processes whose environment contains a variable; it fails if any is left after two seconds. Its
+# first argument is the variable and its value, name=value. The program does not kill multiprocessing's resource
+# trackers: they remove semaphores, and then end by themselves. The program also removes the temporary directories of
+# the processes. The names of these directories start with the program's second argument, followed by the variable's
+# value.
 END = """
 import glob, os, shutil, signal, sys, tempfile, time
 _, _, launch = sys.argv[1].partition("=")
@@ -55,12 +60,6 @@ for _ in range(20):
     time.sleep(0.1)
 sys.exit(1)
 """
-"""Program that kills all processes whose environment contains a variable; it fails if any is left after two seconds.
-
-Its first argument is the variable and its value, ``name=value``. The program does not kill multiprocessing's resource
-trackers: they remove semaphores, and then end by themselves. The program also removes the temporary directories of the
-processes. The names of these directories start with the program's second argument, followed by the variable's value.
-"""
 
 # Seconds to wait until all hosts have run the program `END`
 END_TIMEOUT_S = 10.0
@@ -70,10 +69,10 @@ END_TIMEOUT_S = 10.0
 class Host:
     """A machine of a run."""
 
+    # Name or address; HERE for this machine
     name: str = HERE
-    """Name or address; :data:`HERE` for this machine."""
+    # The device of each of its ranks, in order of local rank
     devices: tuple[RankDevice, ...]
-    """The device of each of its ranks, in order of local rank."""
 
 
 def own_address(hosts: Sequence[str]) -> str:

@@ -32,11 +32,11 @@ MAX_RECORD_BYTES = 64 * 1024**2
 # Maximum length of a printed line; a longer one is written in parts
 MAX_LINE_BYTES = 64 * 1024
 
+# Key of the line that names a rank whose output follows
 PRINTS = "prints"
-"""Key of the line that names a rank whose output follows."""
 
+# Fields that every record has
 REQUIRED = frozenset({"hostname", "local_rank", "name", "msg", "levelno"})
-"""Fields that every record has."""
 
 
 class RecordSender(SocketHandler):

@@ -37,12 +37,10 @@ from mjlab_dist.run_files import has_file, problem_of, readable, refuse_links, r
 from mjlab_dist.sim.choice import choose_engine
 from mjlab_dist.wording import listed
 
+# Assumed maximum length of a physics step, in s. An episode must not be shorter than one control step. Most configs
+# pass this check if their physics steps are assumed to have this length. Only for other configs, the model is built to
+# read the actual length of its physics step.
 MAX_TIMESTEP_S = 0.05
-"""Assumed maximum length of a physics step, in s.
-
-An episode must not be shorter than one control step. Most configs pass this check if their physics steps are assumed to
-have this length. Only for other configs, the model is built to read the actual length of its physics step.
-"""
 
 
 # Number of envs per rank that uses only a part of a GPU if a rank has fewer
@@ -53,20 +51,20 @@ FEW_ON_GPU = 1024
 class RunPlan:
     """Devices, hosts, budget and directory of a run: the config with ``auto``, ``all`` and ``latest`` resolved."""
 
+    # Machines, with the devices of their ranks; the first is the launcher's machine
     hosts: tuple[Host, ...]
-    """Machines, with the devices of their ranks; the first is the launcher's machine."""
+    # Machines that --hosts names, including those that a restart leaves out; empty without the flag
     entries: tuple[HostEntry, ...] = ()
-    """Machines that ``--hosts`` names, including those that a restart leaves out; empty without the flag."""
+    # Envs per rank, and iterations; None for --num-envs auto, where ranks measure their memory first
     budget: Budget | None
-    """Envs per rank, and iterations; None for ``--num-envs auto``, where ranks measure their memory first."""
+    # The run directory, on the launcher's machine
     run_dir: Path
-    """The run directory, on the launcher's machine."""
+    # Whether the directory was created for this run; False for a run that is resumed
     is_new: bool = True
-    """Whether the directory was created for this run; False for a run that is resumed."""
+    # The lease of the run; None before it is acquired
     lease: Lease | None = None
-    """The lease of the run; None before it is acquired."""
+    # Warnings about the machines, one line each
     warnings: tuple[str, ...] = ()
-    """Warnings about the machines, one line each."""
 
     @property
     def host_names(self) -> tuple[str, ...]:

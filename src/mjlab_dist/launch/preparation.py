@@ -63,24 +63,24 @@ ENVIRONMENT = (
 class Launch:
     """A prepared launch. Its agents (one process per machine, which starts ranks) wait for arguments from torchrunx."""
 
+    # Value of the variable that marks all its processes
     name: str
-    """Value of the variable that marks all its processes."""
+    # Secret of the launch, which only its processes have
     secret: bytes
-    """Secret of the launch, which only its processes have."""
+    # Address at which other machines reach this one; the loopback address if all ranks are on this machine
     address: str
-    """Address at which other machines reach this one; the loopback address if all ranks are on this machine."""
+    # Socket that agents and ranks connect to
     agent_listener: socket.socket
-    """Socket that agents and ranks connect to."""
+    # Socket that agents and ranks send their log records to
     log_listener: socket.socket
-    """Socket that agents and ranks send their log records to."""
+    # Socket of the store where ranks meet; None on one machine, where the store is a file
     store_listener: socket.socket | None
-    """Socket of the store where ranks meet; None on one machine, where the store is a file."""
+    # Where ranks meet: host:port, or the path of a file
     meeting_point: str
-    """Where ranks meet: host:port, or the path of a file."""
+    # The agents, one per machine
     agents: Sequence[Agent]
-    """The agents, one per machine."""
+    # Error output of the agent on this machine and of that agent's ranks
     errors: IO[str]
-    """Error output of the agent on this machine and of that agent's ranks."""
 
     def open_store(self) -> Store | None:
         """Return the store where ranks meet, which closes when it is garbage-collected; None if they meet in a file."""

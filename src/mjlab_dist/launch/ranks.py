@@ -176,12 +176,12 @@ def _decoded(result_type: type[T], plain: dict[str, Any]) -> T:
 class _Adapted(NamedTuple):
     """Parts of torchrunx for one launch."""
 
+    # torchrunx.Launcher.run with the agents and the sockets of the launch
     run: Callable[..., LaunchResult[Any]]
-    """``torchrunx.Launcher.run`` with the agents and the sockets of the launch."""
+    # The launcher's connections to its agents
     group: type[LauncherGroup]
-    """The launcher's connections to its agents."""
+    # torchrunx's log process; empty until torchrunx has created it
     log_processes: Sequence[_LogProcess]
-    """torchrunx's log process; empty until torchrunx has created it."""
 
 
 @contextlib.contextmanager

@@ -16,12 +16,9 @@ from mjlab_dist.messages import Event, Listener
 from mjlab_dist.run_dir import CONFIG_FILE, list_checkpoints, read_config_file, read_metrics
 from mjlab_dist.worker import RunResult
 
+# Seconds before the restart after an attempt without progress. Each further attempt without progress doubles the pause.
+# After an attempt that trained for MAX_PAUSE_S or longer, the pauses start again at this value.
 FIRST_PAUSE_S = 1.0
-"""Seconds before the restart after an attempt without progress. Each further attempt without progress doubles the
-pause.
-
-After an attempt that trained for :data:`MAX_PAUSE_S` or longer, the pauses start again at this value.
-"""
 
 # Maximum seconds before a restart
 MAX_PAUSE_S = 60.0

@@ -44,18 +44,16 @@ class HostKeyError(PreflightError):
 class KnownKey:
     """A line of a known_hosts file."""
 
+    # Names of hosts, as patterns, or a hash of a name
     names: str
-    """Names of hosts, as patterns, or a hash of a name."""
+    # @revoked, @cert-authority, or empty
     marker: str
-    """``@revoked``, ``@cert-authority``, or empty."""
+    # Type of the key, such as ssh-ed25519
     kind: str
-    """Type of the key, such as ``ssh-ed25519``."""
     key: bytes
-    """The key."""
     file: Path
-    """The file."""
+    # Number of the line, from 1
     number: int
-    """Number of the line, from 1."""
 
 
 def verifying(connection: fabric.Connection, ssh_config: str | None) -> fabric.Connection:

@@ -26,28 +26,28 @@ from mjlab_dist.messages import Event, Listener
 from mjlab_dist.places import named
 from mjlab_dist.wording import listed
 
+# Interval between checks of the processes, in seconds
 POLL_S = 0.2
-"""Interval between checks of the processes, in seconds."""
 
+# Seconds to wait for the last events of a process that has ended
 SETTLED_S = 0.5
-"""Seconds to wait for the last events of a process that has ended."""
 
+# Seconds to wait for the other ranks' reports once it is known which rank failed first, or after a hang
 GRACE_S = 2.0
-"""Seconds to wait for the other ranks' reports once it is known which rank failed first, or after a hang."""
 
 # Seconds to wait for reports if the process of a rank has ended without a report
 LOST_S = 5.0
 
+# Seconds to wait for the failed rank's report if only ranks that lost contact with it have reported. The failed rank
+# may still be writing files.
 PATIENCE_S = 20.0
-"""Seconds to wait for the failed rank's report if only ranks that lost contact with it have reported. The failed rank
-may still be writing files."""
 
+# Seconds without an event of any rank after which ranks that are still in a step of their start are considered hung;
+# --hang-timeout if that is longer. Between two events, a rank compiles one module or builds its envs.
 START_S = 600.0
-"""Seconds without an event of any rank after which ranks that are still in a step of their start are considered hung;
-``--hang-timeout`` if that is longer. Between two events, a rank compiles one module or builds its envs."""
 
+# Seconds that a rank has to answer the request to stop. Then all ranks are killed.
 ANSWER_S = 60.0
-"""Seconds that a rank has to answer the request to stop. Then all ranks are killed."""
 
 # Seconds beyond the ranks' own timeout after which the launcher considers ranks hung.
 #
@@ -55,17 +55,17 @@ ANSWER_S = 60.0
 # hang.
 LAST_RESORT_S = 10.0
 
+# Report of a rank that fails; worker writes it
 Report = dict[str, Any]
-"""Report of a rank that fails; ``worker`` writes it."""
 
 
 class Ended(NamedTuple):
     """A process that ranks depend on and that has ended."""
 
+    # Name for messages
     name: str
-    """Name for messages."""
+    # Exit code; negative if a signal killed the process, or -1 if it is on a machine that cannot be reached
     code: int
-    """Exit code; negative if a signal killed the process, or -1 if it is on a machine that cannot be reached."""
 
 
 class Ranks:

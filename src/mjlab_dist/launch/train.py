@@ -34,9 +34,9 @@ from mjlab_dist.run_dir import CHECKPOINTS_DIR, create_run_dir
 from mjlab_dist.run_files import explaining
 from mjlab_dist.worker import RunResult
 
+# Held while this process trains. A process can train only one run at a time, because it has only one set of recorded
+# graphs of the physics, and one default group of torch.distributed.
 _training = threading.Lock()
-"""Held while this process trains. A process can train only one run at a time, because it has only one set of recorded
-graphs of the physics, and one default group of torch.distributed."""
 
 
 def train(

@@ -14,11 +14,11 @@ from mjlab_dist.machine.memory import free_cpu_bytes
 from mjlab_dist.messages import emit
 from mjlab_dist.wording import byte_size
 
+# Number of iterations over which the waiting times of ranks are averaged
 WINDOW = 50
-"""Number of iterations over which the waiting times of ranks are averaged."""
 
+# Maximum share of a rank's time spent waiting for other ranks; above this share, a warning is printed
 MAX_WAITING = 0.25
-"""Maximum share of a rank's time spent waiting for other ranks; above this share, a warning is printed."""
 
 # Minimum share of free memory; below this share, a warning is printed
 MIN_FREE = 0.05

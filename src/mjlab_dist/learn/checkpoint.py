@@ -41,6 +41,7 @@ from mjlab_dist.run_dir import (
 )
 from mjlab_dist.run_files import explaining
 
+# Entries that resuming a run requires, with their types; a dot separates the names of nested entries
 LEARNER: Mapping[str, type] = {
     "iter": int,
     "actor_state_dict": dict,
@@ -48,7 +49,6 @@ LEARNER: Mapping[str, type] = {
     "optimizer_state_dict.state": dict,
     "optimizer_state_dict.param_groups": list,
 }
-"""Entries that resuming a run requires, with their types; a dot separates the names of nested entries."""
 
 _PLAIN = (bool, int, float, str, bytes, type(None))
 

@@ -11,8 +11,8 @@ from mjlab_dist.run_dir import METRICS_FILE, follow_link, named_iteration
 from mjlab_dist.run_files import has_file, parse_row, read_file
 from mjlab_dist.wording import printable
 
+# Counters of a run, with their types. They are also columns of metrics.jsonl.
 COUNTERS: Mapping[str, tuple[type, ...]] = {"total_steps": (int,), "elapsed_s": (int, float)}
-"""Counters of a run, with their types. They are also columns of metrics.jsonl."""
 
 
 class UnreadableError(ValueError):

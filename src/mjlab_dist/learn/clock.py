@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import torch
 
+# A timestamp: host seconds, or an event in the device's stream
 Mark = float | torch.cuda.Event
-"""A timestamp: host seconds, or an event in the device's stream."""
 
 
 class Clock:

@@ -21,10 +21,9 @@ from mjlab_dist.learn.runner import Runner
 from mjlab_dist.messages import emit
 from mjlab_dist.seeding import seed_generators
 
+# Number of envs of a batch. Each batch has its own random seed, and any rank can play it, so the number of ranks has no
+# effect on the results.
 NUM_ENVS = 16
-"""Number of envs of a batch. Each batch has its own random seed, and any rank can play it, so the number of ranks has
-no effect on the results.
-"""
 
 
 class Evaluation(Hook):

@@ -18,8 +18,8 @@ from mjlab_dist.run_dir import ERRORS_DIR
 from mjlab_dist.sim import check_limits
 from mjlab_dist.wording import listed
 
+# Maximum number of envs in a dump. If more envs fail, the dump contains those that failed first.
 MAX_KEPT = 64
-"""Maximum number of envs in a dump. If more envs fail, the dump contains those that failed first."""
 
 # Maximum number of names, or envs, that a message lists
 _LISTED = 4
@@ -36,36 +36,34 @@ class Dump(TypedDict):
     """
 
     task: str
-    """The task."""
+    # Number of envs in which a number was not finite; k is at most MAX_KEPT
     num_envs: int
-    """Number of envs in which a number was not finite; k is at most :data:`MAX_KEPT`."""
+    # IDs of the envs, which are unique over all ranks, (k,). The env that failed first is first.
     env_ids: torch.Tensor
-    """IDs of the envs, which are unique over all ranks, (k,). The env that failed first is first."""
+    # Steps of the rollout before the first non-finite number, (k,); 0 if the initial state already contained one
     steps: torch.Tensor
-    """Steps of the rollout before the first non-finite number, (k,); 0 if the initial state already contained one."""
+    # For each env, the joints, terms and actuators whose numbers were not finite after the steps in steps, by kind
     names: list[dict[str, list[str]]]
-    """For each env, the joints, terms and actuators whose numbers were not finite after the steps in ``steps``, by
-    kind."""
+    # Simulation.physics and episode_length, (T + 1, k, ...)
     state: dict[str, torch.Tensor]
-    """``Simulation.physics`` and ``episode_length``, (T + 1, k, ...)."""
+    # Observations by group, (T + 1, k, ...)
     observations: dict[str, torch.Tensor]
-    """Observations by group, (T + 1, k, ...)."""
+    # The policy's output in each step, (T, k, num_actions)
     actions: torch.Tensor
-    """The policy's output in each step, (T, k, num_actions)."""
+    # Rewards of the learner, (T, k). They include the discounted value if the time limit truncated the episode.
     rewards: torch.Tensor
-    """Rewards of the learner, (T, k). They include the discounted value if the time limit truncated the episode."""
+    # Whether the step ended an episode, (T, k) of bool. If so, the state after it belongs to the next episode.
     dones: torch.Tensor
-    """Whether the step ended an episode, (T, k) of bool. If so, the state after it belongs to the next episode."""
 
 
 class _Part(NamedTuple):
     """One of the checked tensors."""
 
     kind: str
+    # (rows, num_envs, ..., columns)
     values: torch.Tensor
-    """(rows, num_envs, ..., columns)."""
+    # Number of steps of the rollout that come before row 0
     first: int
-    """Number of steps of the rollout that come before row 0."""
 
 
 class FiniteCheck:

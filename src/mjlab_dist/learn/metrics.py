@@ -16,12 +16,12 @@ from mjlab_dist.distributed.group import sum_over_ranks
 from mjlab_dist.env import EpisodeTotals
 from mjlab_dist.learn.clock import Clock
 
+# A row of metrics.jsonl. Values that are not known yet are None.
 Row = dict[str, float | int | None]
-"""A row of metrics.jsonl. Values that are not known yet are None."""
 
+# Minimum number of episodes in the mean return and the mean length. The newest episodes are used. If fewer episodes
+# have ended, all are used.
 WINDOW_EPISODES = 100
-"""Minimum number of episodes in the mean return and the mean length. The newest episodes are used. If fewer episodes
-have ended, all are used."""
 
 
 def memory_mb(device: torch.device) -> float:
@@ -36,58 +36,56 @@ def memory_mb(device: torch.device) -> float:
 class Sample(NamedTuple):
     """Measurements of one rank in one iteration. Tensors are scalars on its device unless stated otherwise."""
 
+    # Totals of the episodes that ended
     totals: EpisodeTotals
-    """Totals of the episodes that ended."""
+    # Metrics of the curricula by name: means over this rank's envs
     curricula: dict[str, torch.Tensor]
-    """Metrics of the curricula by name: means over this rank's envs."""
+    # Mean reward per control step
     reward: torch.Tensor
-    """Mean reward per control step."""
+    # Mean of each loss over the mini-batches, by the loss's name
     losses: dict[str, torch.Tensor]
-    """Mean of each loss over the mini-batches, by the loss's name."""
+    # KL divergence of the updated policy from the policy that collected the data, averaged over mini-batches
     kl: torch.Tensor
-    """KL divergence of the updated policy from the policy that collected the data, averaged over mini-batches."""
     learning_rate: torch.Tensor
-    """Learning rate after the update."""
+    # Mean standard deviation of the actions
     action_std: torch.Tensor
-    """Mean standard deviation of the actions."""
+    # Squared Euclidean distance of this rank's parameters from their mean over ranks, before they are averaged; NaN in
+    # an iteration that does not average them.
     spread: torch.Tensor
-    """Squared Euclidean distance of this rank's parameters from their mean over ranks, before they are averaged; NaN in
-    an iteration that does not average them."""
+    # Number of envs whose contacts or constraints have exceeded their buffers at any time
     overflows: torch.Tensor
-    """Number of envs whose contacts or constraints have exceeded their buffers at any time."""
+    # Seconds of the rollout
     collect_s: float
-    """Seconds of the rollout."""
+    # Seconds of the update
     learn_s: float
-    """Seconds of the update."""
+    # Seconds that this rank spent in collectives since the last sample
     wait_s: float
-    """Seconds that this rank spent in collectives since the last sample."""
+    # Number of envs whose physics, observations, actions, values or rewards were not finite
     not_finite: torch.Tensor
-    """Number of envs whose physics, observations, actions, values or rewards were not finite."""
+    # Number of resets because of numbers that were not finite
     nan_resets: torch.Tensor
-    """Number of resets because of numbers that were not finite."""
+    # Whether this rank has received a request to stop. If so, all ranks stop after this iteration.
     wants_stop: bool
-    """Whether this rank has received a request to stop. If so, all ranks stop after this iteration."""
+    # Whether a checkpoint is due by the clock of rank 0; False on the other ranks
     wants_save: bool
-    """Whether a checkpoint is due by the clock of rank 0; False on the other ranks."""
 
 
 class Outcome(NamedTuple):
     """Result of an iteration, the same on every rank."""
 
+    # Metrics of the iteration
     row: Row
-    """Metrics of the iteration."""
+    # Totals of the episodes that ended on any rank; tensors on the device
     totals: EpisodeTotals
-    """Totals of the episodes that ended on any rank; tensors on the device."""
     stop: bool
-    """Whether any rank received a request to stop."""
+    # Whether a checkpoint is due by the clock of rank 0
     save: bool
-    """Whether a checkpoint is due by the clock of rank 0."""
+    # Ranks with envs whose numbers are not finite
     not_finite: list[int]
-    """Ranks with envs whose numbers are not finite."""
+    # Metrics of each rank, if they are logged
     ranks: list[Row]
-    """Metrics of each rank, if they are logged."""
+    # For each rank, the share of the iteration that it spent in collectives
     wait_shares: list[float]
-    """For each rank, the share of the iteration that it spent in collectives."""
 
 
 class Metrics:

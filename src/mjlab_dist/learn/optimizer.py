@@ -10,8 +10,8 @@ import torch
 
 from mjlab_dist.distributed.sharding import Sharding
 
+# Range of the adaptive learning rate, as in rsl_rl
 MIN_LEARNING_RATE, MAX_LEARNING_RATE = 1e-5, 1e-2
-"""Range of the adaptive learning rate, as in rsl_rl."""
 
 
 class Adam(torch.optim.Adam):

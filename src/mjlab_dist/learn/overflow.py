@@ -29,16 +29,16 @@ from mjlab_dist.wording import listed
 class Shortage(NamedTuple):
     """A buffer that was too small on some rank."""
 
+    # Name of the SimConfig field that sets the size of the buffer
     field: str
-    """Name of the ``SimConfig`` field that sets the size of the buffer."""
+    # Contents of the buffer, in words
     what: str
-    """Contents of the buffer, in words."""
+    # Size of the buffer, per env
     size: int
-    """Size of the buffer, per env."""
+    # Size that was needed, per env; a lower bound if rows were dropped
     needed: int
-    """Size that was needed, per env; a lower bound if rows were dropped."""
+    # Size that should suffice
     larger: int
-    """Size that should suffice."""
 
 
 class OverflowCheck:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import torch
 
+# Tensors by name; names, shapes and dtypes are equal on ranks with the same number of envs of the same task
 RankState = dict[str, torch.Tensor]
-"""Tensors by name; names, shapes and dtypes are equal on ranks with the same number of envs of the same task."""
 
 
 def pack(state: Mapping[str, torch.Tensor]) -> torch.Tensor:

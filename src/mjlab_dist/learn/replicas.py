@@ -20,8 +20,8 @@ from mjlab_dist.learn.clock import Clock
 from mjlab_dist.learn.moments import NormalizerMoments
 from mjlab_dist.learn.optimizer import Adam
 
+# Adam's state of a parameter, except the number of steps, which is the same on all ranks
 MOMENTS = ("exp_avg", "exp_avg_sq")
-"""Adam's state of a parameter, except the number of steps, which is the same on all ranks."""
 
 
 class Replicas:

@@ -33,8 +33,8 @@ LAST_S = 120.0
 
 LAST_S_PER_S = 10.0
 
+# Interval between checks for the last video, in seconds
 POLL_S = 0.2
-"""Interval between checks for the last video, in seconds."""
 
 
 class VideoWriter:

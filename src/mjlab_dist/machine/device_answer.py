@@ -29,10 +29,10 @@ class DeviceRequest:
     gpu_ids: tuple[int, ...] | Literal["auto", "all"] | None
     cpu_ranks: int | None
     oversubscribe: bool
+    # Number of ranks: the first of the chosen GPUs, or processes on the CPU; None for one rank per device
     num_ranks: int | None
-    """Number of ranks: the first of the chosen GPUs, or processes on the CPU; None for one rank per device."""
+    # The launcher's values of VARIABLES, without variables that are not set
     environ: Mapping[str, str]
-    """The launcher's values of :data:`VARIABLES`, without variables that are not set."""
 
     @classmethod
     def of(
@@ -56,12 +56,12 @@ class DeviceRequest:
 class DeviceAnswer:
     """A machine's answer."""
 
+    # Device of each rank; empty if there is an error
     devices: tuple[RankDevice, ...] = ()
-    """Device of each rank; empty if there is an error."""
+    # Warnings about the machine's devices
     warnings: tuple[str, ...] = ()
-    """Warnings about the machine's devices."""
+    # Reason why there are no devices, with the fix
     error: str = ""
-    """Reason why there are no devices, with the fix."""
 
     @classmethod
     def read(cls, line: str) -> Self:

@@ -25,27 +25,27 @@ OTHER_GPUS = "see nvidia-smi, or choose other GPUs"
 # larger number is probably a mistake, and ranks would wait so long for each other that they seem to hang.
 MAX_RANKS_PER_CORE = 4
 
+# Prefix of the UUIDs of MIG instances
 MIG = "MIG-"
-"""Prefix of the UUIDs of MIG instances."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
     """A GPU, or one MIG instance of a GPU."""
 
+    # Index for --gpu-ids if CUDA_VISIBLE_DEVICES is unset. MIG instances have indices; the GPU that contains them has
+    # none.
     index: int
-    """Index for ``--gpu-ids`` if CUDA_VISIBLE_DEVICES is unset. MIG instances have indices; the GPU that contains them
-    has none."""
+    # NVML's index of the physical GPU: its position by PCI bus, as nvidia-smi prints it
     card: int
-    """NVML's index of the physical GPU: its position by PCI bus, as nvidia-smi prints it."""
+    # UUID, GPU-... or MIG-...; empty if the driver has none.
     uuid: str
-    """UUID, ``GPU-...`` or ``MIG-...``; empty if the driver has none."""
+    # UUID of the physical GPU
     card_uuid: str
-    """UUID of the physical GPU."""
+    # Model name
     name: str
-    """Model name."""
+    # Reason why the GPU cannot be used, such as GPU is lost; empty if the GPU can be used
     fault: str = ""
-    """Reason why the GPU cannot be used, such as ``GPU is lost``; empty if the GPU can be used."""
 
     @property
     def is_mig(self) -> bool:
@@ -75,10 +75,10 @@ class DeviceFlags(Protocol):
 class _Visible(NamedTuple):
     """A device that CUDA_VISIBLE_DEVICES lists."""
 
+    # Value of CUDA_VISIBLE_DEVICES that shows a process only this device: a UUID if possible
     token: str
-    """Value of CUDA_VISIBLE_DEVICES that shows a process only this device: a UUID if possible."""
+    # The device; None if only CUDA can resolve the token
     gpu: Gpu | None
-    """The device; None if only CUDA can resolve the token."""
 
 
 def find_gpus() -> list[Gpu]:

@@ -31,9 +31,9 @@ from mjlab_dist.machine.processes import LAUNCH
 from mjlab_dist.machine.wandb_check import check_wandb
 from mjlab_dist.wording import byte_size
 
+# Oldest CUDA driver that can record physics as a CUDA graph. The value is repeated here, because importing it from
+# mjlab_dist.sim would import torch.
 CAPTURABLE_DRIVER = (12, 4)
-"""Oldest CUDA driver that can record physics as a CUDA graph. The value is repeated here, because importing it from
-mjlab_dist.sim would import torch."""
 
 # Memory of a CPU rank of cartpole-balance with 512 envs, as measured; a rank on a GPU needs more
 RANK_BYTES = 0.6 * GB

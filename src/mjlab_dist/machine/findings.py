@@ -11,26 +11,25 @@ GB = 10**9
 class Status(enum.StrEnum):
     """The result of a check."""
 
+    # Nothing is wrong
     OK = "ok"
-    """Nothing is wrong."""
+    # Runs work, but they may be slower, lack a feature that was requested, or end early
     WARNING = "warning"
-    """Runs work, but they may be slower, lack a feature that was requested, or end early."""
+    # Runs fail
     FAIL = "fail"
-    """Runs fail."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
     """Finding of a check."""
 
+    # Name of the thing that was checked
     name: str
-    """Name of the thing that was checked."""
+    # Measured value, as text for the user
     figure: str
-    """Measured value, as text for the user."""
     status: Status = Status.OK
-    """The result."""
+    # The fix; empty if the status is ok
     fix: str = ""
-    """The fix; empty if the status is ok."""
 
 
 def dotted(version: tuple[int, int]) -> str:

@@ -16,8 +16,8 @@ from mjlab_dist.machine.processes import run_program
 # Minimum share of memory that is free on an unused GPU; the driver and a screen may use the rest
 UNUSED_SHARE = 0.9
 
+# The distribution of Warp
 WARP = "warp-lang"
-"""The distribution of Warp."""
 
 # Program that takes the path of Warp's library, and prints for which version of CUDA the library was built: 12040 for
 # 12.4, 0 without CUDA.
@@ -26,11 +26,11 @@ TOOLKIT = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).wp_cuda_toolkit_ve
 # Timeout, in seconds, for loading Warp's library, a file of 300 MB
 WARP_TIMEOUT_S = 10.0
 
+# Where to find packages for CUDA versions that the package index does not have
 SOURCES = {
     "torch": "https://pytorch.org/get-started",
     WARP: "its +cuXX wheels at https://github.com/NVIDIA/warp/releases",
 }
-"""Where to find packages for CUDA versions that the package index does not have."""
 
 # Oldest branch of the NVIDIA driver, such as R525, for each major version of CUDA
 DRIVERS = {12: 525, 13: 580}

@@ -28,8 +28,8 @@ from mjlab_dist.machine.wandb_check import check_wandb
 from mjlab_dist.rank_logs import chosen_log_dir
 from mjlab_dist.wording import byte_size
 
+# The distribution whose requirements the installed packages must meet
 PACKAGE = "mjlab-dist"
-"""The distribution whose requirements the installed packages must meet."""
 
 # Shared memory for the semaphores of a launch, in bytes: ten and two per rank, with a page each
 SEMAPHORES_BYTES = 256 * 1024
@@ -38,11 +38,11 @@ SEMAPHORES_BYTES = 256 * 1024
 # has free space.
 NEEDED_BYTES = 10**6
 
+# Free space below which a run may fill the disk
 LOW_BYTES = GB
-"""Free space below which a run may fill the disk."""
 
+# Free space that compiled kernels or temporary files may need; the kernels of this package's tasks take 13 MB
 LOW_CACHE_BYTES = 200 * 10**6
-"""Free space that compiled kernels or temporary files may need; the kernels of this package's tasks take 13 MB."""
 
 MORE = "uv run mjlab-dist doctor checks more"
 

@@ -20,24 +20,24 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import psutil
 
+# Prefix of the names of temporary directories. The name of the launch follows: it starts with a process ID.
 TEMPORARY = "mjlab-dist-launch-"
-"""Prefix of the names of temporary directories. The name of the launch follows: it starts with a process ID."""
 
 # Flags that open a directory, but refuse other files, such as a link that another user has put in its place
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
+# Environment variable whose value is the name of a launch. The processes of the launch inherit this value. Other
+# descendants of the launcher do not have it.
 LAUNCH = "MJLAB_DIST_LAUNCH"
-"""Environment variable whose value is the name of a launch. The processes of the launch inherit this value. Other
-descendants of the launcher do not have it."""
 
 # Part of the command of multiprocessing's resource tracker. Each agent starts such a process.
 TRACKER = "multiprocessing.resource_tracker"
 
+# Maximum time to wait for killed processes to end, in seconds
 PATIENCE_S = 5.0
-"""Maximum time to wait for killed processes to end, in seconds."""
 
+# Operation of prctl(2) that sets the signal a process receives when the thread that started it ends
 PR_SET_PDEATHSIG = 1
-"""Operation of prctl(2) that sets the signal a process receives when the thread that started it ends."""
 
 
 def die_with_parent() -> None:

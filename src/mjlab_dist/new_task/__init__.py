@@ -36,8 +36,8 @@ from mjlab_dist.new_task.source import (
 from mjlab_dist.new_task.trial import try_task
 from mjlab_dist.new_task.urdf import convert
 
+# Folder of the tasks in a checkout of this project
 TASKS = Path("tasks", "mjlab_dist_tasks")
-"""Folder of the tasks in a checkout of this project."""
 
 # Maximum number of times that a task is tested again with larger buffers
 MAX_RETRIES = 3
@@ -50,22 +50,22 @@ HEADER = f'[project.entry-points."{registry.GROUP}"]'
 class NewTask:
     """A created task."""
 
+    # Name of the task
     task: str
-    """Name of the task."""
+    # Folder of its files: the package, or the project that contains the package
     folder: Path
-    """Folder of its files: the package, or the project that contains the package."""
+    # Folder of config.py
     package: Path
-    """Folder of config.py."""
+    # Whether the task was added to a checkout of this project; otherwise it is a package to install
     is_in_checkout: bool
-    """Whether the task was added to a checkout of this project; otherwise it is a package to install."""
+    # The robot in the MJCF
     robot: Robot
-    """The robot in the MJCF."""
+    # Files that the MJCF names by an absolute path. They were not copied.
     apart: list[Path]
-    """Files that the MJCF names by an absolute path. They were not copied."""
+    # Config of the task; None if the task's config.py cannot be imported
     config: TrainConfig | None
-    """Config of the task; None if the task's ``config.py`` cannot be imported."""
+    # What is wrong with the task, in one line; empty if the task is ready
     problem: str
-    """What is wrong with the task, in one line; empty if the task is ready."""
 
 
 def create(

@@ -40,16 +40,16 @@ Kind = Literal["position", "velocity", "effort", "muscle"]
 class Block:
     """Actuators of one kind that one action block drives."""
 
+    # Regular expressions that match the names of the actuators
     actuators: tuple[str, ...]
-    """Regular expressions that match the names of the actuators."""
+    # The quantity that the actuator input sets
     kind: Kind
-    """The quantity that the actuator input sets."""
+    # Input per unit of action
     scale: float
-    """Input per unit of action."""
+    # Input at action 0; "home" is the position of the joint in the start state
     offset: float | Literal["home"]
-    """Input at action 0; "home" is the position of the joint in the start state."""
+    # Whether actions are clipped to [-1, 1]. Without clipping, large actions could make the physics unstable.
     is_clipped: bool = False
-    """Whether actions are clipped to [-1, 1]. Without clipping, large actions could make the physics unstable."""
 
 
 def find_blocks(
@@ -119,12 +119,12 @@ def _block_of(blocks: Mapping[str, Block], actuator: str) -> Block | None:
 class Inputs(NamedTuple):
     """Numbers that convert actions to the inputs of all actuators."""
 
+    # Inputs at action 0, (nu,)
     offsets: NDArray[np.float64]
-    """Inputs at action 0, (nu,)."""
+    # Change of the inputs per unit of action, (nu,)
     scales: NDArray[np.float64]
-    """Change of the inputs per unit of action, (nu,)."""
+    # Actions are clipped to plus and minus this value, (nu,)
     bounds: NDArray[np.float64]
-    """Actions are clipped to plus and minus this value, (nu,)."""
 
     def of(self, actions: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the inputs for actions, (nu,)."""

@@ -20,11 +20,11 @@ GRAVITY_M_S2 = 9.81
 # Maximum penetration of the ground at the start. If a robot is deeper in the ground, it is lifted.
 TOLERATED_DEPTH_M = 0.01
 
+# Minimum cosine of the angle between the z axis of an upright body and the vertical
 UPRIGHT = 0.8
-"""Minimum cosine of the angle between the z axis of an upright body and the vertical."""
 
+# A robot has fallen if the ground clearance of its base is below this share of the clearance at the start
 FALLEN_SHARE = 0.2
-"""A robot has fallen if the ground clearance of its base is below this share of the clearance at the start."""
 
 # Maximum distance from the origin of a standing robot's base to the lowest point of the base, as a share of the
 # height of the origin above the ground.
@@ -46,26 +46,26 @@ FROUDE = 0.25
 class Base:
     """The base of a robot that moves: a floating base, or a base on slide joints and hinges, as in a planar robot."""
 
+    # Name of the free joint, or, if there is none, of the slide joint along which the robot moves forward
     joint: str
-    """Name of the free joint, or, if there is none, of the slide joint along which the robot moves forward."""
+    # Whether the joint is a free joint
     is_free: bool
-    """Whether the joint is a free joint."""
+    # Name of the vertical slide joint, if there is one
     height_joint: str | None
-    """Name of the vertical slide joint, if there is one."""
+    # Names of the hinges of the base that have a horizontal axis
     tilt_joints: tuple[str, ...]
-    """Names of the hinges of the base that have a horizontal axis."""
+    # Whether the robot can fall: gravity acts on it, it can move vertically, and it does not swim
     can_fall: bool
-    """Whether the robot can fall: gravity acts on it, it can move vertically, and it does not swim."""
+    # Whether the z axis of the base points up at the start
     is_upright: bool
-    """Whether the z axis of the base points up at the start."""
+    # Height by which the robot must be lifted, because it penetrates the ground in the start state; 0 if it penetrates
+    # the ground by at most TOLERATED_DEPTH_M.
     rise_m: float
-    """Height by which the robot must be lifted, because it penetrates the ground in the start state; 0 if it penetrates
-    the ground by at most ``TOLERATED_DEPTH_M``."""
+    # Minimum height of the base of a robot that has not fallen; without a free joint, minimum position of the vertical
+    # slide joint. None if the origin of the base is near the ground, as for a mobile base: it does not sink in a fall.
     min_height_m: float | None
-    """Minimum height of the base of a robot that has not fallen; without a free joint, minimum position of the vertical
-    slide joint. None if the origin of the base is near the ground, as for a mobile base: it does not sink in a fall."""
+    # Walking speed for a robot of this height; for a robot that swims, half its length per second
     speed_m_s: float
-    """Walking speed for a robot of this height; for a robot that swims, half its length per second."""
 
 
 def find_base(model: mujoco.MjModel, start: mujoco.MjData, root: Sequence[int]) -> Base:

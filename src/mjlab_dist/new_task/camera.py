@@ -20,21 +20,21 @@ ASPECT = VIDEO_SIZE[0] / VIDEO_SIZE[1]
 # Minimum share of the corners of a robot's bounding boxes that a camera must show
 MIN_INSIDE = 0.8
 
+# Minimum size of the robot in the picture, as a share of the picture's height
 MIN_SIZE = 0.02
-"""Minimum size of the robot in the picture, as a share of the picture's height."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class View:
     """The part of the scene that a camera must show."""
 
+    # Center of this part
     center_m: tuple[float, float, float]
-    """Center of this part."""
+    # Diagonal of the box around this part
     extent_m: float
-    """Diagonal of the box around this part."""
+    # Height of the lowest point of this part and of all fixed geoms, on which the robot stands; None without fixed
+    # geoms.
     stand_m: float | None
-    """Height of the lowest point of this part and of all fixed geoms, on which the robot stands; None without fixed
-    geoms."""
 
 
 def find_view(model: mujoco.MjModel, start: mujoco.MjData) -> View:

@@ -22,12 +22,12 @@ ROOTS = ("mujoco", "mujocoinclude", "robot")
 class Files(NamedTuple):
     """An MJCF and all files that it refers to."""
 
+    # The files to copy, with the MJCF first
     to_copy: list[Path]
-    """The files to copy, with the MJCF first."""
+    # Files named by an absolute path; these are not copied
     apart: list[Path]
-    """Files named by an absolute path; these are not copied."""
+    # Deepest folder that contains all files to copy, and all folders that relative paths in the MJCF pass through
     base: Path
-    """Deepest folder that contains all files to copy, and all folders that relative paths in the MJCF pass through."""
 
 
 def find_files(mjcf: Path) -> Files:
@@ -136,8 +136,8 @@ class _Place(NamedTuple):
 
     path: Path
     is_absolute: bool
+    # The highest folder in a relative path: for ../robot/arm.obj, the folder that contains the folder robot
     top: Path
-    """The highest folder in a relative path: for ../robot/arm.obj, the folder that contains the folder robot."""
 
 
 def _locate(name: str, bases: tuple[Path, ...], folders: list[str]) -> _Place | None:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     import mujoco
     from numpy.typing import NDArray
 
+# Goal of a task
 Goal = Literal["walk", "reach", "balance", "swing-up", "hold", "none"]
-"""Goal of a task."""
 
 # Maximum number of joints without a motor in a pendulum
 MAX_PASSIVE = 3
@@ -44,45 +44,45 @@ PAD_SHARE = 0.15
 # Number of random poses of the arm from which the ranges of targets are computed
 NUM_REACHED = 500
 
+# Maximum difference between the position of a hinge in a random pose and in the start state
 REACH_RAD = 0.7
-"""Maximum difference between the position of a hinge in a random pose and in the start state."""
 
+# Maximum difference between the position of a slide joint in a random pose and in the start state
 REACH_M = 0.3
-"""Maximum difference between the position of a slide joint in a random pose and in the start state."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pendulum:
     """A chain of joints whose last link is balanced or swung up."""
 
+    # The last link
     body: int
-    """The last link."""
+    # Names of the slide joints of the chain
     slides: tuple[str, ...]
-    """Names of the slide joints of the chain."""
+    # Names of the hinges of the chain
     hinges: tuple[str, ...]
-    """Names of the hinges of the chain."""
+    # Minimum height of the last link's center of mass
     low_m: float
-    """Minimum height of the last link's center of mass."""
+    # Maximum height of the last link's center of mass
     high_m: float
-    """Maximum height of the last link's center of mass."""
+    # Height of the last link's center of mass in the start state
     start_m: float
-    """Height of the last link's center of mass in the start state."""
+    # Whether the pendulum has a single joint, with a motor that is strong enough to hold the pendulum in any pose
     can_hold: bool
-    """Whether the pendulum has a single joint, with a motor that is strong enough to hold the pendulum in any pose."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EndEffector:
     """The point of an arm that reaches for targets."""
 
+    # The body that the point is fixed to: the body of the site or, without a site, the last link of the arm
     body: int
-    """The body that the point is fixed to: the body of the site or, without a site, the last link of the arm."""
+    # Name of the site at this point; None if the MJCF has none, and none was added
     site: str | None
-    """Name of the site at this point; None if the MJCF has none, and none was added."""
+    # Position of the point in the frame of the body, in m
     pos: tuple[float, float, float]
-    """Position of the point in the frame of the body, in m."""
+    # Ranges of x, y and z of targets in the world frame, in m
     box: tuple[tuple[float, float], tuple[float, float], tuple[float, float]]
-    """Ranges of x, y and z of targets in the world frame, in m."""
 
 
 def possible_goals(

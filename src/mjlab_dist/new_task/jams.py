@@ -21,11 +21,11 @@ TOUCHING_M = 1e-3
 # Number of random poses in which contacts are looked for
 NUM_POSES = 64
 
+# Change of a hinge that counts as motion, in rad
 REACH_RAD = 0.1
-"""Change of a hinge that counts as motion, in rad."""
 
+# Change of a slide joint that counts as motion, in m
 REACH_M = 0.01
-"""Change of a slide joint that counts as motion, in m."""
 
 # Time in which an action of 1 or -1 must move a joint, in simulated seconds
 MOVED_S = 5.0

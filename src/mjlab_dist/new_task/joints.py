@@ -20,10 +20,10 @@ MAX_DAMPING = 1e6
 class Trees(NamedTuple):
     """Robots and other objects with hinges or slide joints, named after their first body or joint."""
 
+    # Names of the robots with motors. The base and the goal belong to one of these robots.
     driven: tuple[str, ...]
-    """Names of the robots with motors. The base and the goal belong to one of these robots."""
+    # Names of the other robots and objects
     idle: tuple[str, ...]
-    """Names of the other robots and objects."""
 
 
 def find_root(model: mujoco.MjModel) -> list[int]:

@@ -16,49 +16,48 @@ if TYPE_CHECKING:
 # Type of a free joint, `mujoco.mjtJoint.mjJNT_FREE`
 FREE = 0
 
+# Name of the keyframe for a start pose that was found by simulation
 HOME = "home"
-"""Name of the keyframe for a start pose that was found by simulation."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lacks:
     """Parts that an MJCF lacks and that a config or a video needs."""
 
+    # Names for joints without one, by their index in mujoco.MjSpec.joints
     joint_names: dict[int, str] = field(default_factory=dict)
-    """Names for joints without one, by their index in ``mujoco.MjSpec.joints``."""
+    # Names for actuators without one, by their index in mujoco.MjSpec.actuators
     actuator_names: dict[int, str] = field(default_factory=dict)
-    """Names for actuators without one, by their index in ``mujoco.MjSpec.actuators``."""
+    # Name for the first keyframe, if it is the start state and has no name
     keyframe_name: str | None = None
-    """Name for the first keyframe, if it is the start state and has no name."""
+    # Names for bodies without one that the config or model.py refers to, by their index in mujoco.MjSpec.bodies
     body_names: dict[int, str] = field(default_factory=dict)
-    """Names for bodies without one that the config or ``model.py`` refers to, by their index in
-    ``mujoco.MjSpec.bodies``."""
+    # Positions of all joints in a start pose that was found by simulation; empty if no pose was found this way
     home: tuple[float, ...] = ()
-    """Positions of all joints in a start pose that was found by simulation; empty if no pose was found this way."""
+    # Names of the root bodies of arms with torque motors that sag at action 0. For these bodies and all bodies below
+    # them, model.py compensates gravity.
     weightless: tuple[str, ...] = ()
-    """Names of the root bodies of arms with torque motors that sag at action 0. For these bodies and all bodies below
-    them, ``model.py`` compensates gravity."""
+    # Indices of constraints that attach a robot without actuators to a mocap body. model.py disables these constraints,
+    # because the added motors move the robot.
     mocap_welds: tuple[int, ...] = ()
-    """Indices of constraints that attach a robot without actuators to a mocap body. ``model.py`` disables these
-    constraints, because the added motors move the robot."""
+    # Names of two bodies that touch and whose contact no joint can open, for each such pair. model.py must exclude the
+    # contact, because it would hold the joints.
     touching: tuple[tuple[str, str], ...] = ()
-    """Names of two bodies that touch and whose contact no joint can open, for each such pair. ``model.py`` must exclude
-    the contact, because it would hold the joints."""
+    # Body of the end effector, and the name and position of its site in the frame of the body, if the MJCF has no such
+    # site.
     end_site: tuple[str, str, tuple[float, float, float]] | None = None
-    """Body of the end effector, and the name and position of its site in the frame of the body, if the MJCF has no such
-    site."""
+    # Name for a body that shows the target of the end effector, if there is an end effector
     target: str = ""
-    """Name for a body that shows the target of the end effector, if there is an end effector."""
+    # Name for a floor, if a robot that can fall has no ground. The robot would fall forever.
     ground: str = ""
-    """Name for a floor, if a robot that can fall has no ground. The robot would fall forever."""
+    # Name for a floor, if a robot that is fixed to the world has none. Videos then show a floor.
     backdrop: str = ""
-    """Name for a floor, if a robot that is fixed to the world has none. Videos then show a floor."""
+    # Name for the texture and material of the floor
     tiles: str = ""
-    """Name for the texture and material of the floor."""
+    # Name for a new camera, if the first camera of the MJCF does not show the robot, or there is none
     camera: str = ""
-    """Name for a new camera, if the first camera of the MJCF does not show the robot, or there is none."""
+    # Name for a light, if there is none
     light: str = ""
-    """Name for a light, if there is none."""
 
     def __bool__(self) -> bool:
         """Return whether anything is missing."""

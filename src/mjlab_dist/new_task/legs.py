@@ -25,14 +25,14 @@ SOLE = 0.02
 class Leg:
     """A leg."""
 
+    # Driven joints of the leg, from the base to the foot
     joints: tuple[int, ...]
-    """Driven joints of the leg, from the base to the foot."""
+    # The body that the last joint moves
     body: int
-    """The body that the last joint moves."""
+    # Center of the lowest points of the foot in the frame of body, in m, (3,)
     sole: NDArray[np.float64]
-    """Center of the lowest points of the foot in the frame of ``body``, in m, (3,)."""
+    # Distance from this center to the farthest of the lowest points
     size_m: float
-    """Distance from this center to the farthest of the lowest points."""
 
 
 def find_legs(model: mujoco.MjModel, data: mujoco.MjData, base: int, joints: Sequence[int]) -> list[Leg]:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 # Minimum timestep. With a smaller one, a control step of 20 ms would take more than 200 physics steps.
 MIN_TIMESTEP_S = 1e-4
 
+# Maximum timestep. Robots with contacts usually need a timestep that is several times smaller.
 MAX_TIMESTEP_S = 0.05
-"""Maximum timestep. Robots with contacts usually need a timestep that is several times smaller."""
 
 
 def load(flag: str, mjcf: Path) -> tuple[mujoco.MjSpec, mujoco.MjModel]:

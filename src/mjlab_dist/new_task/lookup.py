@@ -12,8 +12,8 @@ from mjlab_dist.wording import did_you_mean, listed
 # Suffixes of the files of robots, in order of preference
 SUFFIXES = (".xml", ".urdf")
 
+# Modules of robot_descriptions with the URDF of a robot, in order of preference
 MODULES = ("{name}_description", "{name}")
-"""Modules of robot_descriptions with the URDF of a robot, in order of preference."""
 
 
 def find_robot(name: str, directory: Path | None) -> Path:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     import mujoco
     from numpy.typing import NDArray
 
+# Effort limit divided by the load of a joint
 MARGIN = 2.0
-"""Effort limit divided by the load of a joint."""
 
 # `MARGIN` for the joints of legs. It is smaller, because the load of a bent leg is overestimated.
 LEG_MARGIN = 1.5

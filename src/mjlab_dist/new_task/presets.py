@@ -13,15 +13,15 @@ from mjlab_dist.config import ActuatorConfig
 class Preset:
     """The motors of a robot."""
 
+    # Maker and name of the robot
     label: str
-    """Maker and name of the robot."""
+    # A robot can have this preset if one of its names, such as its file name, contains this word. The word consists of
+    # lowercase letters, digits and underscores.
     name: str
-    """A robot can have this preset if one of its names, such as its file name, contains this word. The word consists of
-    lowercase letters, digits and underscores."""
+    # Where the parameters were published
     source: str
-    """Where the parameters were published."""
+    # Groups of motors by name. Their joints are given as regular expressions.
     motors: dict[str, ActuatorConfig]
-    """Groups of motors by name. Their joints are given as regular expressions."""
 
 
 def find_preset(names: Iterable[str], joints: Iterable[str]) -> Preset | None:

@@ -49,70 +49,70 @@ SLIDE = 2
 class Observed:
     """The joints that the policy observes."""
 
+    # Names of the joints whose positions are observed
     positions: tuple[str, ...]
-    """Names of the joints whose positions are observed."""
+    # Names of the hinges that can turn by 360 degrees or more. The sine and cosine of their positions are observed.
     angles: tuple[str, ...]
-    """Names of the hinges that can turn by 360 degrees or more. The sine and cosine of their positions are observed."""
+    # Whether positions contains all hinges and slide joints of the model
     are_all: bool
-    """Whether ``positions`` contains all hinges and slide joints of the model."""
+    # Names of the ball joints, whose quaternions and angular velocities are observed
     balls: tuple[str, ...]
-    """Names of the ball joints, whose quaternions and angular velocities are observed."""
+    # Whether the model has soft bodies; their joints are neither observed nor randomized at the start
     is_soft: bool
-    """Whether the model has soft bodies; their joints are neither observed nor randomized at the start."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Robot:
     """The properties of an MJCF that determine the config of its task."""
 
+    # Goal of the task
     goal: Goal
-    """Goal of the task."""
+    # All goals that the robot can have
     goals: tuple[Goal, ...]
-    """All goals that the robot can have."""
+    # The base of a robot that moves; None if it is fixed to the world
     base: Base | None
-    """The base of a robot that moves; None if it is fixed to the world."""
+    # The pendulum, for the goals balance and swing-up; None for other goals
     pendulum: Pendulum | None
-    """The pendulum, for the goals balance and swing-up; None for other goals."""
+    # Name of the last link of the pendulum
     pendulum_body: str
-    """Name of the last link of the pendulum."""
+    # The end effector, for the goal reach, with the name of its site; None for other goals
     end: EndEffector | None
-    """The end effector, for the goal reach, with the name of its site; None for other goals."""
+    # Names of the driven hinge and slide joints
     joints: tuple[str, ...]
-    """Names of the driven hinge and slide joints."""
+    # The robots in the MJCF, and other objects with joints
     trees: Trees
-    """The robots in the MJCF, and other objects with joints."""
+    # The joints that the policy observes
     observed: Observed
-    """The joints that the policy observes."""
+    # Action blocks by name
     blocks: dict[str, Block]
-    """Action blocks by name."""
+    # Joints that actions do not move, with the reasons
     jams: dict[str, str]
-    """Joints that actions do not move, with the reasons."""
+    # Motors to add, by name of the group of joints; empty if those of the MJCF are used
     motors: dict[str, ActuatorConfig]
-    """Motors to add, by name of the group of joints; empty if those of the MJCF are used."""
+    # The published motors among the added ones; None if all are estimates, or no motors are added
     preset: Preset | None
-    """The published motors among the added ones; None if all are estimates, or no motors are added."""
+    # Parts that the MJCF lacks
     lacks: Lacks
-    """Parts that the MJCF lacks."""
+    # Keyframe that episodes start from
     keyframe: str | None
-    """Keyframe that episodes start from."""
+    # Whether the robot stands in the start pose that was found by simulation; None if the start pose is that of the
+    # MJCF.
     stands: bool | None
-    """Whether the robot stands in the start pose that was found by simulation; None if the start pose is that of the
-    MJCF."""
+    # The view that a camera must show
     view: View
-    """The view that a camera must show."""
+    # Substeps per control step
     decimation: int
-    """Substeps per control step."""
+    # Control steps per second
     control_hz: float
-    """Control steps per second."""
+    # Whether the MJCF uses the solver PGS, which MuJoCo Warp does not support
     has_pgs: bool
-    """Whether the MJCF uses the solver PGS, which MuJoCo Warp does not support."""
+    # The integrator of the MJCF, if the task replaces it by implicitfast; None if the task keeps it. The task replaces
+    # Euler if motors are added, because Euler is less stable with them, and RK4, because it takes four times as long.
     integrator: Literal["euler", "rk4"] | None
-    """The integrator of the MJCF, if the task replaces it by implicitfast; None if the task keeps it. The task replaces
-    Euler if motors are added, because Euler is less stable with them, and RK4, because it takes four times as long."""
+    # Constraint rows to allocate per env
     njmax: int
-    """Constraint rows to allocate per env."""
+    # Contacts to allocate per env
     nconmax: int
-    """Contacts to allocate per env."""
 
 
 def examine(mjcf: Path, flag: str | None = None, goal: Goal | None = None, *, names: Sequence[str] = ()) -> Robot:

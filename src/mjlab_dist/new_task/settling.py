@@ -40,16 +40,16 @@ SAGGED_M = 0.05
 class Actuation:
     """Motors and start pose of a robot."""
 
+    # Action blocks by name
     blocks: dict[str, Block]
-    """Action blocks by name."""
+    # Motors to add, by name of the group of joints; empty if those of the MJCF are used
     motors: dict[str, ActuatorConfig]
-    """Motors to add, by name of the group of joints; empty if those of the MJCF are used."""
+    # Positions of all joints in the start pose; empty if the start pose is that of the MJCF
     home: tuple[float, ...] = ()
-    """Positions of all joints in the start pose; empty if the start pose is that of the MJCF."""
+    # Whether the robot stands in the pose home for SETTLED_S; None if home is empty
     stands: bool | None = None
-    """Whether the robot stands in the pose ``home`` for ``SETTLED_S``; None if ``home`` is empty."""
+    # Whether a robot that is fixed to the world, and has torque motors, sags at action 0
     sags: bool = False
-    """Whether a robot that is fixed to the world, and has torque motors, sags at action 0."""
 
 
 def actuate(spec: mujoco.MjSpec, root: Sequence[int], joints: Sequence[int], preset: Preset | None) -> Actuation:

@@ -21,27 +21,27 @@ STRAIGHT = 0.8
 # Hip heights to try, as shares of the height with straight legs: True for one or two legs, False for more
 HEIGHTS = {True: (0.93, 0.88, 0.97), False: (0.7, 0.8, 0.9)}
 
+# Time for which the robot must not fall, in simulated seconds
 SETTLED_S = 2.0
-"""Time for which the robot must not fall, in simulated seconds."""
 
 # Minimum height of the base of a standing robot, as a share of its height in the pose
 SUNK = 0.75
 
+# Minimum cosine of the angle by which the base of a standing robot has tilted
 UPRIGHT = 0.9
-"""Minimum cosine of the angle by which the base of a standing robot has tilted."""
 
 # Minimum number of joints of a leg that can keep its foot level
 FULL_ORIENTATION = 5
 
+# Number of steps of the search for the joint positions
 NUM_STEPS = 60
-"""Number of steps of the search for the joint positions."""
 
 # Weight of a joint's distance from the reference pose, in rad. The error of a foot's position, in leg lengths, has
 # the weight 1.
 KEEP = 0.03
 
+# Weight of the tilt of a foot. The error of a foot's position, in leg lengths, has the weight 1.
 LEVEL = 0.3
-"""Weight of the tilt of a foot. The error of a foot's position, in leg lengths, has the weight 1."""
 
 # Number of poses from which the search for the legs' joint positions starts
 NUM_STARTS = 6

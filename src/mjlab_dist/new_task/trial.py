@@ -18,8 +18,8 @@ from mjlab_dist.places import describe
 if TYPE_CHECKING:
     from mjlab_dist.check.checks import Check
 
+# Number of envs that are stepped
 NUM_ENVS = 8
-"""Number of envs that are stepped."""
 
 
 def try_task(names: Names, parent: Path) -> tuple[TrainConfig | None, list[Check]]:

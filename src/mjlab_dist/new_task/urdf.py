@@ -19,11 +19,11 @@ from mjlab_dist.new_task.loading import load, read
 # Folder of the meshes, next to the MJCF
 MESHES = "meshes"
 
+# Name of the free joint that --floating adds
 ROOT = "root"
-"""Name of the free joint that ``--floating`` adds."""
 
+# Attributes of the element inertia
 MOMENTS = ("ixx", "ixy", "ixz", "iyy", "iyz", "izz")
-"""Attributes of the element ``inertia``."""
 
 # A URDF with a single mesh, to try whether MuJoCo can use it
 ONE_MESH = """

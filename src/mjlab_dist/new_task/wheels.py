@@ -16,8 +16,8 @@ from mjlab_dist.new_task.rounding import rounded
 if TYPE_CHECKING:
     import mujoco
 
+# Maximum cosine of the angle between the axis of a wheel and the vertical
 LEVEL = 0.2
-"""Maximum cosine of the angle between the axis of a wheel and the vertical."""
 
 # Maximum distance between the axis and the center of a wheel, as a share of the wheel's radius
 CENTERED = 0.1
@@ -36,10 +36,10 @@ LAG = 0.25
 class Wheel:
     """A wheel that supports a robot."""
 
+    # Radius of the wheel
     radius_m: float
-    """Radius of the wheel."""
+    # 1 if the robot moves forward at a positive velocity of the joint, else -1
     direction: int
-    """1 if the robot moves forward at a positive velocity of the joint, else -1."""
 
 
 def find_wheels(model: mujoco.MjModel, start: mujoco.MjData, base: int, joints: Sequence[int]) -> dict[int, Wheel]:

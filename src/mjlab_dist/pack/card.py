@@ -14,6 +14,7 @@ from mjlab_dist.config.serialization import to_plain
 from mjlab_dist.pack_file import CARD, CHECKPOINT, MANIFEST, ONNX
 from mjlab_dist.run_dir import CONFIG_FILE, METRICS_FILE, PROVENANCE_FILE
 
+# Contents of each file of a pack
 FILES = {
     CONFIG_FILE: "all fields of the run's config, except directories and addresses of the machine that trained",
     CHECKPOINT: "policy and value function with their normalizers; torch.load reads this file",
@@ -23,8 +24,8 @@ FILES = {
     MANIFEST: "format of this file",
     CARD: "this page",
 }
-"""Contents of each file of a pack."""
 
+# Metadata for sites that list models, such as Hugging Face
 HEAD = """---
 library_name: mjlab_dist
 tags:
@@ -33,27 +34,25 @@ tags:
 - mujoco
 ---
 """
-"""Metadata for sites that list models, such as Hugging Face."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Packed:
     """Contents of a pack, for its card."""
 
+    # Name of the pack
     file: str
-    """Name of the pack."""
     config: TrainConfig
-    """The run's config."""
+    # Name of the checkpoint, such as model_300
     checkpoint: str
-    """Name of the checkpoint, such as model_300."""
+    # Number of iterations of training until the checkpoint
     iteration: int
-    """Number of iterations of training until the checkpoint."""
+    # The run's provenance; empty if it has none
     provenance: Mapping[str, Any]
-    """The run's provenance; empty if it has none."""
+    # Rows of the run's metrics
     rows: Sequence[Mapping[str, Any]]
-    """Rows of the run's metrics."""
+    # Description of the exported policy; None if it was not exported
     description: Mapping[str, Any] | None
-    """Description of the exported policy; None if it was not exported."""
 
 
 def card(packed: Packed) -> str:

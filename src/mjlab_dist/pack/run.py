@@ -43,13 +43,9 @@ class Source:
     """A run to pack, and the file to write."""
 
     run_dir: Path
-    """The run directory."""
     config: TrainConfig
-    """Its config."""
     checkpoint: Path
-    """The checkpoint."""
     output: Path
-    """The file to write."""
 
 
 def find_source(run: str, config: PackConfig) -> Source:

@@ -18,14 +18,14 @@ from mjlab_dist.wording import listed
 # Fields of PlayConfig that change only the video or the strip (a picture of frames side by side)
 VIDEO_FIELDS = frozenset({"env", "camera", "width", "height"})
 
+# Default width and height of a video, in pixels
 VIDEO_SIZE = (848, 480)
-"""Default width and height of a video, in pixels."""
 
 # Default width and height of a strip, in pixels
 STRIP_SIZE = (1200, 200)
 
+# Default simulated time that a strip shows, in s
 STRIP_S = 3.0
-"""Default simulated time that a strip shows, in s."""
 
 # Minimum width and height of a picture, in pixels
 MIN_PIXELS = 16

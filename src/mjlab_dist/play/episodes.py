@@ -27,17 +27,17 @@ from mjlab_dist.play.video import Strip, Video
 class PlayResult:
     """Returns, lengths, reasons for ending and metrics of the played episodes."""
 
+    # The checkpoint that was played
     checkpoint: Path
-    """The checkpoint that was played."""
+    # Return of each episode, in the order in which they ended
     returns: list[float]
-    """Return of each episode, in the order in which they ended."""
+    # Control steps of each episode
     lengths: list[int]
-    """Control steps of each episode."""
+    # Means over the episodes, by name: metrics, and for each termination/<reason> the share of the episodes that ended
+    # for this reason. Empty if no episode ended.
     outcomes: dict[str, float]
-    """Means over the episodes, by name: metrics, and for each ``termination/<reason>`` the share of the episodes that
-    ended for this reason. Empty if no episode ended."""
+    # Time between two frames of the strip, in s; None without a strip
     frame_interval_s: float | None = None
-    """Time between two frames of the strip, in s; None without a strip."""
 
 
 def load_env_and_policy(train_config: TrainConfig, checkpoint: Path, num_envs: int, seed: int) -> tuple[Env, MLPModel]:

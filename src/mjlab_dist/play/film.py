@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 # Number added to the process's niceness. If ranks use every core, the process gets about a tenth of one core.
 NICENESS = 10
 
+# Interval between checks for a new checkpoint, in seconds
 POLL_S = 1.0
-"""Interval between checks for a new checkpoint, in seconds."""
 
 # Maximum number of frames of an animation for TensorBoard. It is low because a GIF is much larger than a video.
 MAX_ANIMATION_FRAMES = 100

@@ -29,21 +29,21 @@ DUMP_FPS = 10
 class Replayed:
     """A step that led to a number that is not finite, and its repetition."""
 
+    # Id of the env in the run
     env_id: int
-    """Id of the env in the run."""
+    # Index of the step in the rollout, from 1; 0 if the number occurred before the first step
     step: int
-    """Index of the step in the rollout, from 1; 0 if the number occurred before the first step."""
+    # Names of the quantities that were not finite, by kind
     names: dict[str, list[str]]
-    """Names of the quantities that were not finite, by kind."""
+    # The policy's output, by actuator; empty if step is 0
     action: dict[str, float]
-    """The policy's output, by actuator; empty if step is 0."""
+    # Positions and velocities by joint. Three values each: before the step, after the step in the run, and after the
+    # repetition of the step.
     state: dict[str, tuple[float, ...]]
-    """Positions and velocities by joint. Three values each: before the step, after the step in the run, and after the
-    repetition of the step."""
+    # Whether the step ended an episode in the run, so that the state after it belongs to a new episode
     ended: bool
-    """Whether the step ended an episode in the run, so that the state after it belongs to a new episode."""
+    # Whether the repetition also leads to a number that is not finite
     reproduced: bool
-    """Whether the repetition also leads to a number that is not finite."""
 
 
 def replay(train_config: TrainConfig, path: Path, config: PlayConfig) -> list[Replayed]:

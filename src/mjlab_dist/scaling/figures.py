@@ -10,11 +10,11 @@ from typing import Literal
 
 from mjlab_dist.scaling.rank import IterationTimes, RankTimes
 
+# weak: all runs have the same number of envs per rank. strong: all runs have the same total number of envs.
 Mode = Literal["weak", "strong"]
-"""weak: all runs have the same number of envs per rank. strong: all runs have the same total number of envs."""
 
+# Number of iterations at the start that are not counted, because they warm up caches and choose kernels
 SKIPPED = 2
-"""Number of iterations at the start that are not counted, because they warm up caches and choose kernels."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,29 +22,27 @@ class Shares:
     """Shares of the time of an iteration, means over ranks. They add up to 1."""
 
     physics: float
-    """Physics."""
+    # Observations, rewards, resets and everything else of a control step
     env: float
-    """Observations, rewards, resets and everything else of a control step."""
+    # Actions of the policy, and storing the samples
     policy: float
-    """Actions of the policy, and storing the samples."""
     update: float
-    """Policy updates."""
+    # Collectives (exchanges of data between all ranks), after the last rank has arrived
     communication: float
-    """Collectives (exchanges of data between all ranks), after the last rank has arrived."""
+    # Collectives, before the last rank has arrived: ranks wait for the slowest one
     waiting: float
-    """Collectives, before the last rank has arrived: ranks wait for the slowest one."""
+    # Metrics, loggers, and the rest
     other: float
-    """Metrics, loggers, and the rest."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reached:
     """When a run first reached a return."""
 
+    # Seconds of training
     seconds: float
-    """Seconds of training."""
+    # Control steps of all ranks
     steps: int
-    """Control steps of all ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,18 +50,17 @@ class Round:
     """Figures of one run."""
 
     num_envs: int
-    """Envs per rank."""
+    # Control steps of all ranks, per second of the whole training loop; median over iterations
     steps_per_s: float
-    """Control steps of all ranks, per second of the whole training loop; median over iterations."""
+    # Shares of the time
     shares: Shares
-    """Shares of the time."""
+    # Seconds per iteration in which each rank computes, without collectives; medians over iterations
     computing_s: list[float]
-    """Seconds per iteration in which each rank computes, without collectives; medians over iterations."""
+    # Fraction of memory in use, on the GPU where it is highest. On CPUs: fraction of a machine's memory that all its
+    # ranks use, on the machine where it is highest.
     memory_share: float
-    """Fraction of memory in use, on the GPU where it is highest. On CPUs: fraction of a machine's memory that all its
-    ranks use, on the machine where it is highest."""
+    # When the run reached the return; None if it did not, or if no return was given
     reached: Reached | None
-    """When the run reached the return; None if it did not, or if no return was given."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,13 +68,12 @@ class Row:
     """Figures for one number of ranks: medians over all rounds, unless stated otherwise."""
 
     num_ranks: int
-    """Number of ranks."""
+    # The run of each round, in the order of the rounds
     rounds: list[Round]
-    """The run of each round, in the order of the rounds."""
+    # Speed divided by the speed with the smallest number of ranks; median over the rounds
     speed_up: float
-    """Speed divided by the speed with the smallest number of ranks; median over the rounds."""
+    # Speed-up divided by the ideal one, which is the number of ranks divided by the smallest number of ranks
     efficiency: float
-    """Speed-up divided by the ideal one, which is the number of ranks divided by the smallest number of ranks."""
 
     @property
     def num_envs(self) -> int:

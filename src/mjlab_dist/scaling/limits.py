@@ -10,8 +10,8 @@ from mjlab_dist.distributed import RankDevice
 from mjlab_dist.machine.devices import cores
 from mjlab_dist.scaling.figures import Row
 
+# If no limit is found, and the efficiency is at least this value, the report states that nothing limits the ranks
 GOOD = 0.9
-"""If no limit is found, and the efficiency is at least this value, the report states that nothing limits the ranks."""
 
 MAX_COMMUNICATION = 0.15
 MAX_WAITING = 0.15
@@ -27,9 +27,9 @@ SLOW_RANK = 1.15
 # Ranks slow each other down if their computing time is at least this multiple of a single rank's
 SLOWED = 1.2
 
+# Ranks have too few envs if their computing time is at least this multiple of the expected time, which is proportional
+# to their number of envs.
 FIXED = 1.3
-"""Ranks have too few envs if their computing time is at least this multiple of the expected time, which is proportional
-to their number of envs."""
 
 
 def find_limits(mode: str, rows: Sequence[Row], config: TrainConfig, devices: Sequence[RankDevice]) -> list[str]:

@@ -15,31 +15,31 @@ from mjlab_dist.worker import joined
 class IterationTimes:
     """Times of one iteration of one rank, in s. Computing times do not include collectives."""
 
+    # From the start of the iteration to the start of the next one
     wall_s: float
-    """From the start of the iteration to the start of the next one."""
+    # Physics
     physics_s: float
-    """Physics."""
+    # Control steps without the physics
     env_s: float
-    """Control steps without the physics."""
+    # The rest of the rollout: actions of the policy, storing the samples
     policy_s: float
-    """The rest of the rollout: actions of the policy, storing the samples."""
+    # Returns, advantages and mini-batches
     update_s: float
-    """Returns, advantages and mini-batches."""
+    # Time of each collective (exchange of data between all ranks), from this rank's arrival to the end of the
+    # collective. All ranks call the collectives in the order of this list.
     waits_s: list[float]
-    """Time of each collective (exchange of data between all ranks), from this rank's arrival to the end of the
-    collective. All ranks call the collectives in the order of this list."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankTimes:
     """Times of one rank."""
 
+    # The rank, its host and its device
     info: RankInfo
-    """The rank, its host and its device."""
+    # All iterations but the last one
     iterations: list[IterationTimes]
-    """All iterations but the last one."""
+    # Memory in use at the end, in MB (10^6 bytes): of the GPU, or of this process on a CPU
     memory_mb: float
-    """Memory in use at the end, in MB (10^6 bytes): of the GPU, or of this process on a CPU."""
 
 
 def time_rank(config: TrainConfig, plan: RankPlan, control: Control) -> RankTimes:

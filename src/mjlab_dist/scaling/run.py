@@ -24,8 +24,8 @@ from mjlab_dist.scaling.figures import SKIPPED, Mode, Reached, Round, Row, as_ro
 from mjlab_dist.scaling.limits import find_limits
 from mjlab_dist.scaling.rank import RankTimes, time_rank
 
+# Interval in iterations that no run reaches, for work that should not be measured
 NEVER = 10**12
-"""Interval in iterations that no run reaches, for work that should not be measured."""
 
 # Minimum number of iterations: the skipped ones, one that is counted, and the last one, whose end is not measured
 MIN_ITERATIONS = SKIPPED + 2
@@ -35,10 +35,10 @@ MIN_ITERATIONS = SKIPPED + 2
 class Scaling:
     """Results of a measurement of scaling."""
 
+    # A row per number of ranks, by kind of scaling
     modes: dict[Mode, list[Row]]
-    """A row per number of ranks, by kind of scaling."""
+    # Limits of the run with the most ranks, by kind of scaling. Each text names a flag that helps, if there is one.
     limits: dict[Mode, list[str]]
-    """Limits of the run with the most ranks, by kind of scaling. Each text names a flag that helps, if there is one."""
 
 
 @dataclass(frozen=True, kw_only=True)

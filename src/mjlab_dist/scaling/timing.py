@@ -24,8 +24,8 @@ T = TypeVar("T")
 
 WARM_UP_STEPS = 10
 
+# Number of control steps that are measured separately if the rollout is replayed from CUDA graphs
 NUM_STEPS = 50
-"""Number of control steps that are measured separately if the rollout is replayed from CUDA graphs."""
 
 # Standard deviation of the random actions of these steps
 ACTION_STD = 0.5
@@ -35,14 +35,14 @@ ACTION_STD = 0.5
 class StepTimes:
     """Times of a control step with random actions, in s."""
 
+    # Median time of the physics within control steps
     physics_s: float
-    """Median time of the physics within control steps."""
+    # Mean time of the env's whole control step, replayed from CUDA graphs if it could be recorded
     env_step_s: float
-    """Mean time of the env's whole control step, replayed from CUDA graphs if it could be recorded."""
+    # Mean time of the env's whole control step without graphs
     env_step_eager_s: float
-    """Mean time of the env's whole control step without graphs."""
+    # Whether the control step was recorded
     is_recorded: bool
-    """Whether the control step was recorded."""
 
 
 class Stopwatch:
@@ -82,8 +82,8 @@ class _Own:
     returns_s: float
     physics_s: float
     env_step_s: float
+    # Times of collectives (exchanges between all ranks); the first one sums the previous iteration's metrics
     waits_s: list[float]
-    """Times of collectives (exchanges between all ranks); the first one sums the previous iteration's metrics."""
 
 
 class Timing(Hook):

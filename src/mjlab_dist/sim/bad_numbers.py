@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 _SAME = ("body", "geom", "site", "light", "mesh", "actuator", "sensor", "tendon", "key", "pair")
 
+# Kinds of elements by prefix of their fields of mujoco.MjModel
 _KINDS = {name: name for name in _SAME} | {"jnt": "joint", "dof": "joint", "cam": "camera", "eq": "equality"}
-"""Kinds of elements by prefix of their fields of ``mujoco.MjModel``."""
 
 
 def refuse_bad_numbers(flag: str, model: mujoco.MjModel) -> None:

@@ -14,35 +14,35 @@ import warp as wp
 from mjlab_dist.config import SimConfig
 from mjlab_dist.sim.recorder import Recorder
 
+# A function that launches Warp kernels
 Program = Callable[[mjw.Model, mjw.Data], None]
-"""A function that launches Warp kernels."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arrays:
     """The model and the arrays of a simulation. They hold the state, whatever engine computes a step."""
 
+    # The model on the host
     model: mujoco.MjModel
-    """The model on the host."""
+    # The model on the device
     put: mjw.Model
-    """The model on the device."""
+    # State and results of all envs
     data: mjw.Data
-    """State and results of all envs."""
+    # Fields of the data with a row per env, by name
     views: Mapping[str, torch.Tensor]
-    """Fields of the data with a row per env, by name."""
+    # Those fields that the next step depends on
     physics: Mapping[str, torch.Tensor]
-    """Those fields that the next step depends on."""
+    # Fields of the model with one value per env, (num_envs, ...) each: those that are written to, and those that are
+    # derived from them.
     fields: Mapping[str, torch.Tensor]
-    """Fields of the model with one value per env, (num_envs, ...) each: those that are written to, and those that are
-    derived from them."""
+    # Names of the fields of the model that are written to
     written: Sequence[str]
-    """Names of the fields of the model that are written to."""
+    # Envs of the latest reset, (num_envs,) of bool
     reset_mask: wp.array
-    """Envs of the latest reset, (num_envs,) of bool."""
+    # Bits of mujoco_warp.OverflowType, (num_envs,)
     overflow: wp.array
-    """Bits of ``mujoco_warp.OverflowType``, (num_envs,)."""
+    # Largest counts of constraint rows and contacts, (num_envs + 1,)
     demand: wp.array
-    """Largest counts of constraint rows and contacts, (num_envs + 1,)."""
 
 
 class Engine(Protocol):

@@ -17,18 +17,18 @@ import warp as wp
 class Ground:
     """A height field in the frame of its geom; x points along rows, y across them."""
 
+    # Heights of the points, in m, (num_rows, num_points_per_row)
     heights: wp.array2d[float]
-    """Heights of the points, in m, (num_rows, num_points_per_row)."""
+    # Maximum height within window points of each point, in m, (num_rows, num_points_per_row)
     ceiling: wp.array2d[float]
-    """Maximum height within ``window`` points of each point, in m, (num_rows, num_points_per_row)."""
+    # Radius of the neighborhood that ceiling covers, in points
     window: int
-    """Radius of the neighborhood that ``ceiling`` covers, in points."""
+    # Half the extent along x and y, in m
     half: wp.vec2
-    """Half the extent along x and y, in m."""
+    # Distance between neighboring points along x and y, in m
     cell: wp.vec2
-    """Distance between neighboring points along x and y, in m."""
+    # Thickness of the ground below the surface, in m; a sphere whose center is deeper has no contact
     thickness: float
-    """Thickness of the ground below the surface, in m; a sphere whose center is deeper has no contact."""
 
 
 @wp.func

@@ -18,8 +18,8 @@ from mjlab_dist.garbage_collection import no_gc
 from mjlab_dist.messages import emit
 from mjlab_dist.patching import patched
 
+# A Warp module and the number of threads per block that it is compiled for
 Variant = tuple[wp.Module, int]
-"""A Warp module and the number of threads per block that it is compiled for."""
 
 # Prefixes of the lines of /proc/cpuinfo that describe the processor's features, on x86 and ARM
 PROCESSOR = ("model", "flags", "CPU", "Features")

@@ -19,11 +19,11 @@ from mjlab_dist.errors import UserError
 from mjlab_dist.patching import patched
 from mjlab_dist.sim.height_field import take_over
 
+# Fields of mujoco_warp.Option that may differ between envs: properties of the world, not of the solver
 OPTIONS = ("gravity", "wind", "magnetic", "density", "viscosity")
-"""Fields of ``mujoco_warp.Option`` that may differ between envs: properties of the world, not of the solver."""
 
+# Fields that change the poses of static geoms
 MOVING_STATIC = {"geom_pos", "geom_quat", "body_pos", "body_quat"}
-"""Fields that change the poses of static geoms."""
 
 _FRAME0 = ("cam_pos0", "cam_poscom0", "cam_mat0", "light_pos0", "light_poscom0", "light_dir0")
 

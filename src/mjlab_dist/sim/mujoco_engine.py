@@ -49,8 +49,8 @@ _NEED_WRENCHES = [
     for name in ("ACCELEROMETER", "FORCE", "TORQUE", "FRAMELINACC", "FRAMEANGACC")
 ]
 
+# Fields of the model that MuJoCo derives constants from
 _INPUTS = mujoco.MjModel._setconst_inputs
-"""Fields of the model that MuJoCo derives constants from."""
 
 _FLAG = "--env.sim.engine mujoco"
 

@@ -10,8 +10,8 @@ import warp as wp
 from mjlab_dist.messages import emit
 from mjlab_dist.sim import kernels, recording
 
+# A program that takes no arguments
 Run = Callable[[], None]
-"""A program that takes no arguments."""
 
 
 class Recorder:

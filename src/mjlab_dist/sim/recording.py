@@ -13,8 +13,8 @@ import warp as wp
 
 from mjlab_dist.garbage_collection import no_gc
 
+# Oldest CUDA driver whose graphs support conditional nodes, which the solver's loop needs
 CAPTURABLE_DRIVER = (12, 4)
-"""Oldest CUDA driver whose graphs support conditional nodes, which the solver's loop needs."""
 
 # Lock held while kernels run on the CPU, because all threads of a process share the memory of a kernel's tiles
 _cpu_kernels = threading.RLock()

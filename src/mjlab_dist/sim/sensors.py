@@ -23,8 +23,8 @@ _OBJECTS = {
 # Data fields that a contact sensor must have: found (1 number) and force (3 numbers), which come first in its data
 _FOUND_AND_FORCE = 1 << int(mujoco.mjtConDataField.mjCONDATA_FOUND) | 1 << int(mujoco.mjtConDataField.mjCONDATA_FORCE)
 
+# Codes of MuJoCo's contact sensor for the values of ContactConfig.reduce
 _REDUCTIONS = {"maxforce": 2, "netforce": 3}
-"""Codes of MuJoCo's contact sensor for the values of ``ContactConfig.reduce``."""
 
 
 _POINTS = mujoco.mjtSensor.mjSENS_GEOMFROMTO
@@ -35,10 +35,10 @@ _DISTANCE_SENSORS = (mujoco.mjtSensor.mjSENS_GEOMDIST, _POINTS)
 class ContactRow(NamedTuple):
     """Contacts of one element: the readings of one or more contact sensors."""
 
+    # Name of the element, or of the sensor if it is defined in the MJCF
     name: str
-    """Name of the element, or of the sensor if it is defined in the MJCF."""
+    # For each sensor, the column of found in sensordata; the next three columns are the force
     addresses: tuple[int, ...]
-    """For each sensor, the column of ``found`` in ``sensordata``; the next three columns are the force."""
 
 
 def add_contacts(spec: mujoco.MjSpec, configs: Mapping[str, ContactConfig], entities: Collection[str]) -> None:

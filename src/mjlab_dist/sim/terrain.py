@@ -16,8 +16,8 @@ from mjlab_dist.errors import UserError
 if TYPE_CHECKING:
     import torch
 
+# Name of the geom that the terrain replaces, and of its height field
 FLOOR = "floor"
-"""Name of the geom that the terrain replaces, and of its height field."""
 
 # Total area of the boxes of a tile divided by the area of the tile; boxes may overlap
 BOX_COVERAGE = 0.3

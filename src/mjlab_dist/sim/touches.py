@@ -28,12 +28,12 @@ _Vectors = wp.types.matrix(shape=(8, 3), dtype=float)
 class Touch:
     """Contact of a sphere with the surface."""
 
+    # Distance between sphere and surface in m, negative if they overlap; _FAR without a contact
     dist: float
-    """Distance between sphere and surface in m, negative if they overlap; ``_FAR`` without a contact."""
+    # Unit vector from the ground to the sphere
     normal: wp.vec3
-    """Unit vector from the ground to the sphere."""
+    # Point on the surface
     point: wp.vec3
-    """Point on the surface."""
 
 
 @wp.func

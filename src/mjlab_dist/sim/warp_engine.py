@@ -19,9 +19,9 @@ from mjlab_dist.sim.recorder import Recorder
 # Bits of overflows that drop contacts or constraints. Other bits mean that the solver has used all its iterations.
 BUFFER_BITS = int(mjw.OverflowType.ALL & ~(mjw.OverflowType.ITERATIONS | mjw.OverflowType.LS_ITERATIONS))
 
+# Fields that MuJoCo Warp's next step also depends on if the model has equality constraints, which read these
+# velocities. MuJoCo Warp's reset does not clear them.
 CARRIED = ("cvel", "cdof_dot")
-"""Fields that MuJoCo Warp's next step also depends on if the model has equality constraints, which read these
-velocities. MuJoCo Warp's reset does not clear them."""
 
 
 class WarpEngine(Engine):

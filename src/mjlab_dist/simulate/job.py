@@ -14,14 +14,14 @@ from mjlab_dist.errors import UserError
 if TYPE_CHECKING:
     import torch
 
+# Tensors by name
 Tensors = dict[str, "torch.Tensor"]
-"""Tensors by name."""
 
+# Prefix of the names of observations before resets
 FINAL = "final_observations"
-"""Prefix of the names of observations before resets."""
 
+# Prefix of the names of the observations after a rollout
 LAST = "last_observations"
-"""Prefix of the names of the observations after a rollout."""
 
 # Bytes of an element, by the name of its type
 BYTES = {"float32": 4, "bool": 1}
@@ -31,11 +31,9 @@ class Entry(NamedTuple):
     """Description of a tensor over all envs."""
 
     shape: tuple[int, ...]
-    """Shape of the tensor."""
     dtype: str
-    """Name of the type of its elements."""
+    # Index of the dimension of the envs
     env_dim: int
-    """Index of the dimension of the envs."""
 
     @property
     def num_bytes(self) -> int:
@@ -48,22 +46,21 @@ class Entry(NamedTuple):
         return self._replace(shape=shape)
 
 
+# Descriptions of tensors over all envs, by name
 Layout = dict[str, Entry]
-"""Descriptions of tensors over all envs, by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """A simulation: the envs of all ranks."""
 
+    # Config of each variant. All variants have the same number of envs; the envs of variant 0 come first.
     configs: tuple[TrainConfig, ...]
-    """Config of each variant. All variants have the same number of envs; the envs of variant 0 come first."""
     num_envs: int
-    """Number of envs of all variants."""
+    # Random seed. All variants use the same random numbers.
     seed: int
-    """Random seed. All variants use the same random numbers."""
+    # Whether steps also return the observations before resets
     final_observations: bool
-    """Whether steps also return the observations before resets."""
 
     @property
     def envs_per_variant(self) -> int:
@@ -79,18 +76,16 @@ class Job:
 class Sizes:
     """Sizes of the envs of a task."""
 
+    # Width of each observation group
     observations: dict[str, int]
-    """Width of each observation group."""
     num_actions: int
-    """Number of actions."""
     action_names: tuple[str, ...]
-    """Name of each action."""
+    # Minimum and maximum to which each action is clipped; infinite if it is not clipped
     action_bounds: tuple[tuple[float, float], ...]
-    """Minimum and maximum to which each action is clipped; infinite if it is not clipped."""
+    # Simulated seconds per control step
     step_dt_s: float
-    """Simulated seconds per control step."""
+    # Whether the results of a step also have the observations before resets
     final_observations: bool
-    """Whether the results of a step also have the observations before resets."""
 
     def action_layout(self, *dims: int) -> Layout:
         """Return the layout of actions."""

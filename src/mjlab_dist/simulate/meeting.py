@@ -26,12 +26,12 @@ SOCKET = "make"
 class Meeting:
     """Addresses to which the ranks of a launch connect. They contain no secret, so they may be sent to the ranks."""
 
+    # Number of ranks on the launcher's machine. These have the lowest rank numbers.
     num_own: int
-    """Number of ranks on the launcher's machine. These have the lowest rank numbers."""
+    # Directory of the Unix socket; only this user can open the directory
     directory: Path
-    """Directory of the Unix socket; only this user can open the directory."""
+    # Address and port for the ranks of other machines; None if there are no other machines
     address: tuple[str, int] | None
-    """Address and port for the ranks of other machines; None if there are no other machines."""
 
     def connect(self, rank: int, secret: bytes) -> Transport:
         """Connect a rank to the launcher.

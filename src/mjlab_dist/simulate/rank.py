@@ -27,8 +27,8 @@ from mjlab_dist.worker import prepare_process
 if TYPE_CHECKING:
     from mjlab_dist.simulate.shard import Shard
 
+# Message that a rank sends between the steps of a rollout, so that a long rollout is not mistaken for a hang
 PROGRESS = "progress"
-"""Message that a rank sends between the steps of a rollout, so that a long rollout is not mistaken for a hang."""
 
 # Minimum time between two progress messages, in seconds
 PROGRESS_S = 0.5
@@ -38,8 +38,8 @@ PROGRESS_S = 0.5
 class Served:
     """Result of a rank that ended because the launcher closed the envs."""
 
+    # Number of steps that it simulated
     num_steps: int
-    """Number of steps that it simulated."""
 
 
 def serve(job: Job, meeting: Meeting, config: TrainConfig, plan: RankPlan, control: Control) -> Served:  # noqa: ARG001 (an Entry)
@@ -97,10 +97,10 @@ def _compare_machines(job: Job, rank: Rank, config: TrainConfig, device: str) ->
 class _Reply(NamedTuple):
     """Result of a command."""
 
+    # Plain data
     result: Any = None
-    """Plain data."""
+    # Tensors that follow the reply
     rows: Rows | None = None
-    """Tensors that follow the reply."""
 
 
 class _Server:

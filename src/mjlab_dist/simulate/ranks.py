@@ -35,20 +35,20 @@ from mjlab_dist.simulate.transport import Rows, Transport
 
 T = TypeVar("T")
 
+# Interval of checks for ranks that failed before they connected, in seconds
 POLL_S = 0.1
-"""Interval of checks for ranks that failed before they connected, in seconds."""
 
+# Maximum seconds to wait until all ranks have ended, or until the report of a failed rank arrives
 PATIENCE_S = 30.0
-"""Maximum seconds to wait until all ranks have ended, or until the report of a failed rank arrives."""
 
 
 class _Area(NamedTuple):
     """Tensors over all envs. Each rank reads and writes the rows of its own envs."""
 
+    # The tensors, in this process
     tensors: Tensors
-    """The tensors, in this process."""
+    # The rows of each rank
     rows: Sequence[Rows]
-    """The rows of each rank."""
 
 
 class Ranks:

@@ -28,8 +28,8 @@ SUMS = ("totals", "outcome_totals", "nan_resets")
 # Prefix of the latest observations in the state
 OBSERVED = "observed."
 
+# Function from observations, by group, to actions, (num_envs, num_actions)
 Policy = Callable[[Tensors], Any]
-"""Function from observations, by group, to actions, (num_envs, num_actions)."""
 
 
 @dataclass(kw_only=True)
@@ -37,15 +37,15 @@ class _Group:
     """The envs of one variant."""
 
     env: Env
+    # Observations before resets, if they were requested
     final: FinalObservations | None
-    """Observations before resets, if they were requested."""
     draws: Draws
+    # Position of this group's first env among all envs of the variant
     first: int
-    """Position of this group's first env among all envs of the variant."""
+    # Rows of this group's envs among the envs of this rank
     rows: slice
-    """Rows of this group's envs among the envs of this rank."""
+    # Prefix of the names of this group's tensors in the state
     prefix: str
-    """Prefix of the names of this group's tensors in the state."""
 
 
 class Shard:

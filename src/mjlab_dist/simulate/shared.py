@@ -19,8 +19,8 @@ import torch
 from mjlab_dist.messages import emit
 from mjlab_dist.simulate.job import Layout, Tensors
 
+# Arrays by name
 Arrays = dict[str, np.ndarray]
-"""Arrays by name."""
 
 # Bytes to which the start of each tensor is aligned, the size of a cache line
 ALIGNMENT = 64
@@ -29,12 +29,11 @@ ALIGNMENT = 64
 class Block(NamedTuple):
     """Shared memory with tensors."""
 
+    # File descriptor of the memory; it may be closed while the tensors are still used
     descriptor: int
-    """File descriptor of the memory; it may be closed while the tensors are still used."""
     layout: Layout
-    """Shapes and types of the tensors."""
+    # The tensors, which keep the memory alive
     tensors: Tensors
-    """The tensors, which keep the memory alive."""
 
 
 def create(layout: Layout) -> Block:

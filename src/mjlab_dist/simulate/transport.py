@@ -21,8 +21,8 @@ from mjlab_dist.simulate.shared import Block, attach, copy_into, num_bytes, plac
 class Rows(Protocol):
     """The rows of a rank's envs, in tensors over all envs. Launcher and rank each have an object for these rows."""
 
+    # The rows in this process
     tensors: Tensors
-    """The rows in this process."""
 
     def send(self) -> None:
         """Send the rows to the other process."""
@@ -44,8 +44,8 @@ class Transport(Protocol):
     For the same tensors, the launcher calls :meth:`offer`, and the rank calls :meth:`obtain`.
     """
 
+    # Connection for commands and replies
     connection: Connection
-    """Connection for commands and replies."""
 
     def offer(self, block: Block, rows: range) -> Rows:
         """Give the rank its rows of tensors."""

@@ -27,22 +27,22 @@ if TYPE_CHECKING:
 class Evidence:
     """Evidence of one rank."""
 
+    # The rank, its host and its device
     info: RankInfo
-    """The rank, its host and its device."""
+    # Digest of each env's first observation
     first_observations: list[str]
-    """Digest of each env's first observation."""
+    # Digest of each tensor of policy, value function, normalizers and optimizer after the last iteration, by name
     digests: dict[str, str]
-    """Digest of each tensor of policy, value function, normalizers and optimizer after the last iteration, by name."""
+    # See WatchedSynchronizer
     difference: float | None
-    """See :class:`~mjlab_dist.verify.watched.WatchedSynchronizer`."""
+    # Files and directories that this rank wrote, relative to the run directory
     written: list[str]
-    """Files and directories that this rank wrote, relative to the run directory."""
+    # Number of collectives (exchanges of data between all ranks) per mini-batch
     per_mini_batch: float
-    """Number of collectives (exchanges of data between all ranks) per mini-batch."""
+    # Number of other collectives per iteration
     per_iteration: float
-    """Number of other collectives per iteration."""
+    # Median time of an iteration in s, without the first iteration and without the time spent waiting for others
     own_s: float
-    """Median time of an iteration in s, without the first iteration and without the time spent waiting for others."""
 
 
 def verify_rank(config: TrainConfig, plan: RankPlan, control: Control) -> Evidence:

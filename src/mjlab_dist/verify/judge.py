@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.verify.evidence import Evidence
 
+# Maximum allowed WatchedSynchronizer.difference, for each number format of --sync.compression
 TOLERANCE = {"none": 1e-5, "bf16": 1e-2, "fp16": 1e-2}
-"""Maximum allowed ``WatchedSynchronizer.difference``, for each number format of ``--sync.compression``."""
 
 
 # Maximum number of collectives (exchanges between all ranks) per iteration, in addition to one per mini-batch
@@ -21,21 +21,18 @@ class RankRow:
     """One rank, as a row of the printed table."""
 
     rank: int
-    """Global rank."""
     host: str
-    """Name of the machine."""
+    # UUID of the device (torch's name for it if no UUID is known), followed by its model
     device: str
-    """UUID of the device (torch's name for it if no UUID is known), followed by its model."""
+    # Total memory of the device, in GB of 10^9 bytes
     memory_gb: int
-    """Total memory of the device, in GB of 10^9 bytes."""
+    # IDs of the rank's first and last env
     env_ids: str
-    """IDs of the rank's first and last env."""
     seed: int
-    """Seed of the rank."""
+    # MUJOCO_EGL_DEVICE_ID; None if it is not set
     egl_device: str | None
-    """MUJOCO_EGL_DEVICE_ID; None if it is not set."""
+    # Median time of an iteration in s, without the first iteration and without the time spent waiting for others
     rank_time_s: float
-    """Median time of an iteration in s, without the first iteration and without the time spent waiting for others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,23 +40,21 @@ class Check:
     """Result of one check."""
 
     name: str
-    """Name of the check."""
+    # Measured result
     figure: str
-    """Measured result."""
     passed: bool
-    """Whether the check passed."""
+    # Explanation of a failure; empty if the check passed
     why: str = ""
-    """Explanation of a failure; empty if the check passed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyReport:
     """Report on all ranks and all checks."""
 
+    # The ranks, rank 0 first
     ranks: list[RankRow]
-    """The ranks, rank 0 first."""
+    # The checks, the most important ones first
     checks: list[Check]
-    """The checks, the most important ones first."""
 
     @property
     def passed(self) -> bool:

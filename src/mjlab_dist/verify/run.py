@@ -24,8 +24,8 @@ from mjlab_dist.verify.evidence import Evidence, verify_rank
 from mjlab_dist.verify.judge import VerifyReport, judge
 from mjlab_dist.worker import RunResult
 
+# Interval in iterations for work that must happen only at the end
 NEVER = 10**12
-"""Interval in iterations for work that must happen only at the end."""
 
 
 def verify(config: TrainConfig, listen: Listener) -> VerifyReport:

@@ -12,8 +12,8 @@ from viser import uplot
 
 from mjlab_dist.view.player import Frame
 
+# Maximum number of lines in a plot
 MAX_LINES = 12
-"""Maximum number of lines in a plot."""
 
 # Height of a plot, in pixels
 PLOT_HEIGHT = 170
@@ -22,8 +22,8 @@ PLOT_HEIGHT = 170
 # of the last label of the x axis may be beyond the end of the axis.
 PADDING = (8, 24, 0, 0)
 
+# Style of the x axis and of the y axis: no ticks, and room for a label such as 1,000,000
 AXES: tuple[uplot.Axis, ...] = ({"ticks": {"show": False}, "size": 30}, {"ticks": {"show": False}, "size": 72})
-"""Style of the x axis and of the y axis: no ticks, and room for a label such as 1,000,000."""
 
 
 class RewardBars:

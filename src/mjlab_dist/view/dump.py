@@ -19,8 +19,8 @@ from mjlab_dist.view.guard import guarded
 from mjlab_dist.view.robot import Robot
 from mjlab_dist.view.scene import Scene
 
+# Time between two checks of the controls, in s
 FRAME_S = 0.05
-"""Time between two checks of the controls, in s."""
 
 # Fields of the stored states that the scene needs
 SHOWN_FIELDS = ("qpos", "qvel", "ctrl", "mocap_pos", "mocap_quat")

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from mjlab_dist.env import Env
     from mjlab_dist.view.player import Player
 
+# Seed of the start states
 SEED = 1
-"""Seed of the start states."""
 
 
 class Follower:

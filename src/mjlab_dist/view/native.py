@@ -14,11 +14,11 @@ from mjlab_dist.errors import UserError
 from mjlab_dist.imports import import_triton
 from mjlab_dist.view.player import Player
 
+# Time between two updates of the window, in s
 FRAME_S = 1 / 60
-"""Time between two updates of the window, in s."""
 
+# GLFW's key codes
 SPACE, BACKSPACE, RIGHT = 32, 259, 262
-"""GLFW's key codes."""
 
 
 def run_native(player: Player, show: Callable[[str], None]) -> None:

@@ -19,8 +19,8 @@ from mjlab_dist.view.guard import guarded
 from mjlab_dist.view.player import SOURCES, Frame, Player
 from mjlab_dist.view.scene import Scene
 
+# Time between two updates of the scene, in s
 FRAME_S = 1 / 30
-"""Time between two updates of the scene, in s."""
 
 # Time between two updates of charts, in s
 CHARTS_S = 0.15

@@ -35,11 +35,11 @@ class Policy(Protocol):
         """Reset the hidden state of the envs for which ``dones``, (num_envs,) of bool, is True."""
 
 
+# Where actions come from: the policy, zeros, or uniform numbers in [-1, 1]
 Source = Literal["policy", "zero", "random"]
-"""Where actions come from: the policy, zeros, or uniform numbers in [-1, 1]."""
 
+# All sources of actions
 SOURCES: tuple[Source, ...] = ("policy", "zero", "random")
-"""All sources of actions."""
 
 # Length of the plots: simulated time of the steps that are kept, in s
 HISTORY_S = 6.0
@@ -53,26 +53,26 @@ MAX_LAG_S = 0.1
 class Frame:
     """Result of one step of all envs. Arrays are copies on the host, with one row per env unless noted."""
 
+    # Number of steps since the start
     step: int
-    """Number of steps since the start."""
+    # Simulated time since the start
     time_s: float
-    """Simulated time since the start."""
+    # Fields of MuJoCo's data that define the poses and the forces: qpos, qvel, ctrl, act, mocap_pos, mocap_quat
     state: Mapping[str, np.ndarray]
-    """Fields of MuJoCo's data that define the poses and the forces: qpos, qvel, ctrl, act, mocap_pos, mocap_quat."""
+    # Start position of each env's episode in the world frame, in m, (num_envs, 3)
     origins: np.ndarray
-    """Start position of each env's episode in the world frame, in m, (num_envs, 3)."""
+    # Observations by group, after resets
     observations: Mapping[str, np.ndarray]
-    """Observations by group, after resets."""
+    # Actions of the step
     actions: np.ndarray
-    """Actions of the step."""
+    # Values of the commands by name, after resets
     commands: Mapping[str, np.ndarray]
-    """Values of the commands by name, after resets."""
+    # Weighted reward of each term in the step, (num_terms, num_envs)
     rewards: np.ndarray
-    """Weighted reward of each term in the step, (num_terms, num_envs)."""
+    # Return of the running episode up to this step, (num_envs,)
     returns: np.ndarray
-    """Return of the running episode up to this step, (num_envs,)."""
+    # Length of the running episode in steps, (num_envs,)
     episode_steps: np.ndarray
-    """Length of the running episode in steps, (num_envs,)."""
 
 
 class Player:

@@ -12,12 +12,12 @@ from mjlab_dist.env.joints import Joint
 class Robot(NamedTuple):
     """The tree of bodies that actuators move; objects and markers are not part of it."""
 
+    # Id of the body that the camera follows: the first movable body of the tree
     body: int
-    """Id of the body that the camera follows: the first movable body of the tree."""
+    # Columns of qpos and qvel of a floating base's free joint; None for a fixed robot
     root: Joint | None
-    """Columns of ``qpos`` and ``qvel`` of a floating base's free joint; None for a fixed robot."""
+    # Columns of qvel of all joints of the robot
     joints: list[int]
-    """Columns of ``qvel`` of all joints of the robot."""
 
     @classmethod
     def of(cls, model: mujoco.MjModel) -> Robot:

@@ -12,29 +12,29 @@ from typing import Any, NamedTuple
 from mjlab_dist import run_files
 from mjlab_dist.wording import printable
 
+# A row of metrics.jsonl or rank_metrics.jsonl: iteration, a positive int, and numbers. A value that is missing, or is
+# no finite number, is None.
 Row = dict[str, Any]
-"""A row of metrics.jsonl or rank_metrics.jsonl: ``iteration``, a positive int, and numbers. A value that is missing, or
-is no finite number, is None."""
 
+# Maximum absolute values of numbers in rows, which calculations with them do not overflow
 MAX_ITERATION, MAX_NUMBER = 10**15, 1e100
-"""Maximum absolute values of numbers in rows, which calculations with them do not overflow."""
 
+# Maximum number of rows that are kept for a curve
 MAX_POINTS = 500
-"""Maximum number of rows that are kept for a curve."""
 
+# Maximum number of bytes that are read at a time
 CHUNK = 1 << 22
-"""Maximum number of bytes that are read at a time."""
 
 
 class New(NamedTuple):
     """Result of reading new rows of a file."""
 
+    # Complete rows that are new since the last read
     rows: list[Row]
-    """Complete rows that are new since the last read."""
+    # Whether earlier rows are no longer in the file, so that the whole file is read again
     is_cut: bool
-    """Whether earlier rows are no longer in the file, so that the whole file is read again."""
+    # Whether all complete rows have been returned; otherwise the next read returns more
     is_complete: bool
-    """Whether all complete rows have been returned; otherwise the next read returns more."""
 
 
 class RowReader:

@@ -21,11 +21,12 @@ from mjlab_dist.view.guard import guarded
 from mjlab_dist.view.rows import History, Row, RowReader, parse_row
 from mjlab_dist.wording import printable
 
+# State of a run. lost: the processes that train the run were killed, or no longer renew its lease (the file that shows
+# that they are alive). unknown: the lease could not be read, or was not watched for long enough. unreadable: a file is
+# damaged.
 State = Literal["running", "finished", "stopped", "lost", "unknown", "unreadable"]
-"""State of a run. lost: the processes that train the run were killed, or no longer renew its lease (the file that shows
-that they are alive). unknown: the lease could not be read, or was not watched for long enough. unreadable: a file is
-damaged."""
 
+# The texts that describe the states
 STATES: dict[State, str] = {
     "running": "running",
     "finished": "finished",
@@ -34,10 +35,9 @@ STATES: dict[State, str] = {
     "unknown": "not known yet whether it is running",
     "unreadable": "unreadable (one of its files is damaged)",
 }
-"""The texts that describe the states."""
 
+# Maximum number of runs in a list. Older runs are left out.
 MAX_LISTED = 50
-"""Maximum number of runs in a list. Older runs are left out."""
 
 # Number of bytes to read at the end of a file of metrics, enough for its last two rows
 TAIL_BYTES = 1 << 16
@@ -46,12 +46,12 @@ TAIL_BYTES = 1 << 16
 class Length(NamedTuple):
     """Length of a run according to its config."""
 
+    # Name of the task
     task: str
-    """Name of the task."""
+    # Iterations of the whole run; None if the config gives steps instead, or if the number is not known
     max_iterations: int | None
-    """Iterations of the whole run; None if the config gives steps instead, or if the number is not known."""
+    # Steps of the whole run, over all envs and ranks
     total_timesteps: int | None
-    """Steps of the whole run, over all envs and ranks."""
 
     def iterations(self, newest: Row | None, before: Row | None) -> int | None:
         """Return the number of iterations of the whole run; None if it is not known yet."""
@@ -158,15 +158,13 @@ class Listed:
     """A run in a list."""
 
     run_dir: Path
-    """The run directory."""
     task: str
-    """Name of the run's task."""
+    # State of the run
     state: State
-    """State of the run."""
+    # Newest iteration of the run
     iteration: int | None
-    """Newest iteration of the run."""
+    # Mean return in this iteration
     mean_return: float | None
-    """Mean return in this iteration."""
 
 
 class RunList:

@@ -15,8 +15,8 @@ from mjviser.conversions import create_primitive_mesh, is_fixed_body, merge_geom
 from mjlab_dist.sim.terrain import FLOOR, crop_terrain
 from mjlab_dist.view.robot import Robot
 
+# Arrays by name
 State = Mapping[str, np.ndarray]
-"""Arrays by name."""
 
 # Maximum distance from the chosen env's origin at which terrain is shown, in m
 GROUND_M = 12.0

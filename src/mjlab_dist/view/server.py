@@ -41,15 +41,15 @@ NUM_PORTS = 100
 # Names of this machine in URLs. Other names of 127.0.0.1 are refused, because an attacker may have registered them.
 LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "::1"})
 
+# Seconds that a connection has for its request and the response
 HANDSHAKE_S = 10.0
-"""Seconds that a connection has for its request and the response."""
 
+# Maximum number of connections without a complete response. A further one closes the oldest, which is hardly that of a
+# browser: a browser sends its request at once.
 MAX_HALF_OPEN = 64
-"""Maximum number of connections without a complete response. A further one closes the oldest, which is hardly that of
-a browser: a browser sends its request at once."""
 
+# Maximum number of open pages
 MAX_PAGES = 32
-"""Maximum number of open pages."""
 
 # Maximum size of a message of a page, in bytes. Pages send values of controls and poses of cameras.
 MAX_MESSAGE_BYTES = 1 << 16

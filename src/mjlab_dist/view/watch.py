@@ -28,14 +28,14 @@ LOOK_S = 1.0
 # Time between two reads of the other runs, in s
 LIST_S = 5.0
 
+# Time between two updates of the scene, in s
 FRAME_S = 1 / 20
-"""Time between two updates of the scene, in s."""
 
 # Text that is shown in a menu without entries
 NO_CHOICE: str = "-"
 
+# CSS style of texts on the page
 STYLE = "font-size:0.85em;padding:0 0.8em 0.4em"
-"""CSS style of texts on the page."""
 
 
 class Watcher:

@@ -10,8 +10,8 @@ from mjlab_dist.new_task.rounding import rounded
 from mjlab_dist.new_task.source.parts import action_cost, call, env_parts, joint_observations
 from mjlab_dist.new_task.source.python import text
 
+# Minimum height of a balanced pendulum, as a share of its range of heights; below this height, it has fallen
 FALLEN_SHARE = 0.8
-"""Minimum height of a balanced pendulum, as a share of its range of heights; below this height, it has fallen."""
 
 
 def fixed_source(robot: Robot) -> list[str]:

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# Functions that a config may import
 FUNCTIONS = ("event", "metric", "observation", "reward", "term", "termination")
-"""Functions that a config may import."""
 
+# Modules of mjlab_dist.mdp that a config imports
 MODULES = ("commands", "events", "observations", "rewards", "terminations")
-"""Modules of ``mjlab_dist.mdp`` that a config imports."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Names:
     """Names of a task and its files."""
 
+    # Name of the task on the command line
     task: str
-    """Name of the task on the command line."""
+    # Python package of the task
     module: str
-    """Python package of the task."""
+    # Function that returns the config
     function: str
-    """Function that returns the config."""
+    # Path of the MJCF relative to the package
     file: str
-    """Path of the MJCF relative to the package."""
 
 
 def function_name(module: str) -> str:

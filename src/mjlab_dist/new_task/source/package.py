@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from mjlab_dist.new_task.source.names import Names
 
+# Text of typings/mujoco/__init__.pyi of a separate package
 STUB_SOURCE = """# MuJoCo's bindings are compiled and have no types. Type checkers look for stubs in the folder typings.
 from typing import Any
 
 def __getattr__(name: str) -> Any: ...
 """
-"""Text of ``typings/mujoco/__init__.pyi`` of a separate package."""
 
 
 def package_source(names: Names) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 
+# Maximum length of a line
 WIDTH = 120
-"""Maximum length of a line."""
 
 
 def text(value: str) -> str:
