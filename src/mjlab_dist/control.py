@@ -33,9 +33,6 @@ class Control:
     """Stop request and last heartbeat. Each rank has one object, and the launcher has another.
 
     Methods may be called from any thread and from signal handlers.
-
-    Attributes:
-        last_beat: The last heartbeat; None before the first.
     """
 
     def __init__(self) -> None:

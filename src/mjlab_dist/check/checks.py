@@ -75,11 +75,7 @@ class _NamedReads(HostReads):
 
 
 def check_syncs(env: WatchedEnv, actions: torch.Tensor) -> Check:
-    """Check that no operation of the steps waits for the device.
-
-    Args:
-        actions: Actions of the steps, (steps, num_envs, num_actions).
-    """
+    """Check that no operation of the steps waits for the device."""
     syncs, reads = _NamedSyncs(env.watch), _NamedReads(env.watch)
     with env.watch.leaving_out(lambda: pausing(syncs, reads)), reads, syncs:
         for action in actions:
@@ -93,11 +89,7 @@ def check_syncs(env: WatchedEnv, actions: torch.Tensor) -> Check:
 
 
 def check_replay(env: WatchedEnv, actions: torch.Tensor) -> Check:
-    """Check that all steps issue the same operations on the same memory.
-
-    Args:
-        actions: Actions of the steps, (steps, num_envs, num_actions).
-    """
+    """Check that all steps issue the same operations on the same memory."""
     given = actions[0].clone()
     recorder = Recorder(env.sim, {}, indices=False, place=env.watch.where)
     outputs: dict[str, torch.Tensor] = {}
@@ -263,11 +255,7 @@ def _used(usage: Usage) -> str:
 
 
 def measure_speed(env: WatchedEnv, actions: torch.Tensor) -> Check:
-    """Measure how many steps per second the envs take. This check always passes.
-
-    Args:
-        actions: Actions of the steps, (steps, num_envs, num_actions).
-    """
+    """Measure how many steps per second the envs take. This check always passes."""
     start, num_steps = time.perf_counter(), 0
     while time.perf_counter() - start < SPEED_S:
         env.step(actions[num_steps % len(actions)])

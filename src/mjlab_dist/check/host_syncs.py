@@ -18,11 +18,6 @@ class HostSyncs(TorchDispatchMode):
 
     Reading elements with a boolean index makes the host wait, and is always recorded. Reading with an integer index
     does not; it is recorded too, unless ``indices=False``.
-
-    Attributes:
-        num_ops: Number of dispatched operations.
-        found: Names of the operations that wait.
-        paused: Whether operations are executed without being recorded.
     """
 
     WAITING = (
@@ -95,11 +90,6 @@ class HostReads(TorchFunctionMode):
     """Records calls that read a tensor on the host, such as ``tolist``.
 
     For tensors on the CPU, these calls dispatch no operation. Therefore :class:`HostSyncs` does not record them.
-
-    Attributes:
-        num_calls: Number of calls of torch's functions.
-        found: Names of the functions that read a tensor.
-        paused: Whether calls are executed without being recorded.
     """
 
     READING = (torch.Tensor.cpu, torch.Tensor.numpy, torch.Tensor.tolist)

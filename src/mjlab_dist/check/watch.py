@@ -37,12 +37,7 @@ class Entry(NamedTuple):
 
 
 class Watch:
-    """Observer of the calls of terms.
-
-    Attributes:
-        place: The term that is running; :data:`RETURNED` between terms.
-        trace: Effects of the terms, in the order of their calls; recorded only inside of :meth:`tracing`.
-    """
+    """Observer of the calls of terms."""
 
     def __init__(self) -> None:
         self.place = RETURNED
@@ -110,11 +105,7 @@ _PHYSICS = {"sim.qpos", "sim.qvel"}
 
 
 class WatchedEnv(Env):
-    """An env on the CPU whose terms are watched.
-
-    Attributes:
-        watch: The observer.
-    """
+    """An env on the CPU whose terms are watched."""
 
     def __init__(self, config: EnvConfig, num_envs: int) -> None:
         """Build the envs."""
@@ -173,11 +164,7 @@ class WatchedEnv(Env):
         return self.watch.wrap(place, call, self._held, is_capturable=place not in self.uncapturable_terms)
 
     def watched_step(self, index: int, actions: torch.Tensor) -> None:
-        """Run a step and trace it.
-
-        Args:
-            actions: (num_envs, num_actions).
-        """
+        """Run a step and trace it."""
         with self.watch.tracing(index):
             # Record what curricula may have changed since the last step
             ranges = {f"ranges of {name}": command.ranges for name, command in self._commands.by_name.items()}

@@ -8,8 +8,8 @@ from collections.abc import Collection
 from mjlab_dist.config.run import TrainConfig
 from mjlab_dist.errors import UserError
 
+# Alternative fields: envs per rank (also on GPUs only) or in total, and length in iterations or in steps
 ALTERNATIVES = ("num_envs", "gpu_num_envs", "total_num_envs", "max_iterations", "total_timesteps")
-"""Alternative fields: envs per rank (also on GPUs only) or in total, and length in iterations or in steps."""
 
 
 def drop_replaced(config: TrainConfig, given: Collection[str]) -> TrainConfig:
@@ -18,9 +18,6 @@ def drop_replaced(config: TrainConfig, given: Collection[str]) -> TrainConfig:
     Args:
         config: The config, with the values that the user gave.
         given: Names of the fields that the user gave; those outside :data:`ALTERNATIVES` are ignored.
-
-    Raises:
-        UserError: If the user gave both a field and its alternative.
     """
     if {"num_envs", "total_num_envs"} & {*given} and "gpu_num_envs" not in given:
         config = dataclasses.replace(config, gpu_num_envs=None)

@@ -18,31 +18,27 @@ from mjlab_dist.config.task import EnvConfig, ObservationConfig, TerrainConfig, 
 from mjlab_dist.errors import UserError
 from mjlab_dist.wording import listed
 
+# Maximum number of points of a terrain's height field
 _MAX_POINTS = 4e7
-"""Maximum number of points of a terrain's height field."""
 
 
+# Matches the names of fields that are bounds. Infinity in such a field means that there is no bound.
 _BOUND = re.compile(r"(clip|low|high)|(min|max)_\w+")
-"""Matches the names of fields that are bounds. Infinity in such a field means that there is no bound."""
 
+# Matches characters that no path can have: NUL, and surrogates other than U+DC80 to U+DCFF, with which Python
+# represents bytes of a path that are not valid UTF-8.
 _NOT_IN_PATHS = re.compile(r"[\0\ud800-\udc7f\udd00-\udfff]")
-"""Matches characters that no path can have: NUL, and surrogates other than U+DC80 to U+DCFF, with which Python
-represents bytes of a path that are not valid UTF-8."""
 
+# Maximum length of a video that is made during training, in s
 MAX_VIDEO_S = 60.0
-"""Maximum length of a video that is made during training, in s."""
 
+# The seed of a run must be less than this. torch allows seeds below 2**64. The limit of the run is lower, because rank
+# r adds r to the seed of the run.
 _SEED_LIMIT = 2**63
-"""The seed of a run must be less than this. torch allows seeds below 2**64. The limit of the run is lower, because
-rank r adds r to the seed of the run."""
 
 
 def validate(config: TrainConfig) -> None:
-    """Raise if the config is invalid.
-
-    Raises:
-        UserError: One line that names the flag, its value and the fix.
-    """
+    """Raise if the config is invalid."""
     _validate_types(config)
     _validate_numbers(config)
     validate_seed(config.seed)
@@ -82,9 +78,6 @@ def validate_rollout(agent: AgentConfig, num_envs: int) -> None:
     Args:
         agent: Config of the learner.
         num_envs: Envs per rank.
-
-    Raises:
-        UserError: One line that names the flag, its value and the fix.
     """
     if agent.rnn != "none":
         if num_envs % agent.num_mini_batches:
@@ -109,9 +102,6 @@ def episode_steps(env: EnvConfig, step_dt_s: float) -> int:
     Args:
         env: The task.
         step_dt_s: Simulated seconds per control step.
-
-    Raises:
-        UserError: If the length of an episode rounds to zero control steps.
     """
     num_steps = round(env.episode_length_s / step_dt_s)
     if num_steps < 1:
@@ -122,11 +112,7 @@ def episode_steps(env: EnvConfig, step_dt_s: float) -> int:
 
 
 def validate_seed(seed: int) -> None:
-    """Raise if a seed is negative, or too large for the random generators.
-
-    Raises:
-        UserError: One line that names the flag, its value and the fix.
-    """
+    """Raise if a seed is negative, or too large for the random generators."""
     if not 0 <= seed < _SEED_LIMIT:
         raise UserError(f"--seed {seed}: must be at least 0, and less than 2**63")
 
@@ -139,9 +125,6 @@ def parse_interval(interval: int | str) -> tuple[int | None, float | None]:
 
     Returns:
         Iterations and seconds; one of the two is None.
-
-    Raises:
-        UserError: If the interval has neither form, or is 0.
     """
     match = re.fullmatch(r"(\d{1,15})|(\d{1,15}(?:\.\d+)?)s", str(interval))
     if not match or float(match[1] or match[2]) <= 0:
@@ -381,11 +364,7 @@ def _validate_range(flag: str, bounds: tuple[float, float] | None, least: float 
 
 
 def validate_terrain(terrain: TerrainConfig) -> None:
-    """Raise if a terrain cannot be built.
-
-    Raises:
-        UserError: One line that names the flag, its value and the fix.
-    """
+    """Raise if a terrain cannot be built."""
     if not terrain.parts:
         return
     _validate_grid(terrain)

@@ -8,17 +8,17 @@ from typing import NamedTuple
 
 from mjlab_dist.errors import UserError
 
+# Matches a name, an IPv4 address, or an IPv6 address in brackets; a number of ranks may follow
 ENTRY = re.compile(r"(?:(?P<name>\w[\w.-]*)|\[(?P<address>[\w.:]+)\])(?::(?P<num_ranks>\d{1,6}))?")
-"""Matches a name, an IPv4 address, or an IPv6 address in brackets; a number of ranks may follow."""
 
 
 class HostEntry(NamedTuple):
     """An entry of ``--hosts``."""
 
+    # Name or address, without brackets
     name: str
-    """Name or address, without brackets."""
+    # Number of ranks; None for one per device
     num_ranks: int | None
-    """Number of ranks; None for one per device."""
 
 
 def parse_host(entry: str) -> HostEntry:
@@ -56,9 +56,6 @@ def validate_hosts(entries: tuple[str, ...], min_hosts: int | None, max_restarts
         entries: The value of ``--hosts``.
         min_hosts: The value of ``--min-hosts``.
         max_restarts: The value of ``--max-restarts``.
-
-    Raises:
-        UserError: One line that names the flag, its value and the fix.
     """
     shown = " ".join(entries)
     # Each entry by itself

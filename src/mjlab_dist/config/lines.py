@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import yaml
 
+# Matches Python's spelling of YAML's null, which users write in configs
 NONE = re.compile(r"^None$")
-"""Matches Python's spelling of YAML's null, which users write in configs."""
 
+# Maximum number of values in a config file, with aliases expanded. Without this limit, a few lines with aliases could
+# expand to more values than fit into memory.
 MAX_VALUES = 1_000_000
-"""Maximum number of values in a config file, with aliases expanded. Without this limit, a few lines with aliases could
-expand to more values than fit into memory."""
 
+# Maximum size of a whole number. The libraries that receive it cannot represent larger ones.
 MAX_BITS = 64
-"""Maximum size of a whole number. The libraries that receive it cannot represent larger ones."""
 
 
 def load_yaml(text: str) -> Any:

@@ -9,14 +9,14 @@ from typing import Literal
 from mjlab_dist.errors import UserError
 from mjlab_dist.wording import did_you_mean, listed
 
+# Name of a logger that is part of this package
 LoggerName = Literal["tensorboard", "wandb", "trackio"]
-"""Name of a logger that is part of this package."""
 
+# Type of the config's field logger
 LOGGERS = tuple[LoggerName | str, ...]
-"""Type of the config's field ``logger``."""
 
+# All names of LoggerName
 BUILT_IN: tuple[LoggerName, ...] = typing.get_args(LoggerName)
-"""All names of :data:`LoggerName`."""
 
 
 def validate_loggers(names: Sequence[str], *, checkpoints: bool) -> None:
@@ -25,9 +25,6 @@ def validate_loggers(names: Sequence[str], *, checkpoints: bool) -> None:
     Args:
         names: Value of ``--logger``.
         checkpoints: Value of ``--checkpoint.wandb``, which needs the logger wandb.
-
-    Raises:
-        UserError: One line that names the flag, its value and the fix.
     """
     for name in names:
         if name not in BUILT_IN and ":" not in name:

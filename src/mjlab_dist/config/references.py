@@ -82,10 +82,6 @@ def name_of(term: Callable[..., Any] | str) -> str:
 
     Args:
         term: The function or class itself, or a reference to it.
-
-    Raises:
-        UserError: If the function or class cannot be imported by its name. This is the case for lambdas, nested
-            functions, and functions in the script with which Python was started (``__main__``).
     """
     if isinstance(term, str):
         return str(term)

@@ -20,20 +20,20 @@ from mjlab_dist.config.references import resolve
 from mjlab_dist.errors import UserError
 from mjlab_dist.wording import did_you_mean, listed
 
+# Value of Parameter.default if a parameter has no default
 REQUIRED = inspect.Parameter.empty
-"""Value of :attr:`Parameter.default` if a parameter has no default."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parameter:
     """A parameter of a function or class that a config can name."""
 
+    # Its default, or REQUIRED
     default: Any
-    """Its default, or :data:`REQUIRED`."""
+    # Its type, as written in the source; empty if there is none
     annotation: str
-    """Its type, as written in the source; empty if there is none."""
+    # Its meaning, from the section Args of the docstring; empty if there is none
     text: str
-    """Its meaning, from the section Args of the docstring; empty if there is none."""
 
     @property
     def can_be_none(self) -> bool:
@@ -43,9 +43,9 @@ class Parameter:
 
 _PASSED = ("self", "env", "mask", "block")
 
+# Keys: the fields of configs that contain parameters. Values: the field of the same config that names the function or
+# class that takes these parameters.
 PARAMETERS = {"params": "func", "model_params": "model"}
-"""Keys: the fields of configs that contain parameters. Values: the field of the same config that names the function or
-class that takes these parameters."""
 
 
 def parameters_of(config: Any, field: str) -> dict[str, Parameter]:
@@ -78,9 +78,6 @@ def check_model_params(flag: str, model: str, params: Mapping[str, Any]) -> None
         flag: Flag of the simulation or entity, for messages.
         model: Value of ``model``.
         params: Value of ``model_params``.
-
-    Raises:
-        UserError: One line that names the flag, its value and the fix.
     """
     if not is_function(model):
         for name, value in params.items():

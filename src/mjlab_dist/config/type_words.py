@@ -8,6 +8,7 @@ import typing
 from collections.abc import Iterator
 from typing import Any, Literal
 
+# Singular and plural of the name of a type's values
 _WORDS = {
     int: ("a whole number", "whole numbers"),
     float: ("a number", "numbers"),
@@ -15,7 +16,6 @@ _WORDS = {
     bool: ("True or False", "True or False, several times"),
     type(None): ("None", "None, several times"),
 }
-"""Singular and plural of the name of a type's values."""
 
 
 def in_words(hint: Any) -> str:

@@ -255,12 +255,7 @@ def _accept(server: socket.socket, token: bytes, ranks: Sequence[int], timeout_s
 
 
 class _Guest:
-    """A connection whose first message is not complete.
-
-    Attributes:
-        connection: The connection.
-        deadline: Time on the monotonic clock by which the message must be complete.
-    """
+    """A connection whose first message is not complete."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)

@@ -40,11 +40,7 @@ class Actions:
     """
 
     def __init__(self, blocks: Mapping[str, ActionConfig], env: Env, binder: Binder) -> None:
-        """Look up the actuators, make the terms and record the kernels.
-
-        Raises:
-            UserError: If an actuator does not exist or is driven by two blocks, or a class does not accept its block.
-        """
+        """Look up the actuators, make the terms and record the kernels."""
         # Terms
         found = list(_find(blocks, env.sim.model))
         self.terms = terms = tuple(binder.make_actions(found))

@@ -68,38 +68,22 @@ class Binder:
         self._env = env
 
     def make_call(self, where: str, func: str, params: Mapping[str, ParamValue], *, num_args: int = 1) -> Any:
-        """Make a term and return the function that a control step calls.
-
-        Raises:
-            UserError: If the function does not exist or does not accept these parameters.
-        """
+        """Make a term and return the function that a control step calls."""
         term = NamedTerm(f"env.{where}", func, self._make(where, func, params, num_args=num_args))
         return self.outside_of_graphs(term)
 
     def make_calls(
         self, kind: str, configs: Mapping[str, TermConfig | RewardConfig | ObservationConfig]
     ) -> list[Callable[..., Any]]:
-        """Make the terms of a kind and return the functions that a control step calls, in config order.
-
-        Raises:
-            UserError: In the cases of :meth:`make_call`.
-        """
+        """Make the terms of a kind and return the functions that a control step calls, in config order."""
         return [self.make_call(f"{kind}.{name}", config.func, config.params) for name, config in configs.items()]
 
     def make_classes(self, kind: str, configs: Mapping[str, TermConfig], base: type[TermT]) -> dict[str, TermT]:
-        """Make all terms of a kind whose terms must be classes, such as sensors.
-
-        Raises:
-            UserError: If a class does not exist, does not derive from ``base``, or does not accept its parameters.
-        """
+        """Make all terms of a kind whose terms must be classes, such as sensors."""
         return {name: self._make_class(f"{kind}.{name}", config, base) for name, config in configs.items()}
 
     def make_actions(self, blocks: Sequence[ActionBlock]) -> list[Action]:
-        """Make the term of each block of actions.
-
-        Raises:
-            UserError: In the cases of :meth:`make_classes`, or if a class does not accept its block.
-        """
+        """Make the term of each block of actions."""
         return [self._make_class(f"actions.{block.name}", block.config, Action, block) for block in blocks]
 
     def _make_class(
@@ -120,11 +104,7 @@ class Binder:
         return call if is_capturable(call) else OutsideOfGraphs(call, self._env.sim)
 
     def make_observations(self, group: str, configs: Mapping[str, ObservationConfig]) -> ObservationGroup:
-        """Make an observation group; evaluate its terms once to measure their widths.
-
-        Raises:
-            UserError: In the cases of :meth:`make_call`, or if a term returns the wrong shape.
-        """
+        """Make an observation group; evaluate its terms once to measure their widths."""
         env = self._env
         calls = [functools.partial(call, env) for call in self.make_calls(f"observations.{group}", configs)]
         changing = env.parameters.numbers(f"observations.{group}.")
@@ -187,11 +167,7 @@ class _MetricsOutsideOfGraphs:
 
 
 def look_up(kind: str, name: str, known: Mapping[str, T]) -> T:
-    """Return a part of a task by its name.
-
-    Raises:
-        UserError: If there is no part with this name.
-    """
+    """Return a part of a task by its name."""
     if name not in known:
         raise UserError(f"{kind} {name}: does not exist; the task has {', '.join(known) or 'none'}")
     return known[name]
@@ -206,11 +182,7 @@ def bind(
     num_args: int = 1,
     more_args: Sequence[ActionBlock] = (),
 ) -> Callable[..., Any]:
-    """Import a term and bind its parameters; create an instance if it is a class.
-
-    Raises:
-        UserError: If the function does not exist or does not accept these parameters.
-    """
+    """Import a term and bind its parameters; create an instance if it is a class."""
     found = import_term(flag, func)
     is_class = isinstance(found, type)
     args = [env, *more_args] if is_class else [env] * num_args
@@ -230,11 +202,7 @@ def bind(
 
 
 def import_term(flag: str, func: str) -> Callable[..., Any]:
-    """Import a term.
-
-    Raises:
-        UserError: If there is no such function or class.
-    """
+    """Import a term."""
     try:
         found = resolve(func)
     except Exception as error:
@@ -269,11 +237,7 @@ class NamedTerm:
 
 @contextlib.contextmanager
 def naming(where: str, func: str) -> Iterator[None]:
-    """Add the name of a term, and the failing line of its package, to the errors that its code raises.
-
-    Raises:
-        UserError: If the term raises a UserError, or looks up a name that the model does not have.
-    """
+    """Add the name of a term, and the failing line of its package, to the errors that its code raises."""
     try:
         yield
     except UserError as error:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+# A parameter: a number, or a 0-dim tensor if a curriculum changes it
 Number = float | torch.Tensor
-"""A parameter: a number, or a 0-dim tensor if a curriculum changes it."""
 
 
 class Columns:

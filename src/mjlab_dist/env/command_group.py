@@ -31,11 +31,7 @@ class CommandGroup:
         self._clear = env.sim.record_clearing(cleared) if cleared else None
 
     def find(self, name: str) -> Command:
-        """Return a command.
-
-        Raises:
-            UserError: If there is no such command.
-        """
+        """Return a command."""
         return look_up("command", name, self.by_name)
 
     def resample(self, env: Env, mask: torch.Tensor) -> None:

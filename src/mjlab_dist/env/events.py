@@ -15,8 +15,8 @@ from mjlab_dist.env.columns import uniform, write_rows
 if TYPE_CHECKING:
     from mjlab_dist.env.env import Env
 
+# A function that changes some envs. Its arguments are the env and a mask, (num_envs,) of bool.
 Change = Callable[[Any, torch.Tensor], Any]
-"""A function that changes some envs. Its arguments are the env and a mask, (num_envs,) of bool."""
 
 
 class Events:
@@ -51,9 +51,6 @@ class Events:
 
         Args:
             mask: All envs, (num_envs,) of bool.
-
-        Raises:
-            UserError: If an event writes to a field of the model that it does not declare.
         """
         for event in self._startup:
             event(env, mask)
@@ -63,10 +60,6 @@ class Events:
 
         Args:
             mask: Envs in which an episode starts, (num_envs,) of bool.
-
-        Raises:
-            UserError: If an event writes to a field of the model that it does not declare. This is no longer checked
-                after the first step.
         """
         for event in self._reset:
             event(env, mask)
@@ -81,12 +74,7 @@ class Events:
             self._draw(column, mask)
 
     def happen_at_intervals(self, env: Env) -> None:
-        """Make the changes that are due, and draw the times until they are due again.
-
-        Raises:
-            UserError: If an event writes to a field of the model that it does not declare. This is checked only in the
-                first step.
-        """
+        """Make the changes that are due, and draw the times until they are due again."""
         for column, (_, change) in enumerate(self._intervals):
             due = self.left_s[:, column] < 0.5 * env.step_dt_s  # round to the nearest step
             change(env, due)

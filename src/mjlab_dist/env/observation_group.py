@@ -38,9 +38,6 @@ class ObservationGroup:
 
         Args:
             terms: The terms, in the same order; each returns (num_envs, width).
-
-        Raises:
-            UserError: If a term returns the wrong shape or type, or its noise has the wrong number of columns.
         """
         # Widths
         self._terms = list(terms)

@@ -25,22 +25,17 @@ _FIELDS: dict[type, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class _Parameter:
+    # The numbers, (k,) of float32; a curriculum changes them in place
     numbers: torch.Tensor
-    """The numbers, (k,) of float32; a curriculum changes them in place."""
+    # The value that the term receives: a 0-dim view of the number, or a tuple of such views
     value: torch.Tensor | tuple[torch.Tensor, ...]
-    """The value that the term receives: a 0-dim view of the number, or a tuple of such views."""
 
 
 class Parameters:
     """The parameters that the curricula of a task change, by path, such as ``rewards.track.params.std_m_s``."""
 
     def __init__(self, config: EnvConfig, device: str) -> None:
-        """Make a tensor for each parameter.
-
-        Raises:
-            UserError: If a parameter does not exist, is not a number or a tuple of numbers, or its term does not read
-                it in every step.
-        """
+        """Make a tensor for each parameter."""
         self._device = device
         self._terms = _terms(config)
         self._found: dict[str, _Parameter] = {}
@@ -52,11 +47,7 @@ class Parameters:
                         self._add(path)
 
     def find(self, path: str) -> torch.Tensor:
-        """Return the numbers of a parameter, (k,) of float32, to be changed in place; k is 1 for one number.
-
-        Raises:
-            UserError: If the curriculum does not return the path from :meth:`Curriculum.changes`.
-        """
+        """Return the numbers of a parameter, (k,) of float32, to be changed in place; k is 1 for one number."""
         if path in self._found:
             return self._found[path].numbers
         whole, _, index = path.rpartition(".")

@@ -20,6 +20,8 @@ from mjlab_dist.sim.model_fields import MOVING_STATIC
 if TYPE_CHECKING:
     from mjlab_dist.env.parameters import Parameters
 
+# Kind of object that a row of a field describes, by the prefix of the field. Other fields, such as gravity, have one
+# row.
 _OBJECTS = {
     "body": mujoco.mjtObj.mjOBJ_BODY,
     "jnt": mujoco.mjtObj.mjOBJ_JOINT,
@@ -37,8 +39,6 @@ _OBJECTS = {
     "sensor": mujoco.mjtObj.mjOBJ_SENSOR,
     "mat": mujoco.mjtObj.mjOBJ_MATERIAL,
 }
-"""Kind of object that a row of a field describes, by the prefix of the field. Other fields, such as gravity, have one
-row."""
 
 
 def changed_fields(config: EnvConfig) -> tuple[str, ...]:
@@ -56,11 +56,7 @@ class Randomizations:
     """
 
     def __init__(self, config: EnvConfig, sim: Simulation, parameters: Parameters) -> None:
-        """Look up the objects and apply the startup randomizations.
-
-        Raises:
-            UserError: If a name matches no object, a column does not exist, or a bound is invalid.
-        """
+        """Look up the objects and apply the startup randomizations."""
         # Startup, and the constants that derive from the drawn fields
         configs, entities = config.randomizations, config.sim.entities
         draws = {

@@ -15,18 +15,15 @@ from mjlab_dist.errors import UserError
 from mjlab_dist.machine.memory import free_cpu_bytes, learner_bytes
 from mjlab_dist.wording import byte_size
 
+# Maximum for auto. More envs make batches larger, and few tasks learn faster with larger batches.
 MAX_NUM_ENVS = 16384
-"""Maximum for auto. More envs make batches larger, and few tasks learn faster with larger batches."""
 
 # Share of the free memory of a GPU for envs and rollout; the rest is for later allocations of libraries
 GPU_SHARE = 0.8
 
+# Share of the free memory of a machine for all its ranks. It is lower than the share on a GPU, because temporary arrays
+# of a step (20 to 40% of the memory of an env) are not measured on the CPU.
 CPU_SHARE = 0.5
-"""Share of the free memory of a machine for all its ranks.
-
-It is lower than the share on a GPU, because temporary arrays of a step (20 to 40% of the memory of an env) are not
-measured on the CPU.
-"""
 
 # Numbers of envs in two batches. The difference in memory yields the memory per env, without the model's memory.
 PROBE_SIZES = (64, 256)
@@ -42,10 +39,10 @@ GPU_PROBE_SIZE = 2048
 class Room:
     """Memory that one rank may use, and memory of one env."""
 
+    # Memory of one additional env in bytes, including its share of the rollout and of network activations
     env_bytes: int
-    """Memory of one additional env in bytes, including its share of the rollout and of network activations."""
+    # Memory in bytes that the envs of this rank may use in total
     usable_bytes: int
-    """Memory in bytes that the envs of this rank may use in total."""
 
 
 def choose_num_envs(rooms: Sequence[Room]) -> tuple[int, str]:
@@ -53,9 +50,6 @@ def choose_num_envs(rooms: Sequence[Room]) -> tuple[int, str]:
 
     Returns:
         Envs per rank, and a line for the user that explains the number.
-
-    Raises:
-        UserError: If a rank does not have enough memory for one env.
     """
     # The rank with the smallest capacity decides.
     capacities = [room.usable_bytes // room.env_bytes for room in rooms]
@@ -77,9 +71,6 @@ def measure_room(config: TrainConfig, device: str, num_ranks_here: int) -> Room:
     """Build small batches of envs to measure their memory, and read how much is free.
 
     The states of random number generators do not change.
-
-    Raises:
-        UserError: If the config names a function, an actuator or a model that does not exist.
     """
     gpus = [] if device == "cpu" else [device]
     with torch.random.fork_rng(devices=gpus):

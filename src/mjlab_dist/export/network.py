@@ -157,11 +157,7 @@ class ExportedPolicy(nn.Module):
 
 
 class _Processing(nn.Module):
-    """Clip, scale and history of a term.
-
-    Attributes:
-        num_kept: Number of values that are kept for the next step; 0 without a history.
-    """
+    """Clip, scale and history of a term."""
 
     def __init__(self, term: ObservedTerm) -> None:
         super().__init__()
@@ -185,11 +181,7 @@ class _Processing(nn.Module):
 
 
 class _Actions(nn.Module):
-    """Clip, scale and offset of actions, and the actuators' inputs if they depend only on the scaled actions.
-
-    Attributes:
-        targets: Meaning of each target.
-    """
+    """Clip, scale and offset of actions, and the actuators' inputs if they depend only on the scaled actions."""
 
     _low: torch.Tensor
     _high: torch.Tensor

@@ -30,17 +30,7 @@ MAX_NAME_BYTES = 16
 
 
 class LauncherGroup(LauncherAgentGroup[Any]):
-    """The launcher's side: a connection to each agent. torchrunx creates the object.
-
-    Attributes:
-        listener: Socket that agents and ranks connect to.
-        hosts: Machine of each agent.
-        admit_rank: Called in a separate thread with each rank that has connected, and its connection.
-        peers: Sockets of the agents and ranks that have connected.
-        agents: Connections of the agents, by their rank in the group.
-        changed: Notified when an agent has connected.
-        is_aborted: Whether every wait for an agent must fail at once.
-    """
+    """The launcher's side: a connection to each agent. torchrunx creates the object."""
 
     listener: ClassVar[socket.socket]
     hosts: ClassVar[Sequence[str]]

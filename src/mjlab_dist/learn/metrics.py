@@ -89,12 +89,7 @@ class Outcome(NamedTuple):
 
 
 class Metrics:
-    """Computes rows from the samples of all ranks. All ranks compute the same rows.
-
-    Attributes:
-        num_samples: Control steps in one rollout, over all ranks.
-        total_steps: Control steps since the run began, over all ranks.
-    """
+    """Computes rows from the samples of all ranks. All ranks compute the same rows."""
 
     def __init__(
         self,

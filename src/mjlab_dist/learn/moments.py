@@ -39,11 +39,7 @@ class ClippedNormalization(EmpiricalNormalization):
     """Normalizes observations, and clips the result."""
 
     def __init__(self, shape: tuple[int, ...], clip: float) -> None:
-        """Create the buffers, as in rsl_rl.
-
-        Args:
-            shape: Shape of one observation.
-        """
+        """Create the buffers, as in rsl_rl."""
         super().__init__(shape)
         self.clip = clip
 

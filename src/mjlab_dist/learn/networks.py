@@ -29,12 +29,6 @@ def make_networks(config: AgentConfig, obs: TensorDict, num_actions: int, device
     """Build the policy and the value function.
 
     The value function reads the observations of the group ``critic``, or of ``actor`` if there is no such group.
-
-    Args:
-        config: The agent's config.
-        obs: Observations by group; their widths are the networks' input widths.
-        num_actions: Number of actions.
-        device: ``cpu`` or ``cuda:<index>``.
     """
     gaussian = functools.partial(
         BoundedGaussian, init_std=config.init_std, min_std=config.min_std, std_type=config.std_type
@@ -65,31 +59,13 @@ def make_networks(config: AgentConfig, obs: TensorDict, num_actions: int, device
 
 
 def load_policy(env: Env, config: TrainConfig, path: Path) -> MLPModel:
-    """Load a trained policy into one process. Any number of ranks may have trained it.
-
-    Args:
-        env: Envs of the run's task.
-        config: The run's config.
-        path: A checkpoint of the run.
-
-    Returns:
-        The policy. By default, a call maps observations to actions without exploration.
-    """
+    """Load a trained policy into one process. Any number of ranks may have trained it."""
     content = checkpoint.load(path, env.device)
     return _loaded(config, path, content, env.get_observations(), env.num_actions)
 
 
 def load_policy_without_env(config: TrainConfig, path: Path, device: str) -> MLPModel:
-    """Load a trained policy without its task. The numbers of observations and actions are read from the checkpoint.
-
-    Args:
-        config: The run's config.
-        path: A checkpoint of the run.
-        device: ``cpu`` or ``cuda:<index>``.
-
-    Returns:
-        The policy. By default, a call maps observations to actions without exploration.
-    """
+    """Load a trained policy without its task. The numbers of observations and actions are read from the checkpoint."""
     content = checkpoint.load(path, device)
     num_observations, num_actions = _sizes(content.get("actor_state_dict"))
     obs = TensorDict({"actor": torch.zeros(1, num_observations, device=device)}, batch_size=[1])
@@ -164,13 +140,7 @@ def _activate_in_place(network: nn.Module) -> None:
 
 
 def check_fit(models: Mapping[str, nn.Module], saved: Mapping[str, Any], flag: str) -> None:
-    """Raise if the networks of a checkpoint have the wrong shapes.
-
-    Args:
-        models: The networks by name.
-        saved: The checkpoint.
-        flag: The flag and file that name the checkpoint, for the message.
-    """
+    """Raise if the networks of a checkpoint have the wrong shapes."""
     for name, model in models.items():
         if not isinstance(saved.get(f"{name}_state_dict"), dict):
             raise UserError(f"{flag}: has no {name}_state_dict; give a checkpoint of a run, model_<iteration>.pt")

@@ -22,13 +22,7 @@ class Policy:
     """
 
     def __init__(self, config: TrainConfig, checkpoint: Path, device: str) -> None:
-        """Load the policy.
-
-        Args:
-            config: The run's config.
-            checkpoint: A checkpoint of the run.
-            device: ``cpu`` or ``cuda:<index>``.
-        """
+        """Load the policy."""
         self.config = config
         self.checkpoint = checkpoint
         with torch.random.fork_rng():  # creating networks draws random numbers, which must not affect the caller

@@ -28,14 +28,7 @@ def pack(state: Mapping[str, torch.Tensor]) -> torch.Tensor:
 
 
 def unpack(packed: torch.Tensor, like: Mapping[str, torch.Tensor]) -> RankState:
-    """Reverse :func:`pack`.
-
-    Args:
-        like: A state with the same names, shapes and dtypes.
-
-    Returns:
-        Tensors on the CPU.
-    """
+    """Reverse :func:`pack`."""
     names = sorted(like)
     parts = packed.split([like[name].numel() * like[name].element_size() for name in names])
     # Copy each part, because views into one buffer may not be aligned for their dtype.

@@ -46,11 +46,7 @@ class StepTimes:
 
 
 class Stopwatch:
-    """Records the start and the end of every call of a function.
-
-    Attributes:
-        marks: Start and end of each call.
-    """
+    """Records the start and the end of every call of a function."""
 
     def __init__(self, clock: Clock) -> None:
         """Create a stopwatch that has not recorded any calls yet."""

@@ -46,11 +46,7 @@ class Arrays:
 
 
 class Engine(Protocol):
-    """Computes the physics of all envs, in place.
-
-    Attributes:
-        data: Data for recorded programs.
-    """
+    """Computes the physics of all envs, in place."""
 
     data: mjw.Data
 

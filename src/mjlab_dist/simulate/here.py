@@ -13,12 +13,7 @@ from mjlab_dist.simulate.shard import Policy, Shard
 
 
 class Here:
-    """Envs in this process. Results are tensors on their device.
-
-    Attributes:
-        device: Device of results.
-        sizes: Sizes of the envs.
-    """
+    """Envs in this process. Results are tensors on their device."""
 
     def __init__(self, job: Job, device: str) -> None:
         """Build the envs."""

@@ -32,13 +32,6 @@ def make(
 ) -> Envs:
     """Make the envs of a task on the chosen devices.
 
-    Args:
-        config: Devices, number of envs and seed.
-        variants: The configs to simulate, each in the same number of envs.
-        arrays: Type of the arrays that the envs return.
-        listen: Receives warnings and progress.
-        final_observations: Whether steps also return the observations before resets.
-
     Raises:
         RankError: If a rank ended while it started.
     """

@@ -52,12 +52,7 @@ class _Area(NamedTuple):
 
 
 class Ranks:
-    """Envs in ranks of one or several machines.
-
-    Attributes:
-        device: Device of results, always ``cpu``.
-        sizes: Sizes of the envs.
-    """
+    """Envs in ranks of one or several machines."""
 
     def __init__(self, job: Job, config: TrainConfig, hosts: tuple[Host, ...], listen: Listener) -> None:
         """Start the ranks, and wait until they have built their envs.

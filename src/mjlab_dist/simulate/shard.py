@@ -96,11 +96,7 @@ class Shard:
         return self._named_observations()
 
     def step(self, actions: torch.Tensor) -> Tensors:
-        """Advance every env by one control step.
-
-        Args:
-            actions: (num_envs, num_actions) of float32 on the device.
-        """
+        """Advance every env by one control step."""
         parts: list[Tensors] = []
         for group in self._groups:
             with group.draws, torch.no_grad():

@@ -57,11 +57,7 @@ class Transport(Protocol):
 
 
 class SharedMemory:
-    """Connection of a rank on the launcher's machine: a Unix socket. Launcher and rank use the same memory.
-
-    Attributes:
-        connection: As in :class:`Transport`.
-    """
+    """Connection of a rank on the launcher's machine: a Unix socket. Launcher and rank use the same memory."""
 
     def __init__(self, connection: Connection) -> None:
         """Use a connection."""
@@ -82,11 +78,7 @@ class SharedMemory:
 
 
 class Network:
-    """Connection of a rank on another machine: a TCP socket. Launcher and rank each have their own memory.
-
-    Attributes:
-        connection: As in :class:`Transport`.
-    """
+    """Connection of a rank on another machine: a TCP socket. Launcher and rank each have their own memory."""
 
     def __init__(self, connection: Connection) -> None:
         """Use a connection."""

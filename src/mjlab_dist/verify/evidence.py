@@ -85,11 +85,7 @@ def _digest(tensor: torch.Tensor) -> str:
 
 
 class _Written:
-    """Context manager that records, from Python's audit events, which files this process writes below a directory.
-
-    Attributes:
-        names: Written files and directories, relative to the directory.
-    """
+    """Context manager that records, from Python's audit events, which files this process writes below a directory."""
 
     def __init__(self, directory: Path) -> None:
         self.names: set[str] = set()

@@ -21,11 +21,7 @@ COLLECTIVES = ("reduce", "gather", "broadcast", "scatter", "alltoall", "all_to_a
 
 
 class Collectives:
-    """Counter of this process's collectives: calls of the process group's methods, and sums over local sockets.
-
-    Attributes:
-        count: Number of collectives so far.
-    """
+    """Counter of this process's collectives: calls of the process group's methods, and sums over local sockets."""
 
     def __init__(self) -> None:
         """Start to count. Counting ends with the process."""
@@ -93,11 +89,7 @@ class WatchedSynchronizer:
 
 
 class Watch(Hook):
-    """Hook that watches a runner from its first iteration on.
-
-    Attributes:
-        own_s: Duration of each iteration in s, without the time that this rank waited for others.
-    """
+    """Hook that watches a runner from its first iteration on."""
 
     def __init__(self, desired_kl: float) -> None:
         """Start to count collectives."""

@@ -65,12 +65,7 @@ class Plot:
         self._element = add_plot(server, title + shown, "s", names[:MAX_LINES], empty, has_legend=has_legend)
 
     def update(self, times_s: np.ndarray, values: np.ndarray) -> None:
-        """Show values.
-
-        Args:
-            times_s: Times, (steps,).
-            values: Values, (steps, lines).
-        """
+        """Show values."""
         lines = np.nan_to_num(values[:, : self._num_lines].astype(np.float64))
         self._element.data = (times_s, *lines.T.copy())
 

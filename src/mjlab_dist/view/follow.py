@@ -26,12 +26,6 @@ class Follower:
 
     A checkpoint that cannot be read is skipped until its file changes: it may have been removed, or may not have been
     copied completely yet.
-
-    Attributes:
-        run: The run.
-        player: The player; None if there is no readable checkpoint.
-        shown: The checkpoint that is played.
-        chosen: The checkpoint to play; None to always play the newest.
     """
 
     def __init__(self, run: Run, train_config: TrainConfig, num_envs: int) -> None:

@@ -33,12 +33,7 @@ SPEEDS = ("0.1", "0.25", "0.5", "1", "2", "4")
 
 
 class Page:
-    """Controls and charts of a player on a server.
-
-    Attributes:
-        scene: The scene.
-        tabs: The group of tabs, to which the caller may add tabs.
-    """
+    """Controls and charts of a player on a server."""
 
     def __init__(
         self,

@@ -80,12 +80,7 @@ def parse_row(line: bytes) -> Row | None:
 
 
 class History:
-    """At most :data:`MAX_POINTS` rows of a file at equal intervals, and its two newest rows.
-
-    Attributes:
-        newest: The newest row; None if there is none.
-        before: The row before ``newest``.
-    """
+    """At most :data:`MAX_POINTS` rows of a file at equal intervals, and its two newest rows."""
 
     def __init__(self) -> None:
         """Start without rows."""

@@ -86,17 +86,7 @@ def state_of(held: Held, newest: Row | None, iterations: int | None) -> State:
 
 
 class Run:
-    """A run that this process follows.
-
-    Attributes:
-        run_dir: The run directory.
-        task: Name of the run's task.
-        history: Rows of metrics.jsonl.
-        ranks: Rows of rank_metrics.jsonl by rank; empty without ``--log-ranks``.
-        state: State of the run.
-        checkpoints: Checkpoints of the run by iteration, oldest first.
-        iterations: Iterations of the whole run; None if the number is not known.
-    """
+    """A run that this process follows."""
 
     def __init__(self, run_dir: Path, now: Callable[[], float] = time.monotonic) -> None:
         """Read the files for the first time."""

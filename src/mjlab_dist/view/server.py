@@ -56,11 +56,7 @@ MAX_MESSAGE_BYTES = 1 << 16
 
 
 class Server(viser.ViserServer):
-    """viser's server behind a :class:`Gate`. It never shares the page through viser's public server.
-
-    Attributes:
-        url: Address of the page, with the token if one is required.
-    """
+    """viser's server behind a :class:`Gate`. It never shares the page through viser's public server."""
 
     url: str
 
@@ -126,10 +122,6 @@ class Gate:
     that the request goes to. The gate refuses requests in which the two differ. On other addresses, a token is also
     required. The first request contains the token in its URL, and its response sets a cookie with the token for later
     requests.
-
-    Attributes:
-        token: The token; None on a loopback address.
-        gui: Controls of the page.
     """
 
     gui: viser.GuiApi
