@@ -12,6 +12,7 @@ from mjlab_dist.config import SimConfig, TrainConfig
 from mjlab_dist.config.entries import replaced
 from mjlab_dist.distributed import Rank, RankDevice
 from mjlab_dist.imports import start_up
+from mjlab_dist.messages import emit
 from mjlab_dist.wording import listed
 from mjlab_dist.worker import prepare_process
 
@@ -106,7 +107,6 @@ def measure(
     num_envs: int,
     num_steps: int,
     checkpoint: Path | None,
-    log: Callable[[str], None],
 ) -> list[Attempt]:
     """Step a task, and count constraint rows and contacts. If buffers are too small, double them and repeat.
 
@@ -128,7 +128,7 @@ def measure(
         overflows = attempts[-1].overflows
         why = f"Overflow of {listed(overflows)}" if overflows else "Collision is off with nconmax 0"
         sim = config.env.sim
-        log(f"{why}: measuring again with njmax {sim.njmax} and nconmax {sim.nconmax}.")
+        emit("status", text=f"{why}: measuring again with njmax {sim.njmax} and nconmax {sim.nconmax}.")
 
 
 def _attempt(config: TrainConfig, device: str, num_envs: int, num_steps: int, checkpoint: Path | None) -> Attempt:

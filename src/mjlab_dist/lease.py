@@ -24,7 +24,7 @@ from typing import Literal, NamedTuple
 
 from mjlab_dist.atomic import write_atomically
 from mjlab_dist.errors import TakenOverError, UserError
-from mjlab_dist.messages import Listener
+from mjlab_dist.messages import emit
 from mjlab_dist.run_files import open_file
 
 LEASE_FILE = "lease.json"
@@ -127,9 +127,9 @@ class Lease:
 
 
 @contextlib.contextmanager
-def leased(run_dir: Path, listen: Listener) -> Iterator[Lease]:
+def leased(run_dir: Path) -> Iterator[Lease]:
     """Hold the lease of a run until the context ends."""
-    lease = acquire(run_dir, listen)
+    lease = acquire(run_dir)
     ended = threading.Event()
 
     def keep() -> None:
@@ -149,7 +149,6 @@ def leased(run_dir: Path, listen: Listener) -> Iterator[Lease]:
 
 def acquire(
     run_dir: Path,
-    listen: Listener,
     now: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Lease:
@@ -185,7 +184,7 @@ def acquire(
                 first, since = look, now()
                 who = f"{path}: line 1 is not a lease, so another launch" if look.owner is None else _named(look.owner)
                 text = f"{who} may be training {run_dir}; waiting up to {EXPIRED_S:g} s to find out"
-                listen({"kind": "status", "text": text})
+                emit("status", text=text)
             sleep(POLL_S)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror or error}; choose a directory that you can write to") from error

@@ -59,8 +59,13 @@ def emit(kind: Kind, **data: Any) -> None:
     - ``result``: the ``result`` of a ``rank``.
     - ``failed``: the ``report`` of a rank that failed.
     """
+    send({"kind": kind, **data})
+
+
+def send(event: Event) -> None:
+    """Send an event of another process to the listeners of this process."""
     for listen in tuple(_listeners):
-        listen({"kind": kind, **data})
+        listen(event)
 
 
 @contextlib.contextmanager

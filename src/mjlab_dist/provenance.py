@@ -7,7 +7,7 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from mjlab_dist.atomic import write_atomically
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.errors import UserError
 from mjlab_dist.masking import masked
+from mjlab_dist.messages import emit
 from mjlab_dist.run_dir import CONFIG_FILE, PROVENANCE_FILE, to_yaml
 from mjlab_dist.run_files import read_file
 
@@ -32,13 +33,7 @@ _PACKAGES = (
 )
 
 
-def write_origin(
-    run_dir: Path,
-    config: TrainConfig,
-    argv: Sequence[str],
-    devices: Sequence[str],
-    warn: Callable[[str], None] = lambda _: None,
-) -> None:
+def write_origin(run_dir: Path, config: TrainConfig, argv: Sequence[str], devices: Sequence[str]) -> None:
     """Write the files that make a run reproducible: config, provenance, git diff."""
     # Config
     write_atomically(run_dir / CONFIG_FILE, to_yaml(config))
@@ -56,14 +51,14 @@ def write_origin(
         "git_dirty": bool(diff),
         "versions": versions(),
     }
-    if first := read_provenance(run_dir, warn):  # a resumed run keeps its first provenance
+    if first := read_provenance(run_dir):  # a resumed run keeps its first provenance
         provenance = {**first, "resumed": [*first.get("resumed", []), provenance]}
     write_atomically(run_dir / PROVENANCE_FILE, json.dumps(provenance, indent=2) + "\n")
     if diff:
         write_atomically(run_dir / "git.diff", diff)
 
 
-def read_provenance(run_dir: Path, warn: Callable[[str], None]) -> dict[str, Any]:
+def read_provenance(run_dir: Path) -> dict[str, Any]:
     """Return the provenance of a run; empty if there is none."""
     path = run_dir / PROVENANCE_FILE
     try:
@@ -80,11 +75,12 @@ def read_provenance(run_dir: Path, warn: Callable[[str], None]) -> dict[str, Any
     except ValueError as error:
         reason = str(error)
     if run_dir.is_file():
-        warn(f"{path}: cannot be read ({reason})")
+        emit("warning", text=f"{path}: cannot be read ({reason})")
         return {}
     aside = path.with_name(f"{path.name}.unreadable")
     path.replace(aside)
-    warn(f"{path}: cannot be read ({reason}); the file is now {aside.name}, and a new one is written")
+    text = f"{path}: cannot be read ({reason}); the file is now {aside.name}, and a new one is written"
+    emit("warning", text=text)
     return {}
 
 

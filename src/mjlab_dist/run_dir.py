@@ -25,7 +25,7 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,7 @@ from mjlab_dist.config.lines import dump_yaml, line_of_field, line_of_problem, l
 from mjlab_dist.config.serialization import FieldError, from_plain, to_plain
 from mjlab_dist.distributed.rank_info import RankInfo
 from mjlab_dist.errors import UserError
+from mjlab_dist.messages import emit
 from mjlab_dist.pack_file import check_pack, is_pack, read_part
 from mjlab_dist.run_files import by_column, open_file, parse_row, read_file
 from mjlab_dist.trust import refuse_foreign
@@ -128,9 +129,7 @@ def read_config_file(path: Path, *, trust: bool = False, uses_ssh: bool = True) 
     return config
 
 
-def find_run(
-    log_root: str, task: str, run: str, flag: str = "--run", warn: Callable[[str], None] | None = None
-) -> Path:
+def find_run(log_root: str, task: str, run: str, flag: str = "--run") -> Path:
     """Find a run to play or resume."""
     if run == "latest":
         runs = sorted((p.parent for p in Path(log_root, task).glob(f"*/{CONFIG_FILE}")), key=by_start)
@@ -142,10 +141,11 @@ def find_run(
                 f"{flag} latest: {runs[-1]} has no checkpoint, and no earlier run has one; name another run"
             )
         newer = runs[runs.index(with_checkpoint[-1]) + 1 :]
-        if newer and warn is not None:
+        if newer:
             others = f" and {len(newer) - 1} more" if len(newer) > 1 else ""
             have = "have" if others else "has"
-            warn(f"{flag} latest: uses {with_checkpoint[-1]}; the newer {newer[-1]}{others} {have} no checkpoint")
+            text = f"{flag} latest: uses {with_checkpoint[-1]}; the newer {newer[-1]}{others} {have} no checkpoint"
+            emit("warning", text=text)
         return with_checkpoint[-1]
     run_dir = Path(run)
     if os.path.isfile(run):  # noqa: PTH113 (False, not an error, for a name that is too long)
@@ -181,7 +181,7 @@ def find_any_run(log_root: str, run: str) -> Path:
     return Path(run)
 
 
-def find_run_to_resume(log_root: str, task: str | None, run: str, warn: Callable[[str], None] | None = None) -> Path:
+def find_run_to_resume(log_root: str, task: str | None, run: str) -> Path:
     """Find a run to resume."""
     if os.path.isfile(run):  # noqa: PTH113 (False, not an error, for a name that is too long)
         raise UserError(
@@ -204,7 +204,7 @@ def find_run_to_resume(log_root: str, task: str | None, run: str, warn: Callable
                 "directory from the machine that trained it"
             )
         return found
-    return find_run(log_root, task, run, "--resume", warn)
+    return find_run(log_root, task, run, "--resume")
 
 
 def find_checkpoint(run_dir: Path) -> Path:
@@ -283,9 +283,7 @@ def read_metrics(run_dir: Path, name: str = METRICS_FILE) -> list[dict[str, Any]
     return [row for _, row in _rows_of(read_file(run_dir, name), run_dir / name)]
 
 
-def cut_metrics(
-    run_dir: Path, iteration: int, name: str = METRICS_FILE, warn: Callable[[str], None] = lambda _: None
-) -> None:
+def cut_metrics(run_dir: Path, iteration: int, name: str = METRICS_FILE) -> None:
     """Remove damaged rows, and the rows after an iteration, from a file in one atomic operation."""
     path = run_dir / name
     if not path.is_file():
@@ -297,7 +295,8 @@ def cut_metrics(
         rows.pop()
     kept = b"".join(line for line, _ in rows)
     if b"\0" in data or (last < iteration and name == METRICS_FILE):
-        warn(f"{path}: is damaged, as after a power failure; {_lost(rows, iteration)} and training continues")
+        lost = _lost(rows, iteration)
+        emit("warning", text=f"{path}: is damaged, as after a power failure; {lost} and training continues")
     if not data.startswith(kept):
         write_atomically(path, kept.decode())
         return

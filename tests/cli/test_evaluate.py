@@ -64,11 +64,11 @@ def test_results_do_not_depend_on_the_number_of_ranks(command: Command, trained:
 def test_play_counts_the_same_episodes(trained: Path):
     num_envs = 6
     chosen = PlayConfig(log_root=str(trained / "logs"), num_envs=num_envs, seed=3)
-    config, checkpoint = play.resolve(TASK, chosen, pytest.fail)
+    config, checkpoint = play.resolve(TASK, chosen)
     config = dataclasses.replace(config, env=dataclasses.replace(config.env, episode_length_s=0.4))
     played = play.play(config, checkpoint, chosen)
     asked = EvaluateConfig(num_episodes=num_envs, num_envs=num_envs, seed=3, gpu_ids=None)
-    (result,) = evaluate(config, checkpoint, asked, lambda _: None)
+    (result,) = evaluate(config, checkpoint, asked)
     returns, error = result.columns["return"], 1.96 * statistics.stdev(played.returns) / math.sqrt(num_envs)
     assert returns.mean == pytest.approx(statistics.mean(played.returns), rel=1e-5)
     assert (returns.low, returns.high) == pytest.approx((returns.mean - error, returns.mean + error), rel=1e-5)

@@ -97,11 +97,11 @@ def test_the_card_describes_the_policy(place: Path):
 def test_other_commands_give_the_same_results_with_the_pack_as_with_the_run(place: Path):
     pack, newest = place / "walk.zip", run_dir(place) / "checkpoints" / "model_2.pt"
     for chosen in (PlayConfig(run=str(pack)), PlayConfig(checkpoint=str(pack))):
-        config, path = resolve(TASK, chosen, pytest.fail)
-        _, expected = resolve(TASK, PlayConfig(checkpoint=str(newest)), pytest.fail)
+        config, path = resolve(TASK, chosen)
+        _, expected = resolve(TASK, PlayConfig(checkpoint=str(newest)))
         assert play(config, path, chosen).returns == play(config, expected, chosen).returns
     # A new export equals the policy in the pack
-    exported = export(config, path, ExportConfig(num_checked=16), pytest.fail)
+    exported = export(config, path, ExportConfig(num_checked=16))
     assert {file.parent for file in exported.files} == {place / "walk_exported"}
     (own,) = (file for file in exported.files if file.name == ONNX)
     metadata = [

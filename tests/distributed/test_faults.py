@@ -273,7 +273,7 @@ def test_row_29_a_run_of_another_machine_is_not_resumed(command: Command, wait_f
     assert one.code == Exit.DONE, one.err
     run = only_run(command.cwd)
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file()}
-    with leased(run, lambda _: None):
+    with leased(run):
         take_over(run)
         process = command.start(*args, "--resume", str(run), "--max-iterations", "4")
         # Renew the lease until this launch ends, as the other machine does while it is alive.

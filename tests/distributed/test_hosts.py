@@ -332,7 +332,7 @@ CPU = RankDevice(device="cpu", name="cpu", torch_threads=1, backend="gloo")
 
 def chosen(ssh_config: Path, *hosts: str) -> tuple[str, ...]:
     config = dataclasses.replace(registry.task_config("cartpole-balance"), hosts=hosts, ssh_config=str(ssh_config))
-    made = choose_hosts(config, {}, (CPU,), pytest.fail)
+    made = choose_hosts(config, {}, (CPU,))
     return tuple(host.name for host in made)
 
 

@@ -19,7 +19,7 @@ import pytest
 from mjlab_dist import lease
 from mjlab_dist.errors import TakenOverError, UserError
 from mjlab_dist.lease import EXPIRED_S, LEASE_FILE, LeaseWatch, acquire, leased
-from mjlab_dist.messages import Event
+from mjlab_dist.messages import Event, listening
 
 
 def change(run_dir: Path, **fields: Any) -> None:
@@ -32,12 +32,8 @@ def change(run_dir: Path, **fields: Any) -> None:
 
 def elsewhere(run_dir: Path) -> None:
     """Write the lease of a launch on another machine."""
-    acquire(run_dir, ignore)
+    acquire(run_dir)
     change(run_dir, token="other", host="node7", pid=1, system="another start of another machine")
-
-
-def ignore(_: Event) -> None:
-    """Ignore an event."""
 
 
 def refuse(_: float) -> None:
@@ -62,7 +58,7 @@ class Clock:
 
 def test_a_lease_is_removed_at_the_end_and_can_be_acquired_again(tmp_path: Path) -> None:
     for _ in range(2):
-        with leased(tmp_path, ignore) as own:
+        with leased(tmp_path) as own:
             own.renew()
             assert [path.name for path in tmp_path.iterdir()] == [LEASE_FILE]
         assert not list(tmp_path.iterdir())
@@ -70,7 +66,7 @@ def test_a_lease_is_removed_at_the_end_and_can_be_acquired_again(tmp_path: Path)
 
 def test_a_run_of_another_process_is_refused_even_if_the_process_is_stopped(tmp_path: Path) -> None:
     program = "import sys; from pathlib import Path; from mjlab_dist.lease import acquire; "
-    program += "acquire(Path(sys.argv[1]), print); print(flush=True); input()"
+    program += "acquire(Path(sys.argv[1])); print(flush=True); input()"
     with subprocess.Popen(
         [sys.executable, "-c", program, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -78,27 +74,27 @@ def test_a_run_of_another_process_is_refused_even_if_the_process_is_stopped(tmp_
         process.stdout.readline()
         psutil.Process(process.pid).suspend()
         with pytest.raises(UserError, match=rf"^--resume {tmp_path}: process {process.pid} on "):
-            acquire(tmp_path, ignore, sleep=Clock().sleep)
+            acquire(tmp_path, sleep=Clock().sleep)
         process.kill()
         process.wait()
     # The end of the lease's launch is noticed at once, without sleeping.
-    acquire(tmp_path, ignore, sleep=refuse).renew()
+    acquire(tmp_path, sleep=refuse).renew()
 
 
 def test_a_zombie_does_not_train(tmp_path: Path) -> None:
-    acquire(tmp_path, ignore)
+    acquire(tmp_path)
     with subprocess.Popen(["true"]) as process:
         while psutil.Process(process.pid).status() != psutil.STATUS_ZOMBIE:
             pass
         started = int(Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[19])
         change(tmp_path, token="other", pid=process.pid, started=started)
-        acquire(tmp_path, ignore, sleep=refuse).renew()
+        acquire(tmp_path, sleep=refuse).renew()
 
 
 def test_a_process_id_that_is_used_again_is_not_the_owner(tmp_path: Path) -> None:
-    acquire(tmp_path, ignore)
+    acquire(tmp_path)
     change(tmp_path, token="other", started=1)
-    acquire(tmp_path, ignore, sleep=refuse).renew()
+    acquire(tmp_path, sleep=refuse).renew()
 
 
 def test_another_machine_that_renews_is_refused_with_any_clock(tmp_path: Path) -> None:
@@ -111,8 +107,8 @@ def test_another_machine_that_renews_is_refused_with_any_clock(tmp_path: Path) -
 
     clock = Clock(renew_in_the_past)
     events: list[Event] = []
-    with pytest.raises(UserError, match=r"process 1 on node7 "):
-        acquire(tmp_path, events.append, clock.now, clock.sleep)
+    with listening(events.append), pytest.raises(UserError, match=r"process 1 on node7 "):
+        acquire(tmp_path, clock.now, clock.sleep)
     assert [event["kind"] for event in events] == ["status"]
     assert "node7" in events[0]["text"]
 
@@ -121,7 +117,7 @@ def test_another_machine_that_does_not_renew_is_replaced(tmp_path: Path) -> None
     elsewhere(tmp_path)
     os.utime(tmp_path / LEASE_FILE, (2e9, 2e9))  # far in the future
     clock = Clock()
-    own = acquire(tmp_path, ignore, clock.now, clock.sleep)
+    own = acquire(tmp_path, clock.now, clock.sleep)
     assert clock.now_s == pytest.approx(EXPIRED_S, abs=1)
     own.renew()
     assert [path.name for path in tmp_path.iterdir()] == [LEASE_FILE]
@@ -130,7 +126,7 @@ def test_another_machine_that_does_not_renew_is_replaced(tmp_path: Path) -> None
 def test_a_lease_that_is_released_while_another_launch_waits_is_free(tmp_path: Path) -> None:
     elsewhere(tmp_path)
     clock = Clock((tmp_path / LEASE_FILE).unlink)
-    acquire(tmp_path, ignore, clock.now, clock.sleep).renew()
+    acquire(tmp_path, clock.now, clock.sleep).renew()
     assert clock.now_s < 1
 
 
@@ -159,7 +155,8 @@ def test_a_damaged_lease_is_replaced_after_a_wait(tmp_path: Path, content: bytes
     (tmp_path / LEASE_FILE).write_bytes(content)
     clock, events = Clock(), list[Event]()
     assert LeaseWatch(tmp_path).look() == "unknown"
-    acquire(tmp_path, events.append, clock.now, clock.sleep).renew()
+    with listening(events.append):
+        acquire(tmp_path, clock.now, clock.sleep).renew()
     assert clock.now_s == pytest.approx(EXPIRED_S, abs=1)
     assert f"{LEASE_FILE}: line 1 " in events[0]["text"]
 
@@ -185,7 +182,7 @@ def link_to_a_lease(path: Path) -> None:
 def test_a_lease_that_is_not_a_file_is_named_at_once(tmp_path: Path, make: Callable[[Path], None]) -> None:
     make(tmp_path / LEASE_FILE)
     with pytest.raises(UserError, match=rf"^{tmp_path / LEASE_FILE}: ") as refusal:
-        acquire(tmp_path, ignore, sleep=refuse)
+        acquire(tmp_path, sleep=refuse)
     assert "\n" not in str(refusal.value)
     assert LeaseWatch(tmp_path).look() == "unknown"
 
@@ -193,7 +190,7 @@ def test_a_lease_that_is_not_a_file_is_named_at_once(tmp_path: Path, make: Calla
 def test_one_of_many_launches_at_once_takes_over_a_dead_launch(tmp_path: Path) -> None:
     def attempt(run_dir: Path) -> bool:
         try:
-            acquire(run_dir, ignore).renew()
+            acquire(run_dir).renew()
         except UserError:
             return False
         return True
@@ -202,21 +199,21 @@ def test_one_of_many_launches_at_once_takes_over_a_dead_launch(tmp_path: Path) -
         for number in range(40):
             run_dir = tmp_path / str(number)
             run_dir.mkdir()
-            acquire(run_dir, ignore)
+            acquire(run_dir)
             change(run_dir, token="dead", started=1)
             assert sum(pool.map(attempt, [run_dir] * 8)) == 1
             assert [path.name for path in run_dir.iterdir()] == [LEASE_FILE]
 
 
 def test_a_launch_that_is_killed_while_it_takes_over_can_be_replaced(tmp_path: Path) -> None:
-    acquire(tmp_path, ignore)
+    acquire(tmp_path)
     change(tmp_path, token="dead", started=1)
     program = "import os, sys; from pathlib import Path; from mjlab_dist import lease; "
     program += "lease.write_atomically = lambda *_: os._exit(9); "  # after the claim, before the new lease
-    program += "lease.acquire(Path(sys.argv[1]), print)"
+    program += "lease.acquire(Path(sys.argv[1]))"
     assert subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False).returncode == 9
     assert len(list(tmp_path.iterdir())) == 2
-    acquire(tmp_path, ignore, sleep=refuse).renew()
+    acquire(tmp_path, sleep=refuse).renew()
     assert [path.name for path in tmp_path.iterdir()] == [LEASE_FILE]
 
 
@@ -225,15 +222,15 @@ def test_a_file_system_without_hard_links(tmp_path: Path, monkeypatch: pytest.Mo
         raise PermissionError(errno.EPERM, "Operation not permitted")
 
     monkeypatch.setattr(Path, "hardlink_to", refuse_links)
-    with leased(tmp_path, ignore) as own:
+    with leased(tmp_path) as own:
         own.renew()
         with pytest.raises(UserError, match="is training this run"):
-            acquire(tmp_path, ignore, sleep=refuse)
+            acquire(tmp_path, sleep=refuse)
     assert not list(tmp_path.iterdir())
 
 
 def test_a_replaced_launch_notices_and_keeps_the_file(tmp_path: Path) -> None:
-    with leased(tmp_path, ignore) as own:
+    with leased(tmp_path) as own:
         elsewhere_after = pickle.loads(pickle.dumps(own))  # rank 0 gets a pickled copy, which must also notice
         change(tmp_path, token="other", host="node7")
         for one in (own, elsewhere_after):
@@ -249,7 +246,7 @@ def test_renewing_changes_the_time_of_the_file_at_intervals(tmp_path: Path, monk
     clock = Clock()
     clock.now_s = 1000.0
     monkeypatch.setattr("mjlab_dist.lease.time.monotonic", clock.now)
-    own = acquire(tmp_path, ignore)
+    own = acquire(tmp_path)
     changed: list[bool] = []
     for _ in range(3):
         os.utime(tmp_path / LEASE_FILE, (0, 0))
@@ -262,7 +259,7 @@ def test_renewing_changes_the_time_of_the_file_at_intervals(tmp_path: Path, monk
 def test_one_of_many_launches_at_once_gets_a_free_lease(tmp_path: Path) -> None:
     def attempt(_: int) -> bool:
         try:
-            acquire(tmp_path, ignore)
+            acquire(tmp_path)
         except UserError:
             return False
         return True
@@ -273,4 +270,4 @@ def test_one_of_many_launches_at_once_gets_a_free_lease(tmp_path: Path) -> None:
 
 def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=rf"^{tmp_path / 'none'}"):
-        acquire(tmp_path / "none", ignore)
+        acquire(tmp_path / "none")

@@ -14,6 +14,7 @@ import pytest
 from mjlab_dist import registry
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.errors import UserError
+from mjlab_dist.messages import Event, listening
 from mjlab_dist.provenance import read_provenance, write_origin
 from mjlab_dist.run_dir import PROVENANCE_FILE
 
@@ -69,22 +70,24 @@ def provenance_of(run_dir: Path, config: TrainConfig) -> dict[str, Any]:
 def test_a_damaged_provenance_is_set_aside_with_a_warning(config: TrainConfig, run_dir: Path, damaged: bytes):
     path = run_dir / PROVENANCE_FILE
     path.write_bytes(damaged)
-    warnings: list[str] = []
-    write_origin(run_dir, config, ["train"], ["cpu"], warnings.append)
+    events: list[Event] = []
+    with listening(events.append):
+        write_origin(run_dir, config, ["train"], ["cpu"])
     assert json.loads(path.read_text())["command"] == ["train"]
-    (warning,) = warnings
-    assert warning.startswith(f"{path}: ")
-    assert len(warning.splitlines()) == 1
+    (warning,) = events
+    assert warning["text"].startswith(f"{path}: ")
+    assert len(warning["text"].splitlines()) == 1
     assert (run_dir / "provenance.json.unreadable").read_bytes() == damaged
-    write_origin(run_dir, config, ["again"], ["cpu"], warnings.append)
+    with listening(events.append):
+        write_origin(run_dir, config, ["again"], ["cpu"])
     assert [one["command"] for one in json.loads(path.read_text())["resumed"]] == [["again"]]
-    assert len(warnings) == 1
+    assert len(events) == 1
 
 
 def test_a_provenance_that_is_not_a_file_is_named(run_dir: Path):
     os.mkfifo(run_dir / PROVENANCE_FILE)
     with pytest.raises(UserError, match=rf"^{run_dir / PROVENANCE_FILE}: is not a regular file"):
-        read_provenance(run_dir, print)
+        read_provenance(run_dir)
 
 
 @pytest.mark.usefixtures("repository")

@@ -19,6 +19,7 @@ from mjlab_dist.config import PlayConfig, TrainConfig
 from mjlab_dist.config.serialization import to_plain
 from mjlab_dist.errors import UserError
 from mjlab_dist.launch.plan import find_resumed
+from mjlab_dist.messages import Event, listening
 from mjlab_dist.run_dir import (
     BEST_LINK,
     CHECKPOINTS_DIR,
@@ -162,11 +163,12 @@ def test_latest_skips_runs_without_a_checkpoint_and_reports_it(config: TrainConf
     run_dir = make_run(config, "2026-11-21_03-14-25")
     for name in ("2026-11-21_03-14-26", "2026-11-21_03-14-27"):
         shutil.rmtree(make_run(config, name) / CHECKPOINTS_DIR)
-    lines: list[str] = []
-    assert find_run(config.log_root, config.task, "latest", warn=lines.append) == run_dir
-    (line,) = lines
-    assert line.startswith(f"--run latest: uses {run_dir};")
-    assert "2026-11-21_03-14-27 and 1 more" in line
+    events: list[Event] = []
+    with listening(events.append):
+        assert find_run(config.log_root, config.task, "latest") == run_dir
+    (warning,) = events
+    assert warning["text"].startswith(f"--run latest: uses {run_dir};")
+    assert "2026-11-21_03-14-27 and 1 more" in warning["text"]
     shutil.rmtree(run_dir / CHECKPOINTS_DIR)
     assert "no checkpoint" in refusal_of(config.log_root, config.task, "latest")
 
@@ -176,22 +178,22 @@ def test_a_run_whose_checkpoints_are_gone_is_not_resumed(config: TrainConfig):
     metrics = run_dir / METRICS_FILE
     metrics.write_text('{"iteration": 1}\n{"iteration": 2}\n')
     resumed = dataclasses.replace(config, resume=str(run_dir))
-    assert find_resumed(resumed, print) == run_dir
+    assert find_resumed(resumed) == run_dir
     shutil.rmtree(run_dir / CHECKPOINTS_DIR)
     with pytest.raises(UserError, match=f"^--resume {run_dir}: .*2 iterations.*no checkpoint"):
-        find_resumed(resumed, print)
+        find_resumed(resumed)
     metrics.unlink()
-    assert find_resumed(resumed, print) == run_dir, "without metrics, no iteration would be overwritten"
+    assert find_resumed(resumed) == run_dir, "without metrics, no iteration would be overwritten"
 
 
 def test_a_run_with_checkpoints_of_another_program_is_not_resumed(config: TrainConfig):
     run_dir = make_run(config, "2026-11-21_03-14-25")
     resumed = dataclasses.replace(config, resume=str(run_dir))
     write_checkpoint(checkpoint_path(run_dir, 2), model_state_dict={})
-    assert find_resumed(resumed, print) == run_dir, "the older checkpoint can be read"
+    assert find_resumed(resumed) == run_dir, "the older checkpoint can be read"
     write_checkpoint(checkpoint_path(run_dir, 1), model_state_dict={})
     with pytest.raises(UserError, match=rf"^--resume {run_dir}: none of its 2 .*model_2.pt: rsl_rl below version 5"):
-        find_resumed(resumed, print)
+        find_resumed(resumed)
 
 
 @pytest.mark.parametrize(
@@ -210,7 +212,7 @@ def test_a_line_of_metrics_that_cannot_be_read_is_named(config: TrainConfig, lin
     rows = f'{{"iteration": 1}}\n{line}\n{{"iteration": 3}}\n'
     (run_dir / METRICS_FILE).write_bytes(rows.encode(errors="surrogateescape"))
     with pytest.raises(UserError, match=f"^{run_dir / METRICS_FILE}: line 2 "):
-        find_resumed(dataclasses.replace(config, resume=str(run_dir)), print)
+        find_resumed(dataclasses.replace(config, resume=str(run_dir)))
 
 
 def test_a_run_is_not_resumed_through_links(config: TrainConfig, tmp_path: Path):
@@ -219,7 +221,7 @@ def test_a_run_is_not_resumed_through_links(config: TrainConfig, tmp_path: Path)
     shutil.move(run_dir / "checkpoints", resumed)
     (run_dir / "checkpoints").symlink_to(resumed / "checkpoints")
     with pytest.raises(UserError, match=rf"^--resume {run_dir}: {run_dir}/checkpoints is a link "):
-        find_resumed(dataclasses.replace(config, resume=str(run_dir)), print)
+        find_resumed(dataclasses.replace(config, resume=str(run_dir)))
 
 
 def test_no_run_at_all_is_refused(config: TrainConfig):
@@ -281,7 +283,7 @@ def test_play_finds_the_newest_and_the_best_by_name(config: TrainConfig):
     checkpoint_path(run_dir, 1).unlink()
 
     def played(checkpoint: str | None) -> Path:
-        return play.resolve(config.task, PlayConfig(checkpoint=checkpoint, log_root=config.log_root), print)[1]
+        return play.resolve(config.task, PlayConfig(checkpoint=checkpoint, log_root=config.log_root))[1]
 
     for name in (None, "latest"):
         with pytest.raises(UserError, match=r"^--run latest: .*no checkpoint"):

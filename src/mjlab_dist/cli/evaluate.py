@@ -43,13 +43,11 @@ def main(argv: Sequence[str], prog: str) -> None:
         check_plot(config.plot, len(config.vary))
 
     # Choose the checkpoint and evaluate it
-    with waiting_for_ranks(prog) as listen:
+    with waiting_for_ranks(prog):
         same = ("run", "checkpoint", "disturbances", "seed", "log_root", "trust")
         chosen = PlayConfig(**{name: getattr(config, name) for name in same})
-        train_config, checkpoint = chosen_run(
-            task, chosen, prog, changes, lambda text: listen({"kind": "warning", "text": text})
-        )
-        results = evaluate(train_config, checkpoint, config, listen)
+        train_config, checkpoint = chosen_run(task, chosen, prog, changes)
+        results = evaluate(train_config, checkpoint, config)
 
     # Report
     if config.json:

@@ -31,22 +31,17 @@ def main(argv: Sequence[str], prog: str) -> None:
 
     # Export
     console = make_console(soft_wrap=True)
-    printer = EventPrinter(console)
-
-    def warn(text: str) -> None:
-        printer.listen({"kind": "warning", "text": text})
-
     same = ("run", "checkpoint", "seed", "log_root", "trust")
     chosen = PlayConfig(**{name: getattr(config, name) for name in same})
-    train_config, checkpoint = chosen_run(task, chosen, prog, (), warn)
-    import_learner()
-    console.print(f"Exporting {checkpoint}")
-    try:
-        with printer, listening(printer.listen):
-            exported = export(train_config, checkpoint, config, warn)
-    except CheckError as error:
-        print(f"{prog}: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    with EventPrinter(console) as printer, listening(printer.listen):
+        train_config, checkpoint = chosen_run(task, chosen, prog, ())
+        import_learner()
+        console.print(f"Exporting {checkpoint}")
+        try:
+            exported = export(train_config, checkpoint, config)
+        except CheckError as error:
+            print(f"{prog}: {error}", file=sys.stderr)
+            sys.exit(error.exit_code)
 
     # Report
     made = exported.made

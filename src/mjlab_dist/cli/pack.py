@@ -30,7 +30,7 @@ def main(argv: Sequence[str], prog: str) -> None:
     print(f"Packing {source.checkpoint}", flush=True)
     try:
         with printer, listening(printer.listen):
-            packed = pack(source, config, lambda text: printer.listen({"kind": "warning", "text": text}))
+            packed = pack(source, config)
     except CheckError as error:
         print(f"{prog}: {error}", file=sys.stderr)
         sys.exit(error.exit_code)

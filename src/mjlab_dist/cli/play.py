@@ -6,7 +6,7 @@ import dataclasses
 import os
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -43,18 +43,15 @@ def show(task: str, config: PlayConfig, prog: str, changes: Sequence[str] = ()) 
 
     viewer = choose_viewer(config, os.environ)
 
-    printer = EventPrinter(make_console(soft_wrap=True))
-    train_config, checkpoint = chosen_run(task, config, prog, changes, _warner(printer))
-    import_learner()
-    if viewer is not None:
-        _view(train_config, checkpoint, config, printer)
-    if config.nan_dump is not None:
-        with printer, listening(printer.listen):
-            replayed = play.replay(train_config, checkpoint, config)
-        _print_replayed(checkpoint, replayed)
-        return
-    print(f"Playing {checkpoint}")
-    with printer, listening(printer.listen):
+    with EventPrinter(make_console(soft_wrap=True)) as printer, listening(printer.listen):
+        train_config, checkpoint = chosen_run(task, config, prog, changes)
+        import_learner()
+        if viewer is not None:
+            _view(train_config, checkpoint, config)
+        if config.nan_dump is not None:
+            _print_replayed(checkpoint, play.replay(train_config, checkpoint, config))
+            return
+        print(f"Playing {checkpoint}")
         result = play.play(train_config, checkpoint, config)
     _print_result(result)
     if config.video:
@@ -63,13 +60,11 @@ def show(task: str, config: PlayConfig, prog: str, changes: Sequence[str] = ()) 
         print(f"Frames, one every {result.frame_interval_s:.3g} s: {config.frames}")
 
 
-def chosen_run(
-    task: str, config: PlayConfig, prog: str, changes: Sequence[str], warn: Callable[[str], None]
-) -> tuple[TrainConfig, Path]:
+def chosen_run(task: str, config: PlayConfig, prog: str, changes: Sequence[str]) -> tuple[TrainConfig, Path]:
     """Return the run's config, whose env is changed by the flags, and the path of the checkpoint or NaN dump."""
     from mjlab_dist import play  # --help does not need it
 
-    train_config, path = play.resolve(task, config, warn)
+    train_config, path = play.resolve(task, config)
     if changes:
         train_config = parse_config(train_config, changes, f"{prog} {task}")
         validate(train_config)
@@ -78,25 +73,16 @@ def chosen_run(
     return train_config, path
 
 
-def _warner(printer: EventPrinter) -> Callable[[str], None]:
-    return lambda text: printer.listen({"kind": "warning", "text": text})
-
-
-def _view(train_config: TrainConfig, path: Path, config: PlayConfig, printer: EventPrinter) -> NoReturn:
+def _view(train_config: TrainConfig, path: Path, config: PlayConfig) -> NoReturn:
     """Show a checkpoint or a dump in a viewer, and end the process without waiting for open pages to close."""
     from mjlab_dist.view.run import view, view_dump  # --help does not need it
 
     print(f"Playing {path}", flush=True)
-    with printer, listening(printer.listen):
-        start = view if config.nan_dump is None else view_dump
-        start(train_config, path, config, _print_line, _warner(printer))
+    start = view if config.nan_dump is None else view_dump
+    start(train_config, path, config)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(Exit.DONE)
-
-
-def _print_line(text: str) -> None:
-    print(text, flush=True)
 
 
 def _print_result(result: PlayResult) -> None:

@@ -71,8 +71,8 @@ def main(argv: Sequence[str], prog: str) -> None:
         check_figure_file("--plot", file, [".png"])
 
     # Runs
-    with waiting_for_ranks(prog) as listen:
-        scaling = measure(config, num_rounds, until_return, listen)
+    with waiting_for_ranks(prog):
+        scaling = measure(config, num_rounds, until_return)
 
     # Report
     if as_json:

@@ -79,9 +79,7 @@ def main(argv: Sequence[str], prog: str) -> None:
     print(f"Stepping {config.task} {num_steps} times with {budget.num_envs} envs and {actions}, on {device.name}.")
     import_learner()
     with EventPrinter(make_console(soft_wrap=True)) as printer, listening(printer.listen):
-        attempts = measure(
-            config, device, num_envs=budget.num_envs, num_steps=num_steps, checkpoint=checkpoint, log=print
-        )
+        attempts = measure(config, device, num_envs=budget.num_envs, num_steps=num_steps, checkpoint=checkpoint)
     _show(attempts)
 
 

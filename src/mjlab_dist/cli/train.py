@@ -28,6 +28,7 @@ from mjlab_dist.errors import (
     exit_code_of,
 )
 from mjlab_dist.imports import import_learner
+from mjlab_dist.messages import listening
 from mjlab_dist.places import named, with_notes
 from mjlab_dist.resuming import AUTO, check_same_run, find_named_run, is_complete
 from mjlab_dist.run_dir import find_run_to_resume, read_config_file, to_yaml
@@ -107,8 +108,8 @@ def _show_dry_run(config: TrainConfig) -> None:
     from mjlab_dist.launch.dry_run import describe, dry_run  # --help needs none of it
 
     import_learner()
-    with EventPrinter(make_console(stderr=True, soft_wrap=True)) as printer:
-        run = dry_run(config, printer.listen)
+    with EventPrinter(make_console(stderr=True, soft_wrap=True)) as printer, listening(printer.listen):
+        run = dry_run(config)
     table = Table.grid(padding=(0, 2))
     for row in describe(config, run):
         table.add_row(*map(Text, row))
@@ -128,7 +129,8 @@ def read_config(argv: Sequence[str], prog: str, page: Page, **defaults: Any) -> 
     if asked and task is None and asked.prefix in registry.task_names():
         task, asked = asked.prefix, HelpRequest()  # train --help TASK
     # Config that the flags change: the config of a run, a file or the task
-    run_dir = None if run is None else _find_run(run, task, file, flags, prog)
+    with listening(lambda event: _printer().listen(event)):
+        run_dir = None if run is None else _find_run(run, task, file, flags, prog)
     if run_dir is not None:
         default = read_config_file(run_dir, trust=trust, uses_ssh=uses_ssh)
         default = dataclasses.replace(default, resume=str(run_dir))
@@ -166,10 +168,6 @@ def read_config(argv: Sequence[str], prog: str, page: Page, **defaults: Any) -> 
     return drop_replaced(dataclasses.replace(config, task=default.task), given)
 
 
-def _warn(text: str) -> None:
-    _printer().listen({"kind": "warning", "text": text})
-
-
 def _name_places(read: TrainConfig, source: Path | str | None, flags: Sequence[str], *, is_resumed: bool) -> None:
     """Name the machines and directories that a config file chooses, before anything is started there."""
     given = [name for name in PLACES if is_given(flags, f"--{name.replace('_', '-')}")]
@@ -196,7 +194,7 @@ def _find_run(run: str, task: str | None, file: str | None, flags: Sequence[str]
         raise UserError(f"--resume {run}: takes the run's own config, not --config {file}; drop one of the two")
     if is_given(flags, "--init-from"):
         raise UserError(f"--resume {run}: continues from the run's own checkpoint; drop --init-from")
-    return find_run_to_resume(log_root, task, run, _warn)
+    return find_run_to_resume(log_root, task, run)
 
 
 def _print_general_help(asked: HelpRequest, prog: str, page: Page, **defaults: Any) -> None:

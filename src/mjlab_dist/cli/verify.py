@@ -54,8 +54,8 @@ def main(argv: Sequence[str], prog: str) -> None:
     from mjlab_dist.verify.run import verify  # --help does not need it
 
     # Checks
-    with waiting_for_ranks(prog) as listen:
-        report = verify(config, listen)
+    with waiting_for_ranks(prog):
+        report = verify(config)
     # Report
     print(json.dumps(_plain(report))) if as_json else _show(report, make_console())
     if not report.passed:

@@ -38,13 +38,7 @@ def main(argv: Sequence[str], prog: str) -> None:
     import_learner()
     printer = EventPrinter(make_console(soft_wrap=True))
     with printer, listening(printer.listen):
-        watch(
-            run_dir,
-            train_config,
-            config,
-            lambda text: print(text, flush=True),
-            lambda text: printer.listen({"kind": "warning", "text": text}),
-        )
+        watch(run_dir, train_config, config)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(Exit.DONE)  # without waiting for open pages to close

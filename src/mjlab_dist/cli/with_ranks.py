@@ -9,15 +9,12 @@ from collections.abc import Iterator
 
 from mjlab_dist.cli.console import EventPrinter, make_console
 from mjlab_dist.errors import RankError
-from mjlab_dist.messages import Listener
+from mjlab_dist.messages import listening
 
 
 @contextlib.contextmanager
-def waiting_for_ranks(prog: str) -> Iterator[Listener]:
+def waiting_for_ranks(prog: str) -> Iterator[None]:
     """Print events on standard error. At a signal, end the ranks, remove temporary files, and exit.
-
-    Yields:
-        A function that prints an event.
 
     Raises:
         RankError: If a rank failed; its report has been printed.
@@ -28,8 +25,8 @@ def waiting_for_ranks(prog: str) -> Iterator[Listener]:
     for signum in handled_signals() - {signal.SIGINT}:
         signal.signal(signum, lambda signum, _: sys.exit(128 + signum))
     try:
-        with EventPrinter(make_console(stderr=True, soft_wrap=True)) as printer:
-            yield printer.listen
+        with EventPrinter(make_console(stderr=True, soft_wrap=True)) as printer, listening(printer.listen):
+            yield
     except KeyboardInterrupt:
         print("Stopped by Ctrl-C; all processes have ended.", file=sys.stderr)
         sys.exit(128 + signal.SIGINT)

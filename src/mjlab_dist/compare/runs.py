@@ -91,7 +91,7 @@ def read_run(path: Path, metric: str) -> Run:
         raise UserError(f"{path}: has no {METRICS_FILE}; leave out runs that have not finished an iteration")
     history = read_history(path)
     _check_metric(history, metric, str(path), METRICS_FILE)
-    provenance = read_provenance(path, lambda _: None)
+    provenance = read_provenance(path)
     return Run(
         path=path,
         config={

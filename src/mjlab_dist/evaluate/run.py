@@ -23,7 +23,7 @@ from mjlab_dist.launch.hosts import Host
 from mjlab_dist.launch.plan import RunPlan, settled
 from mjlab_dist.machine.devices import find_gpus, plan_devices
 from mjlab_dist.machine.memory import check_memory
-from mjlab_dist.messages import Listener, listening
+from mjlab_dist.messages import emit, send
 
 # Half the width of a 95% confidence interval, in standard errors
 Z_95 = 1.96
@@ -57,7 +57,7 @@ class Evaluated:
     columns: Mapping[str, Estimate]
 
 
-def evaluate(train_config: TrainConfig, checkpoint: Path, config: EvaluateConfig, listen: Listener) -> list[Evaluated]:
+def evaluate(train_config: TrainConfig, checkpoint: Path, config: EvaluateConfig) -> list[Evaluated]:
     """Evaluate a policy on the chosen devices.
 
     Returns:
@@ -83,7 +83,7 @@ def evaluate(train_config: TrainConfig, checkpoint: Path, config: EvaluateConfig
         seed=config.seed,
     )
     # Play the batches on all ranks, and group the results by config and kind of actions
-    ranks = _play(job, _on_devices(train_config, config), listen)
+    ranks = _play(job, _on_devices(train_config, config))
     played = sorted((batch for rank in ranks for batch in rank.batches), key=lambda batch: batch.position)
     groups: dict[tuple[int, bool], list[BatchSums]] = {}
     for batch, sums in zip(batches, played, strict=True):
@@ -118,7 +118,7 @@ def _on_devices(train_config: TrainConfig, config: EvaluateConfig) -> TrainConfi
     )
 
 
-def _play(job: Job, config: TrainConfig, listen: Listener) -> list[RankSums]:
+def _play(job: Job, config: TrainConfig) -> list[RankSums]:
     """Play all batches: in this process if there is only one device, otherwise on several ranks."""
     validate(config)
     gpus = find_gpus()
@@ -127,17 +127,16 @@ def _play(job: Job, config: TrainConfig, listen: Listener) -> list[RankSums]:
     check_memory(config, max(batch.num_envs for batch in job.batches), devices, gpus)
     names = ", ".join(device.name for device in devices)
     num_episodes = sum(batch.num_envs for batch in job.batches)
-    listen({"kind": "status", "text": f"Playing {num_episodes} episodes on {names}."})
+    emit("status", text=f"Playing {num_episodes} episodes on {names}.")
     entry = functools.partial(play_batches, job)
     with tempfile.TemporaryDirectory(prefix="mjlab-dist-evaluate-") as directory:
         plan = RunPlan(hosts=(Host(devices=devices),), budget=None, run_dir=Path(directory))
         if len(devices) == 1:
             import_learner()
-            with listening(listen):
-                return [entry(config, plan.rank_plans[0], Control())]
+            return [entry(config, plan.rank_plans[0], Control())]
         from mjlab_dist.launch.ranks import run_ranks  # torchrunx imports torch
 
-        return run_ranks(entry, RankSums, config, plan, listen=listen, control=Control())
+        return run_ranks(entry, RankSums, config, plan, listen=send, control=Control())
 
 
 def _combined(point: Point, actions: str, batches: Sequence[BatchSums]) -> Evaluated:

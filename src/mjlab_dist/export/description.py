@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,9 @@ from mjlab_dist.run_files import checkpoint_name, run_of
 DC_STIFFNESS, DC_DAMPING, DC_SPEED = 4, 6, 7
 
 
-def describe(
-    env: Env, config: TrainConfig, checkpoint: Path, exported: ExportedPolicy, warn: Callable[[str], None]
-) -> dict[str, Any]:
+def describe(env: Env, config: TrainConfig, checkpoint: Path, exported: ExportedPolicy) -> dict[str, Any]:
     """Describe a policy as plain data; docs/after-training.md explains every entry."""
-    provenance = read_provenance(run_of(checkpoint), warn)
+    provenance = read_provenance(run_of(checkpoint))
     return _finite(
         {
             "task": config.task,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,7 +64,7 @@ def check(config: ExportConfig) -> None:
         raise UserError(f"export: needs the package {missing[0]}; install mjlab-dist[export]")
 
 
-def export(train_config: TrainConfig, checkpoint: Path, config: ExportConfig, warn: Callable[[str], None]) -> Exported:
+def export(train_config: TrainConfig, checkpoint: Path, config: ExportConfig) -> Exported:
     """Export a policy.
 
     Returns:
@@ -77,7 +77,7 @@ def export(train_config: TrainConfig, checkpoint: Path, config: ExportConfig, wa
     except OSError as error:
         raise _unwritable(directory, error) from error
 
-    made = make(train_config, checkpoint, config, warn)
+    made = make(train_config, checkpoint, config)
     try:
         for name, data in made.contents.items():
             write_atomically(directory / name, data)
@@ -86,7 +86,7 @@ def export(train_config: TrainConfig, checkpoint: Path, config: ExportConfig, wa
     return Exported(files=tuple(directory / name for name in made.contents), made=made)
 
 
-def make(train_config: TrainConfig, checkpoint: Path, config: ExportConfig, warn: Callable[[str], None]) -> Made:
+def make(train_config: TrainConfig, checkpoint: Path, config: ExportConfig) -> Made:
     """Make and check the files of a policy, without writing them."""
     # Env and policy
     from mjlab_dist.play import load_env_and_policy, without_disturbances  # imports torch
@@ -100,7 +100,7 @@ def make(train_config: TrainConfig, checkpoint: Path, config: ExportConfig, warn
         from mjlab_dist.export.network import ExportedPolicy  # imports torch
     # Contents of the files
     exported = ExportedPolicy(policy, env)
-    description = describe(env, train_config, checkpoint, exported, warn)
+    description = describe(env, train_config, checkpoint, exported)
     contents = {
         "policy.onnx": files.to_onnx(exported, description),
         "policy.pt": files.to_torchscript(exported, description),

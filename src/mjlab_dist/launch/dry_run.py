@@ -16,7 +16,6 @@ from mjlab_dist.imports import start_up
 from mjlab_dist.launch.hosts import Host
 from mjlab_dist.launch.plan import RunPlan, check_config, notes, plan_run
 from mjlab_dist.machine.devices import find_gpus
-from mjlab_dist.messages import Listener, listening
 from mjlab_dist.rank_logs import log_dir
 from mjlab_dist.run_dir import list_checkpoints, next_run_dir
 from mjlab_dist.wording import byte_size, listed
@@ -45,7 +44,7 @@ class DryRun:
     usable_bytes: int
 
 
-def dry_run(config: TrainConfig, listen: Listener) -> DryRun:
+def dry_run(config: TrainConfig) -> DryRun:
     """Plan a run and build a few envs on its first device, without starting ranks or writing files."""
     if launcher := outside_launcher(os.environ):
         raise UserError(f"--dry-run: only describes ranks that this command starts; run it without {launcher}")
@@ -57,8 +56,7 @@ def dry_run(config: TrainConfig, listen: Listener) -> DryRun:
     with start_up():
         prepare_process(plan.own_devices[0], Rank(), config.seed)
         from mjlab_dist.env import sizing  # imports torch
-    with listening(listen):
-        room = sizing.measure_room(config, plan.own_devices[0].device, len(plan.own_devices))
+    room = sizing.measure_room(config, plan.own_devices[0].device, len(plan.own_devices))
     # Choose the number of envs for --num-envs auto
     budget = plan.budget
     if budget is None:
@@ -99,9 +97,8 @@ def describe(config: TrainConfig, run: DryRun) -> list[tuple[str, str]]:
         ("Videos", "none" if config.video_interval is None else videos.describe(config)),
         ("Rank logs", "none" if logs is None or plan.num_ranks == 1 else str(logs)),
     ]
-    # Add notes and warnings
+    # Add notes
     rows += [("Note", note) for note in notes(config, plan.devices, budget)]
-    rows += [("Warning", warning) for warning in plan.warnings]
     if needed > run.usable_bytes:
         rows.append(("Warning", "the envs may not fit in memory; lower --num-envs, or use --num-envs auto"))
     return rows

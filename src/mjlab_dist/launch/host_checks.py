@@ -15,7 +15,7 @@ import platform
 import shlex
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,6 +36,7 @@ from mjlab_dist.launch.hosts import (
     run_on,
 )
 from mjlab_dist.machine.device_answer import DeviceAnswer, DeviceRequest
+from mjlab_dist.messages import emit
 
 if TYPE_CHECKING:
     import fabric
@@ -65,9 +66,7 @@ class HostError(Exception):
     """Reason why ranks cannot be started on a host, with the fix."""
 
 
-def choose_hosts(
-    config: TrainConfig, environ: Mapping[str, str], own: tuple[RankDevice, ...], warn: Callable[[str], None]
-) -> tuple[Host, ...]:
+def choose_hosts(config: TrainConfig, environ: Mapping[str, str], own: tuple[RankDevice, ...]) -> tuple[Host, ...]:
     """Return the machines to start ranks on, after checking that each of them can train.
 
     Returns:
@@ -83,7 +82,7 @@ def choose_hosts(
     _raise_faults(faults)
     for name, answer in answers.items():
         for warning in answer.warnings:
-            warn(f"host {name}: {warning}")
+            emit("warning", text=f"host {name}: {warning}")
     return with_equal_threads(
         (Host(devices=own), *(Host(name=name, devices=answers[name].devices) for name, _ in others))
     )

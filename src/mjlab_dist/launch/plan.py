@@ -24,6 +24,7 @@ from mjlab_dist.logger import check_loggers
 from mjlab_dist.machine.devices import Gpu, plan_devices, shared_cores
 from mjlab_dist.machine.memory import check_memory
 from mjlab_dist.machine.preflight import check_machine
+from mjlab_dist.messages import emit
 from mjlab_dist.resuming import AUTO
 from mjlab_dist.run_dir import (
     CONFIG_FILE,
@@ -63,8 +64,6 @@ class RunPlan:
     is_new: bool = True
     # The lease of the run; None before it is acquired
     lease: Lease | None = None
-    # Warnings about the machines, one line each
-    warnings: tuple[str, ...] = ()
 
     @property
     def host_names(self) -> tuple[str, ...]:
@@ -108,8 +107,7 @@ def plan_run(
         The plan, and the config, :func:`settled`.
     """
     # Hosts and devices
-    warnings: list[str] = []
-    hosts = plan_hosts(config, environ, gpus, warnings.append)
+    hosts = plan_hosts(config, environ, gpus)
     own = hosts[0].devices
     if config.env.sim.deterministic and all(device.device == "cpu" for device in devices_of(hosts)):
         raise UserError(
@@ -124,27 +122,23 @@ def plan_run(
     if config.env.sim.entities:
         from mjlab_dist.sim.scene import ignored_options  # imports MuJoCo
 
-        warnings += ignored_options(config.env.sim)
+        for warning in ignored_options(config.env.sim):
+            emit("warning", text=warning)
     # Run directory
-    resumed = find_resumed(config, warnings.append)
-    warnings += check_machine(config, own, environ, gpus, resumed)
+    resumed = find_resumed(config)
+    for warning in check_machine(config, own, environ, gpus, resumed):
+        emit("warning", text=warning)
     plan = RunPlan(
         hosts=hosts,
         entries=tuple(map(parse_host, named_hosts(config.hosts, environ))),
         budget=budget,
         run_dir=resumed or new_run_dir(config),
         is_new=resumed is None,
-        warnings=tuple(warnings),
     )
     return plan, config
 
 
-def plan_hosts(
-    config: TrainConfig,
-    environ: Mapping[str, str],
-    gpus: list[Gpu],
-    warn: Callable[[str], None],
-) -> tuple[Host, ...]:
+def plan_hosts(config: TrainConfig, environ: Mapping[str, str], gpus: list[Gpu]) -> tuple[Host, ...]:
     """Choose the machines and devices of all ranks. Every command that starts ranks calls this function.
 
     Returns:
@@ -153,8 +147,8 @@ def plan_hosts(
     config = dataclasses.replace(config, hosts=named_hosts(config.hosts, environ))
     own = plan_devices(config, environ, gpus, parse_host(config.hosts[0]).num_ranks if config.hosts else None)
     for warning in shared_cores(own):
-        warn(warning)
-    return choose_hosts(config, environ, own, warn)
+        emit("warning", text=warning)
+    return choose_hosts(config, environ, own)
 
 
 def devices_of(hosts: Sequence[Host]) -> tuple[RankDevice, ...]:
@@ -218,12 +212,12 @@ def check_config(config: TrainConfig) -> None:
         )
 
 
-def find_resumed(config: TrainConfig, warn: Callable[[str], None]) -> Path | None:
+def find_resumed(config: TrainConfig) -> Path | None:
     """Return the directory of the run to resume; None for a new run."""
     if config.resume in {None, AUTO}:
         return None
     assert config.resume is not None
-    run_dir = find_run_to_resume(config.log_root, config.task, config.resume, warn)
+    run_dir = find_run_to_resume(config.log_root, config.task, config.resume)
     refuse_links(f"--resume {run_dir}", run_dir)
     checkpoints = list_checkpoints(run_dir)
     newest = max(checkpoints, default=0)

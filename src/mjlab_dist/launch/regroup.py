@@ -13,7 +13,7 @@ from mjlab_dist.launch.host_checks import ask_hosts, describe_faults, with_equal
 from mjlab_dist.launch.hosts import Host
 from mjlab_dist.launch.plan import RunPlan
 from mjlab_dist.machine.device_answer import DeviceRequest
-from mjlab_dist.messages import Listener
+from mjlab_dist.messages import emit
 
 # Seconds between two checks while too few machines answer
 RETRY_S = 5.0
@@ -23,7 +23,7 @@ class TooFewHostsError(Exception):
     """Too few machines answer. The message gives the reason for each machine that does not answer."""
 
 
-def regroup(config: TrainConfig, plan: RunPlan, listen: Listener, control: Control) -> RunPlan:
+def regroup(config: TrainConfig, plan: RunPlan, control: Control) -> RunPlan:
     """Return the plan of the next attempt, on all machines of the run that answer.
 
     A machine that an earlier attempt left out is used again if it answers. If fewer than ``--min-hosts`` machines
@@ -44,7 +44,7 @@ def regroup(config: TrainConfig, plan: RunPlan, listen: Listener, control: Contr
             raise TooFewHostsError(describe_faults(faults))
         if not is_reported:
             text = f"Waiting for more hosts, for up to {config.hang_timeout:g} s: {describe_faults(faults)}"
-            listen({"kind": "warning", "text": text})
+            emit("warning", text=text)
             is_reported = True
         control.wait_for_stop(RETRY_S)
 
@@ -57,9 +57,9 @@ def regroup(config: TrainConfig, plan: RunPlan, listen: Listener, control: Contr
     ranks = "1 rank" if new.num_ranks == 1 else f"{new.num_ranks} ranks"
     text = f"Continuing on {len(hosts)} of {len(plan.entries)} hosts, with {ranks} instead of {plan.num_ranks}"
     if faults:
-        listen({"kind": "warning", "text": f"{text}: {describe_faults(faults)}"})
+        emit("warning", text=f"{text}: {describe_faults(faults)}")
     else:
-        listen({"kind": "status", "text": f"{text}."})
+        emit("status", text=f"{text}.")
     return new
 
 

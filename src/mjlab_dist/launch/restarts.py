@@ -12,7 +12,7 @@ from mjlab_dist.errors import Exit, RankError, UserError
 from mjlab_dist.launch.hosts import end_on_hosts
 from mjlab_dist.launch.plan import RunPlan
 from mjlab_dist.launch.regroup import TooFewHostsError, regroup
-from mjlab_dist.messages import Event, Listener
+from mjlab_dist.messages import Event, emit, send
 from mjlab_dist.run_dir import CONFIG_FILE, list_checkpoints, read_config_file, read_metrics
 from mjlab_dist.worker import RunResult
 
@@ -24,7 +24,7 @@ FIRST_PAUSE_S = 1.0
 MAX_PAUSE_S = 60.0
 
 
-def run_with_restarts(config: TrainConfig, plan: RunPlan, listen: Listener, control: Control) -> RunResult:
+def run_with_restarts(config: TrainConfig, plan: RunPlan, control: Control) -> RunResult:
     """Start ranks, and restart them up to ``max_restarts`` times, or until two attempts in a row make no progress.
 
     Returns:
@@ -42,7 +42,7 @@ def run_with_restarts(config: TrainConfig, plan: RunPlan, listen: Listener, cont
     def listen_for_progress(event: Event) -> None:
         if event["kind"] == "iteration":
             progress.reach(event["row"]["iteration"])
-        listen(event)
+        send(event)
 
     for attempt in range(config.max_restarts + 1):
         progress.begin()
@@ -58,20 +58,20 @@ def run_with_restarts(config: TrainConfig, plan: RunPlan, listen: Listener, cont
             )
             return _raise_if_stopped_by_others(results[0], control)
         except RankError as error:
-            if control.stop_requested and (stopped := _at_checkpoint(error, config, plan, listen)):
+            if control.stop_requested and (stopped := _at_checkpoint(error, config, plan)):
                 return stopped
             _raise_if_final(error, config, plan, control, attempt)
             if (pause_s := progress.pause_s()) is None:
                 raise _with_reason(error, "Not restarting: two attempts in a row completed no new iteration") from None
             # Restart
-            listen({"kind": "status", "text": error.report.rstrip()})
+            emit("status", text=error.report.rstrip())
             config = _with_grown_buffers(config, plan)
             when = f" in {pause_s:g} s" if pause_s else ""
-            listen({"kind": "warning", "text": f"{error}. Restarting{when} ({attempt + 1} of {config.max_restarts})."})
+            emit("warning", text=f"{error}. Restarting{when} ({attempt + 1} of {config.max_restarts}).")
             control.wait_for_stop(pause_s)
-            plan = _plan_again(error, config, plan, left, listen=listen, control=control)
+            plan = _plan_again(error, config, plan, left, control)
             if control.stop_requested:
-                if stopped := _at_checkpoint(error, config, plan, listen):
+                if stopped := _at_checkpoint(error, config, plan):
                     return stopped
                 raise _with_reason(error, "Not restarting: a stop was requested") from None
     raise AssertionError("the last attempt returns or raises")
@@ -82,13 +82,11 @@ def _plan_again(
     config: TrainConfig,
     plan: RunPlan,
     left: dict[str, list[str]],
-    *,
-    listen: Listener,
     control: Control,
 ) -> RunPlan:
     """Return the plan of the next attempt; if no attempt is possible, raise the error of the previous one."""
     try:
-        plan = regroup(config, plan, listen, control)
+        plan = regroup(config, plan, control)
     except (TooFewHostsError, UserError) as fault:
         if control.stop_requested:
             return plan
@@ -133,7 +131,7 @@ class _Progress:
         return min(MAX_PAUSE_S, FIRST_PAUSE_S * 2 ** (self._num_idle - 1))
 
 
-def _at_checkpoint(error: RankError, config: TrainConfig, plan: RunPlan, listen: Listener) -> RunResult | None:
+def _at_checkpoint(error: RankError, config: TrainConfig, plan: RunPlan) -> RunResult | None:
     """Return the result of a run whose ranks were lost after a stop request.
 
     The result is None if there is no checkpoint, or if the error would have ended the run even without the request.
@@ -143,7 +141,7 @@ def _at_checkpoint(error: RankError, config: TrainConfig, plan: RunPlan, listen:
         return None
     newest = max(checkpoints)
     text = f"{error}. Not restarting: a stop was requested. The newest checkpoint is of iteration {newest}."
-    listen({"kind": "warning", "text": text})
+    emit("warning", text=text)
     rows = [row for row in read_metrics(plan.run_dir) if row["iteration"] <= newest]
     return RunResult(
         run_dir=plan.run_dir, checkpoint=checkpoints[newest], metrics=rows[-1] if rows else {}, stopped=True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import shutil
 import sys
@@ -27,7 +28,7 @@ from mjlab_dist.lease import Lease, leased
 from mjlab_dist.machine.devices import find_gpus, in_this_process, plan_own_device
 from mjlab_dist.machine.memory import check_memory
 from mjlab_dist.machine.preflight import require_kernel_cache
-from mjlab_dist.messages import Event, Listener, listening
+from mjlab_dist.messages import Event, Listener, emit, listening
 from mjlab_dist.provenance import write_origin
 from mjlab_dist.resuming import AUTO, find_named_run
 from mjlab_dist.run_dir import CHECKPOINTS_DIR, create_run_dir
@@ -78,23 +79,22 @@ def _train(
     number_by_bus(os.environ)
     if outside_launcher(os.environ):
         return _train_as_one_of_many(config, listen, control, own_process=own_process)
-
     gpus = find_gpus()
     with contextlib.ExitStack() as stack:
         # Plan: devices, hosts, budget, run directory
-        stack.enter_context(_reserved_name(config, listen))
+        shown = stack.enter_context(_given_paths(listen))
+        stack.enter_context(_reserved_name(config))
         asked = config
         plan, config = plan_run(config, os.environ, gpus, create_run_dir)
         names = [device.name for device in plan.devices]
-        listen = stack.enter_context(_given_paths(plan.run_dir, listen))
-        lease = stack.enter_context(_reserved(plan.run_dir, config, names, listen, is_new=plan.is_new))
+        run_dir, log_root = plan.run_dir, plan.run_dir.parent.parent
+        shown += [(str(each.absolute()), str(each)) for each in (run_dir, log_root) if each != Path()]
+        lease = stack.enter_context(_reserved(plan.run_dir, config, names, is_new=plan.is_new))
         plan = dataclasses.replace(plan, lease=lease)
         started(plan.run_dir, plan.num_ranks)
-        listen({"kind": "debug", "text": f"launcher: devices {', '.join(names)}; hosts {', '.join(plan.host_names)}"})
+        emit("debug", text=f"launcher: devices {', '.join(names)}; hosts {', '.join(plan.host_names)}")
         for note in notes(asked, plan.devices, plan.budget):
-            listen({"kind": "status", "text": note})
-        for warning in plan.warnings:
-            listen({"kind": "warning", "text": warning})
+            emit("status", text=note)
         # A single rank in this process. With restarts, the rank gets its own process, because it may be killed or
         # crash.
         if plan.num_ranks == 1 and config.max_restarts == 0:
@@ -102,11 +102,11 @@ def _train(
             if device is not None:
                 _prepare_process(device, is_own=own_process)
                 own = dataclasses.replace(plan.rank_plans[0], device=device)
-                with listening(listen), _egl_device_restored():
+                with _egl_device_restored():
                     return _with_given_paths(worker.run(config, own, control), plan.run_dir)
 
         # Otherwise, start the ranks in processes of their own
-        return _with_given_paths(run_with_restarts(config, plan, listen, control), plan.run_dir)
+        return _with_given_paths(run_with_restarts(config, plan, control), plan.run_dir)
 
 
 def _train_as_one_of_many(config: TrainConfig, listen: Listener, control: Control, *, own_process: bool) -> RunResult:
@@ -146,11 +146,11 @@ def _train_as_one_of_many(config: TrainConfig, listen: Listener, control: Contro
     with contextlib.ExitStack() as stack:
         run_dir = lease = None
         if rank.is_main:
-            stack.enter_context(_reserved_name(config, listen))
-            resumed = find_resumed(config, lambda text: listen({"kind": "warning", "text": text}))
-            run_dir = resumed or create_run_dir(config)
-            lease = stack.enter_context(_reserved(run_dir, config, names, listen, is_new=resumed is None))
             stack.enter_context(listening(listen))
+            stack.enter_context(_reserved_name(config))
+            resumed = find_resumed(config)
+            run_dir = resumed or create_run_dir(config)
+            lease = stack.enter_context(_reserved(run_dir, config, names, is_new=resumed is None))
         run_dirs = exchange(store, rank.rank, rank.world_size, "run_dir", str(run_dir and run_dir.absolute()))
 
         # Training
@@ -160,23 +160,23 @@ def _train_as_one_of_many(config: TrainConfig, listen: Listener, control: Contro
 
 
 @contextlib.contextmanager
-def _given_paths(run_dir: Path, listen: Listener) -> Iterator[Listener]:
-    """Write paths in messages as the user gave the run directory; ranks use its absolute path.
+def _given_paths(listen: Listener) -> Iterator[list[tuple[str, str]]]:
+    """Pass events to a listener, with paths as the user gave them; ranks use absolute paths. Errors are changed too.
 
     Yields:
-        A listener that changes the text of events before it passes them on. The context changes errors.
+        A list to fill: absolute paths, and what to show instead.
     """
-    absolute = run_dir.absolute()
-    root = (str(absolute.parent.parent), str(run_dir.parent.parent)) if len(run_dir.parts) > 2 else ("", "")
+    shown: list[tuple[str, str]] = []
 
     def given(text: str) -> str:
-        return text.replace(str(absolute), str(run_dir)).replace(*root)
+        return functools.reduce(lambda changed, pair: changed.replace(*pair), shown, text)
 
     def listen_given(event: Event) -> None:
         listen({**event, "text": given(event["text"])} if "text" in event else event)
 
     try:
-        yield listen_given
+        with listening(listen_given):
+            yield shown
     except Exception as error:
         error.args = tuple(given(part) if isinstance(part, str) else part for part in error.args)
         raise
@@ -188,7 +188,7 @@ def _with_given_paths(result: RunResult, run_dir: Path) -> RunResult:
 
 
 @contextlib.contextmanager
-def _reserved_name(config: TrainConfig, listen: Listener) -> Iterator[None]:
+def _reserved_name(config: TrainConfig) -> Iterator[None]:
     """Hold the name of a new run of ``--resume auto``, so that two launches do not start two runs of this name."""
     if config.resume != AUTO:
         yield
@@ -201,7 +201,7 @@ def _reserved_name(config: TrainConfig, listen: Listener) -> Iterator[None]:
             f"--log-root {config.log_root}: {error.strerror}; choose a directory you can write to"
         ) from error
     try:
-        with leased(directory, listen):
+        with leased(directory):
             found = find_named_run(config.log_root, config.task, config.run_name)
             if found is not None:
                 raise UserError(f"--resume {AUTO}: {found} has just appeared; start this command again")
@@ -220,17 +220,15 @@ def _prepare_process(device: RankDevice, *, is_own: bool) -> None:
 
 
 @contextlib.contextmanager
-def _reserved(
-    run_dir: Path, config: TrainConfig, devices: Sequence[str], listen: Listener, *, is_new: bool
-) -> Iterator[Lease]:
+def _reserved(run_dir: Path, config: TrainConfig, devices: Sequence[str], *, is_new: bool) -> Iterator[Lease]:
     """Hold the lease of the run, and write the run's config and provenance into its directory.
 
     After a UserError, a new directory is removed again: the run cannot train, and ``--run latest`` must not find it.
     """
-    with explaining(run_dir), leased(run_dir.absolute(), listen) as lease:
+    with explaining(run_dir), leased(run_dir.absolute()) as lease:
         try:
             own = dataclasses.replace(config, resume=None)
-            write_origin(run_dir, own, sys.argv, devices, lambda text: listen({"kind": "warning", "text": text}))
+            write_origin(run_dir, own, sys.argv, devices)
             yield lease
         except UserError:
             if is_new:

@@ -143,7 +143,7 @@ def record_growth(run_dir: Path, config: TrainConfig, overflow: BufferOverflowEr
     """Write the larger sizes to config.yaml and provenance.json, and print them. Call this on rank 0."""
     done = max(list_checkpoints(run_dir), default=0)
     emit("warning", text=f"{overflow}; restarting from iteration {done} with {_flags(overflow.larger)}")
-    provenance = read_provenance(run_dir, lambda text: emit("warning", text=text))
+    provenance = read_provenance(run_dir)
     time = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     growth = {"time": time, "reason": str(overflow), "restarted_from": done, **overflow.larger}
     provenance["grown"] = [*provenance.get("grown", []), growth]

@@ -12,7 +12,6 @@ from mjlab_dist.config import TrainConfig
 from mjlab_dist.learn.checkpoint import CheckpointStore
 from mjlab_dist.learn.loggers.group import LoggerGroup
 from mjlab_dist.learn.metrics import Row
-from mjlab_dist.messages import emit
 from mjlab_dist.run_dir import METRICS_FILE, RANK_METRICS_FILE, cut_metrics
 
 
@@ -33,7 +32,7 @@ class JsonlWriter:
         """Open metrics.jsonl. In a resumed run, remove the rows after the iteration of its checkpoint."""
         if resumed_at is not None:
             for name in (METRICS_FILE, RANK_METRICS_FILE):
-                cut_metrics(run_dir, resumed_at, name, lambda text: emit("warning", text=text))
+                cut_metrics(run_dir, resumed_at, name)
         self._file = (run_dir / METRICS_FILE).open("a", buffering=1)
         self._path_of_ranks = run_dir / RANK_METRICS_FILE
 

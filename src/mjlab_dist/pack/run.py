@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,7 +68,7 @@ def _check_new(output: Path) -> None:
         raise UserError(f"--output {output}: exists; remove it, or name another file")
 
 
-def pack(source: Source, config: PackConfig, warn: Callable[[str], None]) -> Mapping[str, bytes]:
+def pack(source: Source, config: PackConfig) -> Mapping[str, bytes]:
     """Write a pack.
 
     Returns:
@@ -80,9 +80,9 @@ def pack(source: Source, config: PackConfig, warn: Callable[[str], None]) -> Map
     iteration = content.get("iter")
     if not isinstance(iteration, int) or not isinstance(content.get("actor_state_dict"), dict):
         raise UserError(f"checkpoint {source.checkpoint}: holds no policy; choose another one with --checkpoint")
-    made = _exported(source, warn) if config.onnx else None
+    made = _exported(source) if config.onnx else None
     portable = portable_config(source.config)
-    origin = portable_provenance(read_provenance(source.run_dir, warn))
+    origin = portable_provenance(read_provenance(source.run_dir))
     rows = read_metrics(source.run_dir) if has_file(source.run_dir, METRICS_FILE) else []
     about = Packed(
         file=source.output.name,
@@ -148,13 +148,13 @@ def _portable_command(words: Sequence[str]) -> list[str]:
     return found
 
 
-def _exported(source: Source, warn: Callable[[str], None]) -> Any:
+def _exported(source: Source) -> Any:
     from mjlab_dist.export.run import check, make  # imports torch
 
     export = ExportConfig()
     try:
         check(export)
-        return make(source.config, source.checkpoint, export, warn)
+        return make(source.config, source.checkpoint, export)
     except UserError as error:
         raise UserError(f"{error}; --no-onnx packs the run without {ONNX}") from error
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
 from pathlib import Path
 
 from mjlab_dist.config import EnvConfig, PlayConfig, TrainConfig
@@ -34,7 +33,7 @@ MIN_PIXELS = 16
 MAX_PIXELS = 4096
 
 
-def resolve(task: str, config: PlayConfig, warn: Callable[[str], None]) -> tuple[TrainConfig, Path]:
+def resolve(task: str, config: PlayConfig) -> tuple[TrainConfig, Path]:
     """Return the run's config, and the path of the checkpoint or NaN dump to play."""
     if config.num_played < 1:
         raise UserError(f"--num-envs {config.num_played}: must be at least 1")
@@ -45,7 +44,7 @@ def resolve(task: str, config: PlayConfig, warn: Callable[[str], None]) -> tuple
     if config.nan_dump is not None:
         return _resolve_dump(task, Path(config.nan_dump), config)
     if config.checkpoint in (None, "latest", "best"):
-        run_dir = find_run(config.log_root, task, config.run, warn=warn)
+        run_dir = find_run(config.log_root, task, config.run)
         find = find_best if config.checkpoint == "best" else find_checkpoint
         return read_config_file(run_dir, trust=config.trust, uses_ssh=False), readable(find(run_dir))
     checkpoint = Path(config.checkpoint)

@@ -18,7 +18,7 @@ from mjlab_dist.launch.hosts import Host
 from mjlab_dist.launch.plan import RunPlan, devices_of, plan_hosts, settled
 from mjlab_dist.machine.devices import Gpu, cores, find_gpus
 from mjlab_dist.machine.memory import check_memory
-from mjlab_dist.messages import Event, Listener
+from mjlab_dist.messages import Event, emit, send
 from mjlab_dist.run_dir import create_run_dir
 from mjlab_dist.scaling.figures import SKIPPED, Mode, Reached, Round, Row, as_round, rows
 from mjlab_dist.scaling.limits import find_limits
@@ -59,7 +59,7 @@ class _Case:
         return len(self.devices), self.config.num_envs
 
 
-def measure(config: TrainConfig, rounds: int, until_return: float | None, listen: Listener) -> Scaling:
+def measure(config: TrainConfig, rounds: int, until_return: float | None) -> Scaling:
     """Measure weak and strong scaling on the devices of a config. Each run uses as few machines as possible.
 
     Each round launches all runs once: every number of ranks with every kind of scaling. If the machine is slow for a
@@ -71,7 +71,7 @@ def measure(config: TrainConfig, rounds: int, until_return: float | None, listen
     # Runs. The run with one rank is the same for both kinds of scaling, so it is launched only once per round.
     _check(config)
     gpus = find_gpus()
-    hosts = _hosts(config, gpus, listen)
+    hosts = _hosts(config, gpus)
     devices = devices_of(hosts)
     config = settled(config, devices)
     counts = _counts(len(devices))
@@ -80,18 +80,16 @@ def measure(config: TrainConfig, rounds: int, until_return: float | None, listen
         mode: [_case(config, mode, _first(hosts, count), gpus) for count in counts] for mode in modes
     }
     distinct = {case.key: case for of_mode in cases.values() for case in of_mode}
-    listen(
-        {"kind": "status", "text": f"Training {config.task} with {_in_words(counts)}, {len(distinct)} runs a round."}
-    )
+    emit("status", text=f"Training {config.task} with {_in_words(counts)}, {len(distinct)} runs a round.")
 
     # Rounds
     measured: dict[tuple[int, object], list[Round]] = {key: [] for key in distinct}
     for i in range(rounds):
         for key, case in distinct.items():
-            one = _run(case, until_return, listen)
+            one = _run(case, until_return)
             measured[key].append(one)
             where = f"round {i + 1}, {len(case.devices)} of {len(devices)} ranks, {one.num_envs} envs per rank"
-            listen({"kind": "status", "text": f"{where}: {one.steps_per_s:,.0f} steps/s"})
+            emit("status", text=f"{where}: {one.steps_per_s:,.0f} steps/s")
     found: dict[Mode, list[Row]] = {
         mode: rows([(len(case.devices), measured[case.key]) for case in of_mode]) for mode, of_mode in cases.items()
     }
@@ -108,7 +106,7 @@ def _check(config: TrainConfig) -> None:
         raise UserError("--num-envs auto: would differ between the runs; give a number")
 
 
-def _hosts(config: TrainConfig, gpus: list[Gpu], listen: Listener) -> tuple[Host, ...]:
+def _hosts(config: TrainConfig, gpus: list[Gpu]) -> tuple[Host, ...]:
     """Return the machines and devices of the largest run: by default all GPUs or, without GPUs, a CPU rank per core.
 
     A rank has as many threads in every run as in the largest run, so that its share of the machine stays the same.
@@ -117,7 +115,7 @@ def _hosts(config: TrainConfig, gpus: list[Gpu], listen: Listener) -> tuple[Host
         config = dataclasses.replace(config, gpu_ids="all")
     elif config.cpu_ranks is None and (config.gpu_ids is None or not gpus):
         config = dataclasses.replace(config, gpu_ids=None, cpu_ranks=cores())
-    return plan_hosts(config, os.environ, gpus, lambda text: listen({"kind": "warning", "text": text}))
+    return plan_hosts(config, os.environ, gpus)
 
 
 def _first(hosts: Sequence[Host], num_ranks: int) -> tuple[Host, ...]:
@@ -176,7 +174,7 @@ def _case(config: TrainConfig, mode: Mode, hosts: tuple[Host, ...], gpus: list[G
     return _Case(config=config, hosts=hosts)
 
 
-def _run(case: _Case, until_return: float | None, listen: Listener) -> Round:
+def _run(case: _Case, until_return: float | None) -> Round:
     """Train, remove the files of the run, and return its speed and times."""
     from mjlab_dist.launch.ranks import run_ranks  # torchrunx imports torch
 
@@ -184,7 +182,7 @@ def _run(case: _Case, until_return: float | None, listen: Listener) -> Round:
 
     def watch(event: Event) -> None:
         if event["kind"] != "iteration":
-            listen(event)
+            send(event)
             return
         row = event["row"]
         if not reached and has_reached(row["mean_return"], until_return):

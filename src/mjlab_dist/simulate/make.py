@@ -47,7 +47,8 @@ def make(
 
     # Machines and devices
     gpus = find_gpus()
-    hosts = plan_hosts(config, os.environ, gpus, lambda text: listen({"kind": "warning", "text": text}))
+    with listening(listen):
+        hosts = plan_hosts(config, os.environ, gpus)
     own = hosts[0].devices
     devices = devices_of(hosts)
     config, num_ranks = settled(config, devices), len(devices)

@@ -18,7 +18,7 @@ from mjlab_dist.errors import UserError
 from mjlab_dist.launch.hosts import Host
 from mjlab_dist.launch.plan import RunPlan, devices_of, plan_hosts, settled
 from mjlab_dist.machine.devices import find_gpus
-from mjlab_dist.messages import Listener, listening
+from mjlab_dist.messages import emit, send
 from mjlab_dist.run_dir import create_run_dir, read_history
 from mjlab_dist.verify.evidence import Evidence, verify_rank
 from mjlab_dist.verify.judge import VerifyReport, judge
@@ -28,7 +28,7 @@ from mjlab_dist.worker import RunResult
 NEVER = 10**12
 
 
-def verify(config: TrainConfig, listen: Listener) -> VerifyReport:
+def verify(config: TrainConfig) -> VerifyReport:
     """Train for a few iterations on the chosen devices of all hosts, then on the first device, and check the evidence.
 
     Raises:
@@ -40,7 +40,7 @@ def verify(config: TrainConfig, listen: Listener) -> VerifyReport:
     if launcher:
         raise UserError(f"verify: starts its own ranks; run it without {launcher}")
     # Devices, hosts and number of iterations
-    hosts = plan_hosts(config, os.environ, find_gpus(), lambda text: listen({"kind": "warning", "text": text}))
+    hosts = plan_hosts(config, os.environ, find_gpus())
     config, num_ranks = settled(config, devices_of(hosts)), len(devices_of(hosts))
     budget = plan_budget(config, num_ranks)
     max_iterations = budget.max_iterations if budget else config.max_iterations
@@ -49,7 +49,7 @@ def verify(config: TrainConfig, listen: Listener) -> VerifyReport:
     ranks = "1 rank" if num_ranks == 1 else f"{num_ranks} ranks, then 1 rank"
     note = budget.note if budget else None
     for text in filter(None, (note, f"Training {config.task} for {max_iterations} iterations with {ranks}.")):
-        listen({"kind": "status", "text": text})
+        emit("status", text=text)
     # Run on all ranks, then on one rank, and remove the files
     with tempfile.TemporaryDirectory(prefix="mjlab-dist-verify-") as log_root:
         config = dataclasses.replace(
@@ -62,18 +62,17 @@ def verify(config: TrainConfig, listen: Listener) -> VerifyReport:
         )
         plan = RunPlan(hosts=hosts, budget=budget, run_dir=create_run_dir(config))
         if num_ranks == 1:
-            with listening(listen):
-                evidence = [verify_rank(config, plan.rank_plans[0], Control())]
+            evidence = [verify_rank(config, plan.rank_plans[0], Control())]
             return judge(config, evidence, _speed(plan.run_dir), None)
         from mjlab_dist.launch.ranks import run_ranks  # torchrunx imports torch
 
-        evidence = run_ranks(verify_rank, Evidence, config, plan, listen=listen, control=Control())
+        evidence = run_ranks(verify_rank, Evidence, config, plan, listen=send, control=Control())
         speed = _speed(plan.run_dir)
         alone = _alone(config, evidence[0], max_iterations)
         own_plan = RunPlan(
             hosts=(Host(devices=plan.own_devices[:1]),), budget=plan_budget(alone, 1), run_dir=create_run_dir(alone)
         )
-        run_ranks(worker.run, RunResult, alone, own_plan, listen=listen, control=Control())
+        run_ranks(worker.run, RunResult, alone, own_plan, listen=send, control=Control())
         return judge(config, evidence, speed, _speed(own_plan.run_dir))
 
 

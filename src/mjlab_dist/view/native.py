@@ -12,6 +12,7 @@ import numpy as np
 
 from mjlab_dist.errors import UserError
 from mjlab_dist.imports import import_triton
+from mjlab_dist.messages import emit
 from mjlab_dist.view.player import Player
 
 # Time between two updates of the window, in s
@@ -21,7 +22,7 @@ FRAME_S = 1 / 60
 SPACE, BACKSPACE, RIGHT = 32, 259, 262
 
 
-def run_native(player: Player, show: Callable[[str], None]) -> None:
+def run_native(player: Player) -> None:
     """Show a player until its window is closed. Space pauses, the right arrow steps, backspace resets, and P pushes."""
     # Keys
     keys: dict[int, Callable[[], object]] = {
@@ -45,7 +46,8 @@ def run_native(player: Player, show: Callable[[str], None]) -> None:
     # Show the first env until the window is closed
     with window:
         player.start()
-        show("Viewer: space pauses, right arrow steps, backspace resets, P pushes; close the window to end")
+        keys_text = "space pauses, right arrow steps, backspace resets, P pushes; close the window to end"
+        emit("status", text=f"Viewer: {keys_text}")
         window.cam.type, window.cam.trackbodyid = mujoco.mjtCamera.mjCAMERA_TRACKING, player.robot.body
         while window.is_running() and player.failure is None:
             frame = player.frame

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mjlab_dist.config import PlayConfig, TrainConfig, WatchConfig
+from mjlab_dist.messages import emit
 from mjlab_dist.pack_file import is_pack
 from mjlab_dist.play import load_env_and_policy
 from mjlab_dist.run_dir import CHECKPOINTS_DIR, list_checkpoints
@@ -24,80 +24,63 @@ if TYPE_CHECKING:
 NICE = 10
 
 
-def view(
-    train_config: TrainConfig,
-    checkpoint: Path,
-    config: PlayConfig,
-    show: Callable[[str], None],
-    warn: Callable[[str], None],
-) -> None:
+def view(train_config: TrainConfig, checkpoint: Path, config: PlayConfig) -> None:
     """Play a policy in a viewer until Ctrl-C, or until the native viewer's window is closed.
 
     The viewer's threads are still running when this function returns, so the caller must end the process.
     """
     with contextlib.suppress(KeyboardInterrupt):
         if choose_viewer(config, os.environ) == "web":
-            server = serve(config, warn)
-            _show_page(server, _load(train_config, checkpoint, config), checkpoint, show)
+            server = serve(config)
+            _show_page(server, _load(train_config, checkpoint, config), checkpoint)
         else:
             from mjlab_dist.view.native import run_native  # needs a display
 
-            run_native(_load(train_config, checkpoint, config), show)
+            run_native(_load(train_config, checkpoint, config))
 
 
-def view_dump(
-    train_config: TrainConfig,
-    path: Path,
-    config: PlayConfig,
-    show: Callable[[str], None],
-    warn: Callable[[str], None],
-) -> None:
+def view_dump(train_config: TrainConfig, path: Path, config: PlayConfig) -> None:
     """Show a page with the states that led to numbers that are not finite, until Ctrl-C.
 
     The viewer's threads are still running when this function returns, so the caller must end the process.
     """
     with contextlib.suppress(KeyboardInterrupt):
-        server = serve(config, warn)
+        server = serve(config)
 
         from mjlab_dist.view.dump import DumpPage  # imports viser
 
         page = DumpPage(server, train_config, path)
-        show(f"Viewer: {server.url}  (Ctrl-C ends it)")
+        emit("status", text=f"Viewer: {server.url}  (Ctrl-C ends it)")
         page.run()
 
 
-def watch(
-    run_dir: Path,
-    train_config: TrainConfig,
-    config: WatchConfig,
-    show: Callable[[str], None],
-    warn: Callable[[str], None],
-) -> None:
+def watch(run_dir: Path, train_config: TrainConfig, config: WatchConfig) -> None:
     """Show a page that follows a run while another process trains it, until Ctrl-C.
 
     The viewer's threads are still running when this function returns, so the caller must end the process.
     """
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # only the training uses GPUs
     with contextlib.suppress(KeyboardInterrupt):
-        server = serve(config, warn)
+        server = serve(config)
 
         from mjlab_dist.view.watch import Watcher  # imports torch
 
         os.nice(NICE)  # after the imports: with this priority, they would take a minute while a run trains
         watcher = Watcher(server, config)
         watcher.open(run_dir, train_config)
-        show(f"Viewer: {server.url}  (Ctrl-C ends it)")
+        emit("status", text=f"Viewer: {server.url}  (Ctrl-C ends it)")
         watcher.run()
 
 
-def serve(config: PlayConfig | WatchConfig, warn: Callable[[str], None]) -> Server:
+def serve(config: PlayConfig | WatchConfig) -> Server:
     """Start the server of a page. Call this before slow steps, so that the user learns at once if the port is taken."""
     from mjlab_dist.view.server import open_server  # imports viser
 
     if is_reachable_from_elsewhere(config.host):
-        warn(
-            f"--host {config.host}: other machines can open the page with the token in its address, and the connection "
-            "is not encrypted; an SSH tunnel to 127.0.0.1 is safer"
+        emit(
+            "warning",
+            text=f"--host {config.host}: other machines can open the page with the token in its address, and the "
+            "connection is not encrypted; an SSH tunnel to 127.0.0.1 is safer",
         )
     return open_server(config.host, config.port)
 
@@ -111,7 +94,7 @@ def _load(train_config: TrainConfig, checkpoint: Path, config: PlayConfig) -> Pl
     return Player(env, policy, functools.partial(load_policy, env, train_config))
 
 
-def _show_page(server: Server, player: Player, checkpoint: Path, show: Callable[[str], None]) -> None:
+def _show_page(server: Server, player: Player, checkpoint: Path) -> None:
     from mjlab_dist.view.page import Page  # imports viser
 
     def checkpoints() -> list[Path]:
@@ -120,5 +103,5 @@ def _show_page(server: Server, player: Player, checkpoint: Path, show: Callable[
 
     page = Page(server, player, checkpoints, checkpoint)
     player.start()
-    show(f"Viewer: {server.url}  (Ctrl-C ends it)")
+    emit("status", text=f"Viewer: {server.url}  (Ctrl-C ends it)")
     page.run()

@@ -102,5 +102,5 @@ def test_other_seeds_are_refused(seed: int):
         validate(dataclasses.replace(CONFIG, seed=seed))
     assert str(refusal.value).startswith(f"--seed {seed}:")
     with pytest.raises(UserError) as refusal:
-        resolve("cartpole-balance", PlayConfig(seed=seed), print)
+        resolve("cartpole-balance", PlayConfig(seed=seed))
     assert str(refusal.value).startswith(f"--seed {seed}:")

@@ -150,7 +150,7 @@ def test_the_whole_policy_moves_with_its_file() -> None:
 def test_the_description_is_strict_json(tmp_path: Path) -> None:
     config = config_of("cartpole-balance", **{"env.actions.force.clip": (-math.inf, 1.0)})
     env, _, exported = made(config)
-    about = describe(env, config, tmp_path / "checkpoints" / "model_1.pt", exported, print)
+    about = describe(env, config, tmp_path / "checkpoints" / "model_1.pt", exported)
     assert about["actions"][0]["clip"] == [None, 1.0]
     json.dumps(about, allow_nan=False)
     # The file contains no directories of this machine

@@ -23,5 +23,5 @@ def test_files_are_not_written_through_links(tmp_path: Path, name: str, target: 
     checkpoint_path(own, 1).touch()
     (foreign / name).symlink_to(tmp_path / target)
     with pytest.raises(UserError, match=rf"^--run {foreign}: {foreign / name} is a link "):
-        export(registry.task_config("cartpole-balance"), checkpoint_path(foreign, 1), ExportConfig(), print)
+        export(registry.task_config("cartpole-balance"), checkpoint_path(foreign, 1), ExportConfig())
     assert not (own / "exported").exists()

@@ -161,8 +161,8 @@ def test_a_rank_of_torchrun_on_a_gpu_uses_the_number_for_gpus_unless_others_are_
 @pytest.mark.parametrize(
     ("module", "start"),
     [
-        (mjlab_dist.scaling.run, lambda config: mjlab_dist.scaling.run.measure(config, 1, None, lambda _: None)),
-        (mjlab_dist.verify.run, lambda config: mjlab_dist.verify.run.verify(config, lambda _: None)),
+        (mjlab_dist.scaling.run, lambda config: mjlab_dist.scaling.run.measure(config, 1, None)),
+        (mjlab_dist.verify.run, mjlab_dist.verify.run.verify),
     ],
     ids=["scaling", "verify"],
 )

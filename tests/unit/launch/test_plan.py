@@ -18,6 +18,7 @@ from mjlab_dist.config.entries import replaced
 from mjlab_dist.errors import UserError
 from mjlab_dist.launch import plan
 from mjlab_dist.launch.plan import check_config, plan_run
+from mjlab_dist.messages import Event, listening
 from mjlab_dist.run_dir import CHECKPOINTS_DIR, CONFIG_FILE, to_yaml
 from mjlab_dist.sim import build_model
 
@@ -77,7 +78,8 @@ def test_devices_are_checked_before_hosts_are(config: TrainConfig, monkeypatch: 
 
     def planned(**changes: Any) -> None:
         changed = dataclasses.replace(config, **changes)
-        plan.plan_hosts(changed, {"SLURM_JOB_NODELIST": "a,b"}, [], calls.append)
+        with listening(lambda event: calls.append(event["text"])):
+            plan.plan_hosts(changed, {"SLURM_JOB_NODELIST": "a,b"}, [])
 
     with pytest.raises(UserError, match="--gpu-ids 5"):
         planned()
@@ -105,10 +107,12 @@ def test_options_of_an_entity_that_do_not_apply_are_warned_about(config: TrainCo
     cube = '<mujoco><option impratio="10"/><worldbody><body><freejoint/><geom size=".1"/></body></worldbody></mujoco>'
     config = replaced(config, ["env", "sim", "entities"], {"cube": EntityConfig(model=cube)})
     chosen = dataclasses.replace(config, gpu_ids=None)
-    planned, _ = plan_run(chosen, {}, [], lambda _: tmp_path)
-    (warning,) = planned.warnings
-    assert warning.startswith("--env.sim.entities.cube.model ")
-    assert "impratio" in warning
+    events: list[Event] = []
+    with listening(events.append):
+        plan_run(chosen, {}, [], lambda _: tmp_path)
+    (warning,) = events
+    assert warning["text"].startswith("--env.sim.entities.cube.model ")
+    assert "impratio" in warning["text"]
 
 
 @pytest.mark.parametrize("deterministic", [True, False])

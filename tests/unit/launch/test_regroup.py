@@ -21,7 +21,7 @@ from mjlab_dist.launch.hosts import HERE, Host
 from mjlab_dist.launch.plan import RunPlan
 from mjlab_dist.launch.regroup import TooFewHostsError, regroup
 from mjlab_dist.machine.device_answer import DeviceAnswer, DeviceRequest
-from mjlab_dist.messages import Event
+from mjlab_dist.messages import Event, listening
 
 HOSTS = ("localhost", "node7", "node8:2")
 
@@ -61,7 +61,8 @@ def plan_of(config: TrainConfig) -> RunPlan:
 
 def again(config: TrainConfig, plan: RunPlan) -> tuple[RunPlan, list[Event]]:
     events: list[Event] = []
-    return regroup(config, plan, events.append, Control()), events
+    with listening(events.append):
+        return regroup(config, plan, Control()), events
 
 
 def test_the_same_machines_keep_the_plan(machines: Machines):

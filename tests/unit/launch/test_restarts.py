@@ -19,7 +19,7 @@ from mjlab_dist.launch import restarts
 from mjlab_dist.launch.hosts import Host
 from mjlab_dist.launch.plan import RunPlan
 from mjlab_dist.launch.restarts import run_with_restarts
-from mjlab_dist.messages import Event
+from mjlab_dist.messages import Event, listening
 from mjlab_dist.run_dir import METRICS_FILE, checkpoint_path
 from mjlab_dist.worker import RunResult
 
@@ -54,7 +54,8 @@ def run(attempts: Attempts, run_dir: Path, monkeypatch: pytest.MonkeyPatch, max_
     monkeypatch.setattr("mjlab_dist.launch.ranks.run_ranks", attempts.run_ranks)
     config = dataclasses.replace(registry.task_config("cartpole-balance"), max_restarts=max_restarts)
     plan = RunPlan(hosts=(Host(devices=(CPU, CPU)),), budget=None, run_dir=run_dir)
-    return run_with_restarts(config, plan, attempts.listen, attempts.control)
+    with listening(attempts.listen):
+        return run_with_restarts(config, plan, attempts.control)
 
 
 def test_pauses_double_with_every_attempt_without_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +107,7 @@ def test_processes_on_a_machine_that_did_not_answer_are_ended_when_it_answers(
     monkeypatch.setattr(restarts, "end_on_hosts", end_on_hosts)
     config = dataclasses.replace(registry.task_config("cartpole-balance"), max_restarts=4)
     with pytest.raises(RankError):
-        run_with_restarts(config, both, attempts.listen, attempts.control)
+        run_with_restarts(config, both, attempts.control)
     # Not without the machine; again, because the first attempt to end them had no answer; then never again
     assert ended == [((here.name, "node7"), "first launch")] * 2
 

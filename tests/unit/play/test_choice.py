@@ -48,7 +48,7 @@ def test_bad_values_are_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=message) as caught:
-        resolve("cartpole-balance", PlayConfig(**changes), print)
+        resolve("cartpole-balance", PlayConfig(**changes))
     assert "\n" not in str(caught.value)
 
 
@@ -59,13 +59,13 @@ def test_a_checkpoint_without_its_run_or_of_another_program_is_refused(
     checkpoint = Path("checkpoints", "model_1.pt")
     write_checkpoint(checkpoint)
     with pytest.raises(UserError, match=rf"^--checkpoint {checkpoint}: is in no run directory, [^-]*$"):
-        resolve("cartpole-balance", PlayConfig(checkpoint=str(checkpoint)), print)
+        resolve("cartpole-balance", PlayConfig(checkpoint=str(checkpoint)))
     Path(CONFIG_FILE).write_text(to_yaml(registry.task_config("cartpole-balance")))
-    assert resolve("cartpole-balance", PlayConfig(checkpoint=str(checkpoint)), print)[1] == checkpoint
+    assert resolve("cartpole-balance", PlayConfig(checkpoint=str(checkpoint)))[1] == checkpoint
     write_checkpoint(checkpoint, model_state_dict={})
     for chosen in (PlayConfig(checkpoint=str(checkpoint)), PlayConfig(run=".")):
         with pytest.raises(UserError, match=rf"^checkpoint {checkpoint}: .*rsl_rl below version 5"):
-            resolve("cartpole-balance", chosen, print)
+            resolve("cartpole-balance", chosen)
 
 
 def test_grids_hold_all_pictures() -> None:

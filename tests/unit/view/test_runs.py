@@ -58,7 +58,7 @@ def _change_lease(run_dir: Path, **fields: Any) -> None:
 def test_a_lease_of_this_machine(tmp_path: Path) -> None:
     watch = LeaseWatch(tmp_path, clock := Clock())
     assert watch.look() == "no"
-    lease = acquire(tmp_path, print)
+    lease = acquire(tmp_path)
     before = (tmp_path / LEASE_FILE).stat().st_mtime_ns
     assert watch.look() == "yes"
     assert (tmp_path / LEASE_FILE).stat().st_mtime_ns == before
@@ -79,7 +79,7 @@ def test_a_lease_of_this_machine(tmp_path: Path) -> None:
 
 def test_a_lease_of_another_machine(tmp_path: Path) -> None:
     watch = LeaseWatch(tmp_path, clock := Clock())
-    acquire(tmp_path, print)
+    acquire(tmp_path)
     _change_lease(tmp_path, system="another machine")
     assert watch.look() == "unknown"
     clock.now_s = 5.0
@@ -97,7 +97,7 @@ def test_a_lease_of_another_machine(tmp_path: Path) -> None:
 def test_a_run_from_its_start_to_its_end(tmp_path: Path) -> None:
     run_dir = _make_run(tmp_path, "2026-01-01_00-00-00")
     _set(run_dir, max_iterations=10)
-    lease = acquire(run_dir, print)
+    lease = acquire(run_dir)
     run = Run(run_dir, Clock())
     assert (run.task, run.state, run.progress) == ("cartpole-balance", "running", "no iteration yet")
     _add_rows(run_dir, 1, 2)
@@ -177,7 +177,7 @@ def test_runs_of_all_tasks_are_listed(tmp_path: Path) -> None:
     assert (found[0].iteration, found[0].mean_return) == (None, None)
     assert found[1].task == "cartpole-balance"
     # While the run trains, its last row is incomplete. Then the run completes the row, and ends
-    lease = acquire(newest, print)
+    lease = acquire(newest)
     _add_rows(newest, 1, 2)
     with (newest / "metrics.jsonl").open("a") as file:
         file.write('{"iteration": 3, ')
@@ -215,7 +215,7 @@ def test_files_of_one_run_that_no_run_writes_leave_the_others_alone(tmp_path: Pa
     first, last = (_make_run(tmp_path, f"2026-01-0{day}_00-00-00") for day in (1, 3))
     odd = _make_run(tmp_path, "2026-01-02_00-00-00")
     _set(odd, total_timesteps=1000)
-    acquire(odd, print)
+    acquire(odd)
     (odd / name).write_text(content)
     found = RunList(str(tmp_path), Clock()).look(first)
     assert [one.run_dir for one in found] == [last, odd, first]
