@@ -28,7 +28,6 @@ HEAVY = {"torch", "warp", "mujoco", "mujoco_warp", "rsl_rl", "tensordict", "torc
         "cli.train",
         "cli.play",
         "cli.list_tasks",
-        "cli.completion",
         "cli.console",
         "launch.train",
         "machine.devices",

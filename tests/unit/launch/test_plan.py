@@ -110,7 +110,7 @@ def test_options_of_an_entity_that_do_not_apply_are_warned_about(config: TrainCo
     events: list[Event] = []
     with listening(events.append):
         plan_run(chosen, {}, [], lambda _: tmp_path)
-    (warning,) = events
+    (warning,) = (event for event in events if event["kind"] == "warning")
     assert warning["text"].startswith("--env.sim.entities.cube.model ")
     assert "impratio" in warning["text"]
 
