@@ -7,21 +7,20 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from mjlab_dist.distributed.synchronizer import AllReduce
-from mjlab_dist.learn import Runner
-from mjlab_dist.learn.hooks import Hook
+
+if TYPE_CHECKING:
+    from mjlab_dist.learn import Runner
 
 FILE = Path("faults")
 """File in the run's working directory. It has a line per attempt, which is removed when the fault happens."""
 
 SLOW_S = 5.0
-
-train = Runner.train
 
 
 def faults(cwd: Path, *lines: str) -> tuple[str, str]:
@@ -39,7 +38,7 @@ def faults(cwd: Path, *lines: str) -> tuple[str, str]:
     return ("--sync.synchronizer", "fault_injection:Faulty")
 
 
-class Faulty(AllReduce, Hook):
+class Faulty(AllReduce):
     """Injects the first fault of the file when its iteration begins."""
 
     def __init__(self) -> None:
@@ -47,9 +46,15 @@ class Faulty(AllReduce, Hook):
         self._skips = False
         self._fault = FILE.read_text().partition("\n")[0].split(":")
         if self._fault[0] == str(dist.get_rank()):
+            from mjlab_dist.learn import Runner  # not in the launcher, which also imports this module
+            from mjlab_dist.learn.hooks import Hook
+
             # Hooks are not open to users' code
+            train, hook = Runner.train, Hook()
+            hook.before_iteration = self.before_iteration
+
             def train_with_fault(runner: Runner, *args: Any) -> Any:
-                runner.hooks.append(self)
+                runner.hooks.append(hook)
                 return train(runner, *args)
 
             Runner.train = train_with_fault  # pyright: ignore[reportAttributeAccessIssue]
