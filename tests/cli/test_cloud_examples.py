@@ -61,6 +61,7 @@ def test_the_pods_agree_with_each_other():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_an_evicted_pod_saves_a_checkpoint_and_the_next_start_resumes(
     command: Command, wait_for: Callable[[Callable[[], bool]], None]
 ):

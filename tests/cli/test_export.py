@@ -266,13 +266,14 @@ def constant(command: str, **values: float) -> tuple[str, ...]:
         constant("target", x_m=0.5, y_m=0.1, z_m=0.3, yaw_rad=0.0), {"target": REACHED}, "reward/near", reaching_reward,
         marks=pytest.mark.long,
     ),
-    (
+    pytest.param(
         "quadruped-velocity-flat", None,
         (
             *constant("velocity", forward_m_s=0.5, left_m_s=0.0, yaw_rad_s=0.0), "--env.episode-length-s", "5",
             "--env.commands.velocity.params.standing_share", "0", "--env.commands.velocity.params.heading_share", "0",
         ),
         {"velocity": np.array([0.5, 0.0, 0.0])}, "reward/track_linear_velocity", tracking_reward,
+        marks=pytest.mark.long,
     ),
 ])  # fmt: skip
 def test_plain_mujoco_reaches_the_return_of_evaluate(

@@ -89,6 +89,7 @@ def test_flags_that_the_user_types_are_trusted(command: Command):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_restarts_and_ranks_of_an_allowed_run_do_not_ask_again(command: Command, tmp_path: Path):
     installed = tmp_path / "site-packages"
     installed.mkdir()

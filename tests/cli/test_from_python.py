@@ -164,6 +164,7 @@ def test_trainings_follow_each_other_in_a_running_event_loop(script: Any, comman
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_failure_is_raised_and_leaves_no_process(script: Any) -> None:
     answer, printed, err = script(WHAT_FAILS)
     assert printed == ""

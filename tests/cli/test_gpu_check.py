@@ -21,6 +21,7 @@ def check(out: Path, *flags: str) -> tuple[int, str, dict[str, Any]]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_training_is_measured(tmp_path: Path) -> None:
     code, printed, results = check(tmp_path, "--cpu", "--stages", "speed", "walk")
     assert code == 0, printed

@@ -190,6 +190,7 @@ def shown_config(command: Command, made: NewTask, *, forked: bool = False) -> tu
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_package_names_functions_without_importing_torch(command: Command) -> None:
     made = create("dog", write_dog(command.cwd / "robots"), command.cwd)
     config, heavy = shown_config(command, made)
@@ -254,6 +255,7 @@ def test_every_robot_of_gymnasium_becomes_a_task_that_trains(command: Command, r
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_an_arm_of_gymnasium_becomes_a_task_of_a_checkout_that_trains(command: Command, checkout: Path) -> None:
     env = in_checkout(command, checkout)
     before = (checkout / "pyproject.toml").read_text()
@@ -482,6 +484,7 @@ def test_a_task_that_fails_its_trial_is_not_ready_and_keeps_its_files(command: C
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_checkout_is_unchanged_if_a_task_cannot_be_registered(command: Command, checkout: Path) -> None:
     env = in_checkout(command, checkout)
     project = checkout / "pyproject.toml"

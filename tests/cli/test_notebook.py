@@ -59,6 +59,7 @@ def with_parameters(text: str) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_notebook_runs(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYTEST_CURRENT_TEST")  # this variable would hide the output of child processes
     (command.cwd / NOTEBOOK.name).write_text(with_parameters(NOTEBOOK.read_text()))

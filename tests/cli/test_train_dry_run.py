@@ -68,6 +68,7 @@ def test_a_dry_run_of_a_resumed_run_counts_the_remaining_iterations(command: Com
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_verbose_shows_the_set_up_of_every_rank(command: Command) -> None:
     short = ("--cpu-ranks", "2", "--num-envs", "8", "--max-iterations", "1")
     quiet, verbose = command(*TRAIN, *short), command(*TRAIN, *short, "--verbose")

@@ -79,6 +79,7 @@ def test_a_taken_port_is_refused(command: Command, trained: Path) -> None:
     assert done.err.startswith(f"mjlab-dist watch: --port {port}: is used by another program"), done.err
 
 
+@pytest.mark.long
 def test_the_page_follows_a_run_on_two_ranks_to_its_end(
     command: Command, open_tab: OpenTab, wait_for: Callable[[Callable[[], bool]], None], slow_training: Path
 ) -> None:

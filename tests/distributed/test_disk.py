@@ -62,7 +62,10 @@ def test_a_full_disk_ends_training_with_the_reason(small_disk: Mounts, program: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [("--cpu-ranks", "2", "--max-restarts", "3"), ("--logger", "tensorboard")])
+@pytest.mark.parametrize(
+    "ranks",
+    [("--cpu-ranks", "2", "--max-restarts", "3"), pytest.param(("--logger", "tensorboard"), marks=pytest.mark.long)],
+)
 def test_a_disk_that_fills_with_metrics_ends_training_without_restarts(
     small_disk: Mounts, ranks: tuple[str, ...]
 ) -> None:

@@ -49,7 +49,11 @@ def evaluations(rows: list[dict[str, Any]]) -> dict[int, dict[str, float]]:
 SHARDED = ("--cpu-ranks", "2", "--fsdp-devices", "2", "--sync.fsdp-min-size-mb", "0.01")
 
 
-@pytest.mark.parametrize("flags", [("--agent.rnn", "gru"), SHARDED], ids=["gru", "two ranks with shards"])
+@pytest.mark.parametrize(
+    "flags",
+    [pytest.param(("--agent.rnn", "gru"), marks=pytest.mark.long), SHARDED],
+    ids=["gru", "two ranks with shards"],
+)
 def test_training_with_evaluations_is_bit_equal(command: Command, flags: tuple[str, ...]):
     plain, _ = train(command, *flags)
     evaluated, rows = train(command, *flags, *EVALUATED)
@@ -66,7 +70,7 @@ def test_training_with_evaluations_is_bit_equal(command: Command, flags: tuple[s
     assert found[2] != found[3], "the policy has changed"
 
 
-@pytest.mark.parametrize("engine", ["warp", "mujoco"])
+@pytest.mark.parametrize("engine", ["warp", pytest.param("mujoco", marks=pytest.mark.long)])
 def test_evaluations_do_not_depend_on_ranks_resuming_or_earlier_evaluations(command: Command, engine: str):
     # The learning rate is so small that the policy does not change
     fixed = (*EVALUATED, "--env.sim.engine", engine, "--agent.learning-rate", "1e-30", "--agent.schedule", "fixed")

@@ -117,6 +117,7 @@ def test_rows_2_and_7_a_killed_run_resumes_with_identical_results(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_row_3_a_repeated_fault_ends_the_run(command: Command) -> None:
     flags = ("--checkpoint.interval", "1", "--max-restarts", "5")
     done = command(*TRAIN, *flags, *faults(command.cwd, "1:3:exit", "1:3:exit", "1:3:exit"))
@@ -126,6 +127,7 @@ def test_row_3_a_repeated_fault_ends_the_run(command: Command) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_row_3_a_loss_before_the_first_iteration_does_not_end_the_run(command: Command, unharmed: Path) -> None:
     flags = ("--max-iterations", "8", "--checkpoint.interval", "2", "--max-restarts", "5")
     done = command(*TRAIN, *flags, *faults(command.cwd, "1:1:sigkill", "0:4:exit", "0:3:raise"))
@@ -137,6 +139,7 @@ def test_row_3_a_loss_before_the_first_iteration_does_not_end_the_run(command: C
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_row_3_restarts_are_counted(command: Command) -> None:
     flags = ("--checkpoint.interval", "1", "--max-restarts", "1")
     done = command(*TRAIN, *flags, *faults(command.cwd, "1:3:raise", "0:5:raise", "1:7:raise"))
@@ -145,7 +148,7 @@ def test_row_3_restarts_are_counted(command: Command) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("signum", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
 def test_rows_4_and_5_a_signal_stops_cleanly_and_the_run_resumes(
     command: Command, training: Training, short_tmp: Path, signum: int, assert_within: Within
 ) -> None:
@@ -264,7 +267,9 @@ def test_row_29_a_run_that_another_machine_has_taken_over_writes_no_more(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["1 rank", "torchrun", pytest.param("2 ranks", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "launcher", ["1 rank", *(pytest.param(each, marks=pytest.mark.long) for each in ("torchrun", "2 ranks"))]
+)
 def test_row_29_a_run_of_another_machine_is_not_resumed(command: Command, wait_for: WaitFor, launcher: str) -> None:
     args = LAUNCHERS[launcher]
     if launcher == "torchrun":
@@ -286,6 +291,7 @@ def test_row_29_a_run_of_another_machine_is_not_resumed(command: Command, wait_f
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_row_29_a_killed_run_is_resumed_at_once(command: Command, training: Training, wait_for: WaitFor) -> None:
     process = training("--checkpoint.interval", "2")
     process.kill()
@@ -306,8 +312,8 @@ def test_row_29_a_killed_run_is_resumed_at_once(command: Command, training: Trai
 @pytest.mark.parametrize(
     "ranks",
     [
-        pytest.param(TWO, id="2 ranks"),
-        pytest.param(("--gpu-ids", "None", "--cpu-ranks", "1"), id="1 rank", marks=pytest.mark.long),
+        pytest.param(TWO, id="2 ranks", marks=pytest.mark.long),
+        pytest.param(("--gpu-ids", "None", "--cpu-ranks", "1"), id="1 rank"),
     ],
 )
 def test_row_35_a_run_with_damaged_files_is_resumed(command: Command, unharmed: Path, ranks: tuple[str, ...]) -> None:
@@ -337,7 +343,7 @@ def test_row_35_a_run_with_damaged_files_is_resumed(command: Command, unharmed: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["sigstop", "skip_collective"])
+@pytest.mark.parametrize("kind", [pytest.param("sigstop", marks=pytest.mark.long), "skip_collective"])
 def test_row_8_a_hang_is_detected_and_the_run_resumes(command: Command, unharmed: Path, kind: str) -> None:
     flags = ("--max-iterations", "8", "--checkpoint.interval", "2", "--max-restarts", "1", "--hang-timeout", "5")
     done = command(*TRAIN, *flags, *faults(command.cwd, f"1:4:{kind}"))
@@ -354,7 +360,8 @@ def test_row_8_a_hang_is_detected_and_the_run_resumes(command: Command, unharmed
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", [1, *(pytest.param(rank, marks=pytest.mark.long) for rank in (0, 2))])
+@pytest.mark.parametrize("rank", range(3))
+@pytest.mark.long
 def test_row_8_the_rank_that_skips_a_collective_is_named(command: Command, rank: int) -> None:
     three = ("--gpu-ids", "None", "--cpu-ranks", "3", "--hang-timeout", "60")
     fault = faults(command.cwd, f"{rank}:2:skip_collective")
@@ -389,6 +396,7 @@ def test_row_9_nan_on_one_rank_stops_all_and_can_be_replayed(command: Command, a
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_row_9_envs_with_nan_can_be_reset_instead(command: Command) -> None:
     done = command(*TRAIN, "--env.nan-policy", "reset", "--max-iterations", "5", *faults(command.cwd, "1:3:nan"))
     assert done.code == Exit.DONE, done.err
@@ -399,6 +407,7 @@ def test_row_9_envs_with_nan_can_be_reset_instead(command: Command) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_init_from_starts_a_new_run_with_old_weights(command: Command) -> None:
     one = ("train", "cartpole-balance", "--gpu-ids", "None", *SMALL)
     first = command(*one, "--max-iterations", "2", "--log-root", "first")
@@ -483,6 +492,7 @@ def test_row_15_a_run_resumes_with_another_number_of_ranks(command: Command) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_checkpoints_can_be_written_at_time_intervals(command: Command) -> None:
     flags = ("--max-iterations", "8", "--checkpoint.interval", "4s", "--checkpoint.keep-best", "0")
     done = command(*TRAIN, *flags, *faults(command.cwd, "1:4:slow"))

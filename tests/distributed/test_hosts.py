@@ -555,6 +555,7 @@ def test_doctor_checks_every_machine(command: Command, node7: SshServer, ssh_con
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_verify_checks_ranks_of_two_machines(command: Command, train: tuple[str, ...]):
     _, task, *flags = train
     done = command("mjlab-dist", "verify", task, *flags, "--max-iterations", "2", "--json")

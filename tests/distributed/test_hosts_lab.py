@@ -213,6 +213,7 @@ def test_hosts_equal_local_ranks(number: int, command: Command, lab: Lab, tmp_pa
     assert_same_run(only_run(lab.files("a")), local_ranks(command, number))
 
 
+@pytest.mark.long
 def test_scaling_over_hosts_is_measured(lab: Lab, tmp_path: Path):
     flags = ("--rounds", "1", "--max-iterations", "4", "--json", "--hosts", "a:1", "b:2")
     command = ("mjlab-dist", "scaling", *TRAIN[1:], "--num-envs", "48", *flags)
@@ -233,6 +234,7 @@ def bonus(env) -> torch.Tensor:
 """
 
 
+@pytest.mark.long
 def test_a_host_with_another_task_is_refused(lab: Lab, tmp_path: Path):
     flags = ("--env.rewards.smooth.func", "own_rewards:bonus", "--hosts", "a", "b", "--max-iterations", "2")
     for host, value in (("a", 1.0), ("b", 1.0)):

@@ -162,6 +162,7 @@ def test_two_ranks_train_and_leave_a_complete_run(command: Command) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_log_directory_is_that_of_the_variable_else_of_the_flag(command: Command) -> None:
     base = ("train", "cartpole-balance", *TWO, *SMALL, "--max-iterations", "1")
     done = command(*base, "--torchrunx-log-dir", "", env={"TORCHRUNX_LOG_DIR": "elsewhere"})
@@ -255,6 +256,7 @@ def train_with_own_exit(command: Command, at_exit: str, *flags: str) -> Done:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_failing_rank_of_torchrun_skips_the_shutdown_of_the_interpreter(command: Command) -> None:
     """While the interpreter shuts down, NCCL would wait for other ranks. In this test, a handler waits instead."""
     fault = faults(command.cwd, "1:2:raise")

@@ -83,7 +83,7 @@ def returns(run: Path) -> list[tuple[int, float]]:
     return [(event.step, event.value) for event in events.Scalars("train/mean_step_reward")]
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.long)])
 @pytest.mark.usefixtures("own")
 def test_own_logger_beside_tensorboard_also_after_a_resume(command: Command, num_ranks: int) -> None:
     flags = (*TRAIN, "--cpu-ranks", str(num_ranks))
@@ -115,7 +115,7 @@ def test_own_logger_beside_tensorboard_also_after_a_resume(command: Command, num
     assert done.err == ""
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.long)])
 @pytest.mark.usefixtures("own")
 def test_training_continues_without_a_logger_that_fails(command: Command, num_ranks: int) -> None:
     names = ("own_loggers:Failing", "own_loggers:Lines")
@@ -131,6 +131,7 @@ def test_training_continues_without_a_logger_that_fails(command: Command, num_ra
 
 
 @pytest.mark.usefixtures("own")
+@pytest.mark.long
 def test_own_logger_beside_tensorboard_gets_videos(command: Command) -> None:
     flags = ("--video-interval", "2", "--video-length", "0.2", "--max-iterations", "2")
     done = command(*TRAIN, *flags, "--logger", "own_loggers:Lines", "tensorboard")
@@ -144,6 +145,7 @@ def test_own_logger_beside_tensorboard_gets_videos(command: Command) -> None:
     assert "close" in lines(command.cwd)[-1]
 
 
+@pytest.mark.long
 def test_the_example_of_the_docs_adds_rows_after_a_resume(command: Command) -> None:
     examples = {"PYTHONPATH": str(Path(__file__).parents[2] / "docs" / "examples")}
     done = command(*TRAIN, "--logger", "csv_logger:CsvLogger", "--max-iterations", "2", env=examples)
@@ -209,7 +211,7 @@ def from_trackio(command: Command, *questions: Sequence[str]) -> list[dict[str, 
     return json.loads(done.out)
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_trackio_keeps_runs_in_its_database_without_a_network(command: Command, database: Path, num_ranks: int) -> None:
     flags = (*TRAIN, "--cpu-ranks", str(num_ranks), "--logger", "tensorboard", "trackio", "--wandb-project", "proj")
     done = command(*flags, "--max-iterations", "4")
@@ -235,6 +237,7 @@ def test_trackio_keeps_runs_in_its_database_without_a_network(command: Command, 
     assert len(returns(run)) == 6
 
 
+@pytest.mark.long
 def test_trackio_gets_the_video(command: Command, database: Path) -> None:
     flags = ("--video-interval", "2", "--video-length", "0.2", "--max-iterations", "2", "--verbose")
     done = command(*TRAIN, *flags, "--logger", "trackio")
@@ -249,7 +252,7 @@ def test_trackio_gets_the_video(command: Command, database: Path) -> None:
     assert Counter(described["metrics"])["video"] == 1
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_trackio_without_write_access_causes_only_a_warning(command: Command, database: Path, num_ranks: int) -> None:
     database.write_text("a file, not a directory")
     done = command(*TRAIN, "--cpu-ranks", str(num_ranks), "--logger", "trackio", "--max-iterations", "3")

@@ -127,7 +127,7 @@ def test_ctrl_c_during_a_call_ends_the_ranks(command: Command, short_tmp: Path) 
     assert not list(short_tmp.iterdir())
 
 
-@pytest.mark.parametrize("how", ["ends", "killed"])
+@pytest.mark.parametrize("how", ["ends", pytest.param("killed", marks=pytest.mark.long)])
 def test_ranks_end_with_the_program(
     command: Command, short_tmp: Path, how: str, wait_for: Callable[[Callable[[], bool]], None]
 ) -> None:

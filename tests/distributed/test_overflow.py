@@ -69,6 +69,7 @@ def test_growing_equals_a_run_with_large_buffers(command: Command, tmp_path: Pat
     assert numbers(run)[-1]["overflowed_envs"] == 0
 
 
+@pytest.mark.long
 def test_stopping_names_the_flags_to_resume_with(command: Command, tmp_path: Path) -> None:
     done = command("train", *RUN, "--cpu-ranks", "2", "--env.sim.nconmax", "1", "--env.sim.on-overflow", "stop")
     assert done.code == Exit.NUMERICS
@@ -86,6 +87,7 @@ def test_stopping_names_the_flags_to_resume_with(command: Command, tmp_path: Pat
     assert [row["iteration"] for row in read_metrics(run)] == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.long
 def test_ranks_that_restart_keep_the_larger_buffers(command: Command, tmp_path: Path) -> None:
     done = command(
         "train", *RUN, "--cpu-ranks", "2", "--max-restarts", "1",

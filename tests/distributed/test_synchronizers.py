@@ -69,7 +69,11 @@ def checkpoint(run: Path, iteration: int) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flags", [("--sync.check-interval", "3"), ("--checkpoint.interval", "3")], ids=" ".join)
+@pytest.mark.parametrize(
+    "flags",
+    [("--sync.check-interval", "3"), pytest.param(("--checkpoint.interval", "3"), marks=pytest.mark.long)],
+    ids=" ".join,
+)
 def test_a_rank_that_drifts_ends_the_run(command: Command, flags: tuple[str, ...]) -> None:
     (command.cwd / "drifting.py").write_text(DRIFTING)
     schedule = ("--agent.num-learning-epochs", "2", "--agent.num-mini-batches", "2", "--max-iterations", "50")
@@ -97,6 +101,7 @@ def test_a_rank_that_drifts_ends_the_run(command: Command, flags: tuple[str, ...
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_checkpoints_between_averages_change_nothing_and_resume_exactly(command: Command) -> None:
     base = (*BASE, "--sync.period", "3", "--agent.obs-normalization")
     runs: dict[str, Path] = {}
@@ -126,6 +131,7 @@ def test_checkpoints_between_averages_change_nothing_and_resume_exactly(command:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_documented_synchronizer_trains(command: Command) -> None:
     path = os.pathsep.join([str(EXAMPLES)])
     done = command(
@@ -149,7 +155,7 @@ def test_the_documented_synchronizer_trains(command: Command) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_ranks", [2, 1])
+@pytest.mark.parametrize("num_ranks", [pytest.param(2, marks=pytest.mark.long), 1])
 def test_a_synchronizer_can_hold_a_process_group(command: Command, num_ranks: int) -> None:
     (command.cwd / "holder.py").write_text(HOLDER)
     flags = ("--cpu-ranks", str(num_ranks), "--max-iterations", "1", "--sync.synchronizer", "holder:Holder")
@@ -161,6 +167,7 @@ def test_a_synchronizer_can_hold_a_process_group(command: Command, num_ranks: in
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_sharded_recurrent_policy_in_bf16_trains_and_plays(command: Command) -> None:
     """Combine independent flags in one launch."""
     done = command(
@@ -199,6 +206,7 @@ def test_a_class_that_is_not_a_synchronizer_is_refused(command: Command, path: s
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_policy_too_small_to_shard_is_reported(command: Command) -> None:
     done = command(*BASE, "--fsdp-devices", "2", "--max-iterations", "1")
     assert done.code == 0, done.err

@@ -44,7 +44,7 @@ def num_rows(command: Command) -> int:
     return sum(file.read_bytes().count(b"\n") for file in files)
 
 
-@pytest.mark.parametrize("num_ranks", ["1", "2"])
+@pytest.mark.parametrize("num_ranks", ["1", pytest.param("2", marks=pytest.mark.long)])
 def test_a_run_ends_normally_although_its_output_is_not_read(command: Command, num_ranks: str) -> None:
     flags = ("--cpu-ranks", num_ranks, "--max-iterations", "12")
     process = command.start(*TRAIN, *flags, stderr=subprocess.STDOUT)
@@ -82,7 +82,7 @@ def start_in_terminal(command: Command, *flags: str, ignores_hangup: bool) -> tu
     return process, screen
 
 
-@pytest.mark.parametrize("num_ranks", ["1", "2"])
+@pytest.mark.parametrize("num_ranks", [pytest.param("1", marks=pytest.mark.long), "2"])
 def test_a_run_whose_terminal_closes_saves_a_checkpoint_and_stops(
     command: Command, num_ranks: str, wait_for: WaitFor
 ) -> None:
@@ -94,6 +94,7 @@ def test_a_run_whose_terminal_closes_saves_a_checkpoint_and_stops(
     assert find_checkpoint(run_of(command)).name == f"model_{done}.pt"
 
 
+@pytest.mark.long
 def test_a_run_that_ignores_hangups_continues_without_a_terminal(command: Command, wait_for: WaitFor) -> None:
     flags = ("--cpu-ranks", "2", "--max-iterations", "20")
     process, screen = start_in_terminal(command, *flags, ignores_hangup=True)
@@ -103,6 +104,7 @@ def test_a_run_that_ignores_hangups_continues_without_a_terminal(command: Comman
     assert len(read_metrics(run_of(command))) == 20
 
 
+@pytest.mark.long
 def test_a_launcher_that_was_stopped_for_long_continues(
     command: Command, slow_training: Path, wait_for: WaitFor
 ) -> None:
@@ -124,6 +126,7 @@ def test_a_launcher_that_was_stopped_for_long_continues(
     assert stopped.err == ""
 
 
+@pytest.mark.long
 def test_a_run_whose_processes_were_all_stopped_for_long_continues(
     command: Command, slow_training: Path, wait_for: WaitFor
 ) -> None:

@@ -77,7 +77,11 @@ def log_of(run: Path, rank: int) -> bytes:
 
 @pytest.mark.parametrize(
     ("name", "flags"),
-    [*((name, ("--cpu-ranks", "2")) for name in SETTINGS), ("force", ("--max-restarts", "1"))],
+    [
+        ("force", ("--cpu-ranks", "2")),
+        *(pytest.param(name, ("--cpu-ranks", "2"), marks=pytest.mark.long) for name in SETTINGS if name != "force"),
+        pytest.param("force", ("--max-restarts", "1"), marks=pytest.mark.long),
+    ],
 )
 def test_settings_of_logging_do_not_matter(
     command: Command, train: Callable[..., tuple[str, ...]], name: str, flags: tuple[str, ...]
@@ -91,7 +95,9 @@ def test_settings_of_logging_do_not_matter(
     assert len(log_of(run, 0)) < 100_000
 
 
-@pytest.mark.parametrize("name", PRINTS)
+@pytest.mark.parametrize(
+    "name", [name if name == "descriptors" else pytest.param(name, marks=pytest.mark.long) for name in PRINTS]
+)
 def test_a_print_never_ends_training(command: Command, train: Callable[..., tuple[str, ...]], name: str):
     done = command(*train(PRINTS[name], "--max-iterations", "2", "--cpu-ranks", "2"), env=environ(command))
     assert done.code == Exit.DONE, done.out + done.err
@@ -120,7 +126,7 @@ def test_an_error_is_reported_although_logging_is_disabled(command: Command, tra
     assert re.search(r"^train: .*own_terms.*no", done.err, re.MULTILINE)
 
 
-@pytest.mark.parametrize("devices", [("--cpu-ranks", "2"), ()])
+@pytest.mark.parametrize("devices", [pytest.param(("--cpu-ranks", "2"), marks=pytest.mark.long), ()])
 def test_a_term_may_change_the_working_directory(
     command: Command, train: Callable[..., tuple[str, ...]], devices: tuple[str, ...]
 ):

@@ -77,6 +77,7 @@ def test_a_synchronizer_that_does_not_average_fails(command: Command) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_error_of_a_rank_names_no_file_that_is_removed(command: Command) -> None:
     (command.cwd / "own.py").write_text(LAZY.replace("pass", 'raise ValueError("broken")'))
     done = command(*VERIFY, "--cpu-ranks", "2", "--sync.synchronizer", "own:Lazy", env={"PYTHONPATH": "."})

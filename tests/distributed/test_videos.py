@@ -84,7 +84,9 @@ def test_two_ranks_train_as_without_videos_and_end_with_one(command: Command) ->
     assert (config.video_interval, config.video_length) == (5, 0.2)
 
 
-@pytest.mark.parametrize("env", [{}, {"MUJOCO_GL": "egl"}], ids=["forked", "spawned"])
+@pytest.mark.parametrize(
+    "env", [pytest.param({}, marks=pytest.mark.long), {"MUJOCO_GL": "egl"}], ids=["forked", "spawned"]
+)
 def test_files_of_the_current_directory_shadow_no_modules(command: Command, env: dict[str, str]) -> None:
     for module in ("random", "logging", "queue", "numbers", "torch", "mujoco", "numpy"):
         (command.cwd / f"{module}.py").write_text("raise RuntimeError('shadowed')")
@@ -95,6 +97,7 @@ def test_files_of_the_current_directory_shadow_no_modules(command: Command, env:
 
 
 @pytest.mark.usefixtures("slow_training")
+@pytest.mark.long
 def test_training_continues_when_the_process_is_killed(command: Command, wait_for: WaitFor) -> None:
     process = command.start(*TRAIN, *VIDEOS, *SLOW)
     for killed in range(2):
@@ -113,6 +116,7 @@ def test_training_continues_when_the_process_is_killed(command: Command, wait_fo
     assert "without videos" in second
 
 
+@pytest.mark.long
 def test_ctrl_c_ends_the_wait_for_the_last_video(command: Command, wait_for: WaitFor) -> None:
     process = command.start(*TRAIN, *VIDEOS, "--cpu-ranks", "2", "--max-iterations", "3", stderr=subprocess.STDOUT)
     wait_for(lambda: len(films(command)) == 1)
@@ -137,6 +141,7 @@ def test_ctrl_c_ends_the_wait_for_the_last_video(command: Command, wait_for: Wai
     assert list_videos(runs(command.cwd)[0]) == [4]
 
 
+@pytest.mark.long
 def test_without_opengl_the_ray_tracer_draws_and_without_ffmpeg_there_is_one_warning(command: Command) -> None:
     short = (*TRAIN, "--video-interval", "5", "--video-length", "0.05", "--max-iterations", "2")
     done = command(*short, env={"MUJOCO_GL": "disable"})
@@ -162,6 +167,7 @@ def test_the_process_ends_with_a_killed_launcher(command: Command, wait_for: Wai
     wait_for(lambda: not command.leftovers())
 
 
+@pytest.mark.long
 def test_weights_and_biases_gets_the_video(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("NETRC", "WANDB_CONFIG_DIR", "WANDB_CACHE_DIR"):
         monkeypatch.setenv(name, str(command.cwd / name.lower()))

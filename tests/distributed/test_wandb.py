@@ -142,6 +142,7 @@ def test_row_20_training_continues_without_wandb(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_killed_run_leaves_no_process_and_resumes_its_wandb_run(
     command: Command, slow_training: Path, wait_for: WaitFor
 ) -> None:
