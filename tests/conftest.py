@@ -364,16 +364,18 @@ def build_env() -> Callable[[str], Env]:
     from every_task import config_of
 
     from mjlab_dist.env import Env
-    from mjlab_dist.sim import start_warp
+    from mjlab_dist.sim import simulation, start_warp
 
     start_warp("cpu")
-    built: dict[str, Env] = {}
+    built: dict[tuple[str, str], Env] = {}
 
     def build(task: str) -> Env:
-        if task not in built:
+        config = config_of(task).env
+        key = task, simulation.choose_engine(config.sim, "cpu", None)  # tests replace this function
+        if key not in built:
             torch.manual_seed(0)
-            built[task] = Env(config_of(task).env, 4, "cpu")
-        return built[task]
+            built[key] = Env(config, 4, "cpu")
+        return built[key]
 
     return build
 
