@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 import os
 import signal
@@ -50,9 +52,10 @@ class Faulty(AllReduce):
             from mjlab_dist.learn.hooks import Hook
 
             # Hooks are not open to users' code
-            train, hook = Runner.train, Hook()
+            train, hook = inspect.unwrap(Runner.train), Hook()
             hook.before_iteration = self.before_iteration
 
+            @functools.wraps(train)
             def train_with_fault(runner: Runner, *args: Any) -> Any:
                 runner.hooks.append(hook)
                 return train(runner, *args)

@@ -40,7 +40,6 @@ def evaluated(command: Command, *flags: str, code: int = 0) -> list[dict[str, An
     return json.loads(done.out)["results"]
 
 
-@pytest.mark.long
 def test_results_do_not_depend_on_the_number_of_ranks(command: Command, trained: Path):
     command.cwd = trained
     # For each push and each kind of actions, the 6 episodes run in two batches, of 4 envs and of 2 envs

@@ -173,17 +173,14 @@ print(json.dumps([config, sorted(heavy)]))
 """
 
 
-def shown_config(command: Command, made: NewTask, *, forked: bool = False) -> tuple[dict[str, Any], set[str]]:
+def shown_config(command: Command, made: NewTask) -> tuple[dict[str, Any], set[str]]:
     """Return the config of a package that is not installed, and which heavy modules are imported to create the config.
 
     Heavy modules are torch and the module of the task's terms.
-
-    With `forked`, the process starts faster, but it has already imported torch.
     """
     project = tomllib.loads((made.folder / "pyproject.toml").read_text())["project"]
     place = project["entry-points"]["mjlab_dist.tasks"][made.task]
-    program = [command.script(SHOW_CONFIG)] if forked else [sys.executable, "-c", SHOW_CONFIG]
-    done = command(*program, place, env={"PYTHONPATH": str(made.folder)})
+    done = command(sys.executable, "-c", SHOW_CONFIG, place, env={"PYTHONPATH": str(made.folder)})
     assert done.code == 0, done.err
     config, heavy = json.loads(done.out)
     return config, set(heavy)
@@ -200,7 +197,7 @@ def test_a_package_names_functions_without_importing_torch(command: Command) -> 
 
     (made.package / "__init__.py").write_text("")
     assert "import torch" in (made.package / "terms.py").read_text()
-    slower, heavy = shown_config(command, made, forked=True)
+    slower, heavy = shown_config(command, made)
     assert slower == config
     assert heavy == {"torch", "dog.terms"}
 

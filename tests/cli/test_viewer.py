@@ -23,8 +23,7 @@ pytestmark = pytest.mark.slow
 TASK = "cartpole-balance"
 
 DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY")
-"""Environment variables that name a display. If a test changes them for a command, the command is not forked, but
-started by exec, which is slower."""
+"""Environment variables that name a display."""
 
 
 @pytest.fixture(scope="module")

@@ -69,7 +69,6 @@ def test_growing_equals_a_run_with_large_buffers(command: Command, tmp_path: Pat
     assert numbers(run)[-1]["overflowed_envs"] == 0
 
 
-@pytest.mark.long
 def test_stopping_names_the_flags_to_resume_with(command: Command, tmp_path: Path) -> None:
     done = command("train", *RUN, "--cpu-ranks", "2", "--env.sim.nconmax", "1", "--env.sim.on-overflow", "stop")
     assert done.code == Exit.NUMERICS

@@ -94,7 +94,6 @@ def test_a_run_whose_terminal_closes_saves_a_checkpoint_and_stops(
     assert find_checkpoint(run_of(command)).name == f"model_{done}.pt"
 
 
-@pytest.mark.long
 def test_a_run_that_ignores_hangups_continues_without_a_terminal(command: Command, wait_for: WaitFor) -> None:
     flags = ("--cpu-ranks", "2", "--max-iterations", "20")
     process, screen = start_in_terminal(command, *flags, ignores_hangup=True)
@@ -104,7 +103,6 @@ def test_a_run_that_ignores_hangups_continues_without_a_terminal(command: Comman
     assert len(read_metrics(run_of(command))) == 20
 
 
-@pytest.mark.long
 def test_a_launcher_that_was_stopped_for_long_continues(
     command: Command, slow_training: Path, wait_for: WaitFor
 ) -> None:

@@ -96,7 +96,7 @@ def test_settings_of_logging_do_not_matter(
 
 
 @pytest.mark.parametrize(
-    "name", [name if name == "descriptors" else pytest.param(name, marks=pytest.mark.long) for name in PRINTS]
+    "name", [name if name == "bytes" else pytest.param(name, marks=pytest.mark.long) for name in PRINTS]
 )
 def test_a_print_never_ends_training(command: Command, train: Callable[..., tuple[str, ...]], name: str):
     done = command(*train(PRINTS[name], "--max-iterations", "2", "--cpu-ranks", "2"), env=environ(command))

@@ -97,7 +97,6 @@ def test_files_of_the_current_directory_shadow_no_modules(command: Command, env:
 
 
 @pytest.mark.usefixtures("slow_training")
-@pytest.mark.long
 def test_training_continues_when_the_process_is_killed(command: Command, wait_for: WaitFor) -> None:
     process = command.start(*TRAIN, *VIDEOS, *SLOW)
     for killed in range(2):
@@ -116,7 +115,6 @@ def test_training_continues_when_the_process_is_killed(command: Command, wait_fo
     assert "without videos" in second
 
 
-@pytest.mark.long
 def test_ctrl_c_ends_the_wait_for_the_last_video(command: Command, wait_for: WaitFor) -> None:
     process = command.start(*TRAIN, *VIDEOS, "--cpu-ranks", "2", "--max-iterations", "3", stderr=subprocess.STDOUT)
     wait_for(lambda: len(films(command)) == 1)
@@ -141,7 +139,6 @@ def test_ctrl_c_ends_the_wait_for_the_last_video(command: Command, wait_for: Wai
     assert list_videos(runs(command.cwd)[0]) == [4]
 
 
-@pytest.mark.long
 def test_without_opengl_the_ray_tracer_draws_and_without_ffmpeg_there_is_one_warning(command: Command) -> None:
     short = (*TRAIN, "--video-interval", "5", "--video-length", "0.05", "--max-iterations", "2")
     done = command(*short, env={"MUJOCO_GL": "disable"})

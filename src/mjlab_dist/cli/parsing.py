@@ -23,6 +23,9 @@ ConfigT = TypeVar("ConfigT")
 # Matches the form of a flag that takes several numbers, such as FLOAT FLOAT
 _NUMBERS = re.compile(r"(INT|FLOAT)( (INT|FLOAT|\.\.\.))+")
 
+# tyro's flag, which train has
+COMPLETION = "--tyro-print-completion"
+
 # Values of switches, in lowercase
 BOOLEANS = {
     **dict.fromkeys(("true", "1", "yes", "on"), True),
@@ -42,8 +45,6 @@ def parse(default: ConfigT, argv: Sequence[str], prog: str, own: Iterable[Flag] 
 
     import tyro  # slow; short help needs none of it
 
-    if is_given(flags, "--tyro-print-completion"):
-        return tyro.cli(type(default), default=default, args=flags, prog=prog.partition(" ")[0])
     args, rules, stderr = _in_form_of_tyro(flags, default, prog), tyro.constructors.ConstructorRegistry(), io.StringIO()
     rules.primitive_rule(_whole_number_rule)
     no_help = tyro.conf.arg(help="")  # otherwise, tyro would search the source of each class for help texts
@@ -56,6 +57,17 @@ def parse(default: ConfigT, argv: Sequence[str], prog: str, own: Iterable[Flag] 
             raise
         raise UserError(_one_line(stderr.getvalue(), args, prog, [*flags_of(default), *own])) from None
     return put_back(changed)
+
+
+def print_completion(config: object, shell: str | None) -> None:
+    """If a shell is given, print a script with which it completes the flags of a task's ``train``, and exit."""
+    if shell is None:
+        return
+    if shell not in ("bash", "zsh"):
+        raise UserError(f"{COMPLETION} {shell}: takes bash or zsh")
+    import tyro
+
+    tyro.cli(type(config), default=config, args=[COMPLETION, shell], prog="train")
 
 
 def whole_number(text: str) -> int:

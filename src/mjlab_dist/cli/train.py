@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from mjlab_dist import registry
 from mjlab_dist.cli.help import Flag, HelpRequest, Page, flags_of, general_config, prefix_page, short_page, take_help
-from mjlab_dist.cli.parsing import is_given, refuse_unknown, split_task, take_flag, take_switch
+from mjlab_dist.cli.parsing import (
+    COMPLETION,
+    is_given,
+    print_completion,
+    refuse_unknown,
+    split_task,
+    take_flag,
+    take_switch,
+)
 from mjlab_dist.cli.term_flags import parse_config
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.config.alternatives import ALTERNATIVES, drop_replaced
@@ -28,7 +36,7 @@ from mjlab_dist.errors import (
     exit_code_of,
 )
 from mjlab_dist.imports import import_learner
-from mjlab_dist.messages import listening
+from mjlab_dist.messages import Event, listening
 from mjlab_dist.places import named, with_notes
 from mjlab_dist.resuming import AUTO, check_same_run, find_named_run, is_complete
 from mjlab_dist.run_dir import find_run_to_resume, read_config_file, to_yaml
@@ -58,7 +66,9 @@ def main(argv: Sequence[str], prog: str) -> None:
     print_config, rest = take_switch(argv, "--print-config")
     only_plan, rest = take_switch(rest, "--dry-run")
     verbose, rest = take_switch(rest, "--verbose")
+    shell, rest = take_flag(rest, COMPLETION)
     config = read_config(rest, prog, HELP)
+    print_completion(config, shell)
     # Print the config or the plan, and train nothing
     if print_config:
         validate(config)
@@ -108,10 +118,19 @@ def _show_dry_run(config: TrainConfig) -> None:
     from mjlab_dist.launch.dry_run import describe, dry_run  # --help needs none of it
 
     import_learner()
-    with EventPrinter(make_console(stderr=True, soft_wrap=True)) as printer, listening(printer.listen):
-        run = dry_run(config)
+    warnings: list[tuple[str, str]] = []
+    with EventPrinter(make_console(stderr=True, soft_wrap=True)) as printer:
+
+        def listen(event: Event) -> None:
+            if event["kind"] == "warning":
+                warnings.append(("Warning", event["text"]))
+            else:
+                printer.listen(event)
+
+        with listening(listen):
+            run = dry_run(config)
     table = Table.grid(padding=(0, 2))
-    for row in describe(config, run):
+    for row in [*describe(config, run), *warnings]:
         table.add_row(*map(Text, row))
     make_console().print(table)
     print("Nothing was started.")

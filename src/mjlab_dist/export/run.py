@@ -69,6 +69,9 @@ def export(train_config: TrainConfig, checkpoint: Path, config: ExportConfig) ->
 
     Returns:
         Files, description and largest difference.
+
+    Raises:
+        CheckError: If a file gives different results from the policy. In this case, no file is written.
     """
     # Directory first, so that an error occurs early
     directory = _default_directory(checkpoint) if config.output is None else Path(config.output)

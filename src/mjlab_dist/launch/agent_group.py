@@ -34,7 +34,7 @@ class LauncherGroup(LauncherAgentGroup[Any]):
 
     listener: ClassVar[socket.socket]
     hosts: ClassVar[Sequence[str]]
-    admit_rank: ClassVar[Callable[[int, Connection], None]]
+    admit_rank: ClassVar[Callable[[int, Connection], None]]  # called in a thread of its own for each rank
     peers: ClassVar[list[socket.socket]]
     agents: ClassVar[dict[int, Connection]]
     changed: ClassVar[threading.Condition]

@@ -108,7 +108,7 @@ class Metrics:
         before = counters or {"total_steps": 0, "elapsed_s": 0.0, "episodes": []}
         self._rank = rank
         self._world_size = world_size
-        self.num_samples = num_samples * world_size
+        self.num_samples = num_samples * world_size  # of a rollout, over all ranks
         self._episode_names = tuple(episode_names)
         self._num_parameters = num_parameters
         self._clock = clock

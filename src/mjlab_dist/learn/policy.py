@@ -22,7 +22,16 @@ class Policy:
     """
 
     def __init__(self, config: TrainConfig, checkpoint: Path, device: str) -> None:
-        """Load the policy."""
+        """Load the policy.
+
+        Args:
+            config: The run's config.
+            checkpoint: A checkpoint of the run.
+            device: ``cpu`` or ``cuda:<index>``.
+
+        Raises:
+            UserError: If the checkpoint is damaged, or its networks differ in size from the config's.
+        """
         self.config = config
         self.checkpoint = checkpoint
         with torch.random.fork_rng():  # creating networks draws random numbers, which must not affect the caller

@@ -73,6 +73,9 @@ def pack(source: Source, config: PackConfig) -> Mapping[str, bytes]:
 
     Returns:
         The packed files by name.
+
+    Raises:
+        CheckError: If the exported policy computes different actions from the policy.
     """
     from mjlab_dist.learn import checkpoint as checkpoints  # imports torch
 

@@ -161,6 +161,7 @@ class Envs:
             Observations (after resets), rewards, terminated, truncated, and a dict with more results.
 
         Raises:
+            UserError: If the actions have the wrong shape or type, or are not finite. Nothing is simulated then.
             RankError: If a rank ended. The envs are then closed.
         """
         self.step_async(actions)
@@ -203,6 +204,8 @@ class Envs:
             num_steps: Number of control steps.
 
         Raises:
+            UserError: If the policy cannot be pickled, raises an error or returns something other than actions. The
+                envs then keep the state that they had before.
             RankError: If a rank ended. The envs are then closed.
         """
         if num_steps < 1:
@@ -236,6 +239,10 @@ class Envs:
 
         Returns:
             The observations of that state.
+
+        Raises:
+            UserError: If the state is from another task, has a different number of envs, or is damaged. The envs then
+                keep the state that they had before.
         """
         tensors = {name: as_tensor(f"state {name}", value) for name, value in state.items()}
         with self._used("set_state"):
@@ -252,6 +259,9 @@ class Envs:
                 scene.
             width: Width in pixels.
             height: Height in pixels.
+
+        Raises:
+            UserError: If there is no such env or camera.
         """
         from mjlab_dist.play.video import Renderers, find_camera
 

@@ -96,7 +96,7 @@ class Watch(Hook):
         self._desired_kl = desired_kl
         self._collectives = Collectives()
         self._synchronizer: WatchedSynchronizer | None = None
-        self.own_s: list[float] = []
+        self.own_s: list[float] = []  # seconds of each iteration without waiting
         self._counts: list[tuple[int, int, int]] = []
 
     @property

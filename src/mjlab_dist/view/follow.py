@@ -33,7 +33,7 @@ class Follower:
         self.run, self.player = run, None
         self.player: Player | None
         self.shown: Path | None = None
-        self.chosen: Path | None = None
+        self.chosen: Path | None = None  # the newest
         self._train_config, self._num_envs = train_config, num_envs
         self._env: Env | None = None
         self._loading: tuple[Path, tuple[int, int], Future[None]] | None = None

@@ -95,8 +95,8 @@ class Run:
         self._metrics, self._rank_metrics = RowReader(run_dir / METRICS_FILE), RowReader(run_dir / RANK_METRICS_FILE)
         self.task, self.state = "?", "unknown"
         self.state: State
-        self.iterations: int | None = None
-        self.history, self.ranks = History(), dict[float, History]()
+        self.iterations: int | None = None  # not known
+        self.history, self.ranks = History(), dict[float, History]()  # no ranks without --log-ranks
         self.checkpoints: dict[int, Path] = {}
         self.look()
 

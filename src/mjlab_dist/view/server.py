@@ -127,7 +127,7 @@ class Gate:
     gui: viser.GuiApi
 
     def __init__(self, token: str | None, port: int) -> None:
-        self.token = token
+        self.token = token  # None on a loopback address
         self._cookie = f"viewer-{port}"
 
     def process(

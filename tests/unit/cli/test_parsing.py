@@ -59,13 +59,15 @@ def refusal_of(line: str) -> str:
 
 def test_bash_completes_flags(capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit) as end:
-        parsed("--tyro-print-completion bash")
+        train.main(["cartpole-balance", "--num-envs", "4", "--tyro-print-completion", "bash"], "train")
     assert end.value.code in (0, None)
     script = capsys.readouterr().out
     (function,) = re.findall("complete -F (.*) train", script)
     ask = f'{script}\nCOMP_WORDS=(train cartpole-balance --num-e); COMP_CWORD=2; {function}; echo "${{COMPREPLY[@]}}"'
     done = subprocess.run(["bash", "-c", ask], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["--num-envs"]
+    with pytest.raises(UserError, match="--tyro-print-completion fish"):
+        train.main(["cartpole-balance", "--tyro-print-completion", "fish"], "train")
 
 
 def test_no_flags_leave_the_default():
