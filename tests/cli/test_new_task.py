@@ -187,7 +187,6 @@ def shown_config(command: Command, made: NewTask) -> tuple[dict[str, Any], set[s
 
 
 @pytest.mark.slow
-@pytest.mark.long
 def test_a_package_names_functions_without_importing_torch(command: Command) -> None:
     made = create("dog", write_dog(command.cwd / "robots"), command.cwd)
     config, heavy = shown_config(command, made)
@@ -481,7 +480,6 @@ def test_a_task_that_fails_its_trial_is_not_ready_and_keeps_its_files(command: C
 
 
 @pytest.mark.slow
-@pytest.mark.long
 def test_a_checkout_is_unchanged_if_a_task_cannot_be_registered(command: Command, checkout: Path) -> None:
     env = in_checkout(command, checkout)
     project = checkout / "pyproject.toml"

@@ -228,10 +228,12 @@ def take_over(run: Path) -> None:
     changed.replace(path)
 
 
+SAME = ("train", "cartpole-balance", *SMALL)  # with one engine, because some launches resume the run of another
+
 LAUNCHERS = {
-    "2 ranks": TRAIN,
-    "2 ranks, restarts": (*TRAIN, "--max-restarts", "3"),
-    "1 rank": ("train", "cartpole-balance", "--gpu-ids", "None", *SMALL),
+    "2 ranks": (*SAME, *TWO),
+    "2 ranks, restarts": (*SAME, *TWO, "--max-restarts", "3"),
+    "1 rank": (*SAME, "--gpu-ids", "None"),
     "torchrun": ("torchrun", "--nproc-per-node", "2", "--no-python"),
 }
 

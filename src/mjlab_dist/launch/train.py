@@ -78,7 +78,8 @@ def _train(
     check_config(config)
     number_by_bus(os.environ)
     if outside_launcher(os.environ):
-        return _train_as_one_of_many(config, listen, control, own_process=own_process)
+        with listening(listen) if rank_from_environment(os.environ).is_main else contextlib.nullcontext():
+            return _train_as_one_of_many(config, control, own_process=own_process)
     gpus = find_gpus()
     with contextlib.ExitStack() as stack:
         # Plan: devices, hosts, budget, run directory
@@ -109,7 +110,7 @@ def _train(
         return _with_given_paths(run_with_restarts(config, plan, control), plan.run_dir)
 
 
-def _train_as_one_of_many(config: TrainConfig, listen: Listener, control: Control, *, own_process: bool) -> RunResult:
+def _train_as_one_of_many(config: TrainConfig, control: Control, *, own_process: bool) -> RunResult:
     """Run this process as one of the ranks that another launcher started."""
     # Device
     rank, gpus = rank_from_environment(os.environ), find_gpus()
@@ -129,7 +130,7 @@ def _train_as_one_of_many(config: TrainConfig, listen: Listener, control: Contro
         check_memory(config, budget.num_envs, [device], gpus)
     if rank.is_main:
         for note in notes(asked, [device], budget):
-            listen({"kind": "status", "text": note})
+            emit("status", text=note)
 
     # Store where ranks meet
     with start_up():
@@ -146,7 +147,6 @@ def _train_as_one_of_many(config: TrainConfig, listen: Listener, control: Contro
     with contextlib.ExitStack() as stack:
         run_dir = lease = None
         if rank.is_main:
-            stack.enter_context(listening(listen))
             stack.enter_context(_reserved_name(config))
             resumed = find_resumed(config)
             run_dir = resumed or create_run_dir(config)

@@ -46,8 +46,8 @@ def run_native(player: Player) -> None:
     # Show the first env until the window is closed
     with window:
         player.start()
-        keys_text = "space pauses, right arrow steps, backspace resets, P pushes; close the window to end"
-        emit("status", text=f"Viewer: {keys_text}")
+        text = "Viewer: space pauses, right arrow steps, backspace resets, P pushes; close the window to end"
+        emit("status", text=text)
         window.cam.type, window.cam.trackbodyid = mujoco.mjtCamera.mjCAMERA_TRACKING, player.robot.body
         while window.is_running() and player.failure is None:
             frame = player.frame
