@@ -124,6 +124,11 @@ class Done:
     err: str
     took_s: float
 
+    @property
+    def warnings(self) -> list[str]:
+        """The lines of the output that are warnings."""
+        return [line for line in self.out.splitlines() if line.startswith("Warning: ")]
+
 
 @pytest.fixture(autouse=True, scope="session")
 def _signals_are_delivered() -> Iterator[None]:
@@ -195,7 +200,12 @@ class Command:
         """Run an installed command in this process, which has imported the libraries. Only for one process."""
         from mjlab_dist.cli import main
 
-        run = {"train": main.train, "play": main.play, "mjlab-dist": main.umbrella}
+        run = {
+            "train": main.train,
+            "play": main.play,
+            "list-tasks": main.list_tasks,
+            "mjlab-dist": main.umbrella,
+        }
         start = time.monotonic()
         code: str | int | None = 0
         with contextlib.ExitStack() as stack:

@@ -16,9 +16,9 @@ SMALL = (
 """Flags of a training run whose iterations take little time."""
 
 
-def only_run(root: Path) -> Path:
-    """Return the directory of the only run."""
-    (run,) = (root / "logs" / "cartpole-balance").iterdir()
+def only_run(root: Path, task: str = "cartpole-balance") -> Path:
+    """Return the directory of the only run of a task."""
+    (run,) = (root / "logs" / task).iterdir()
     return run
 
 

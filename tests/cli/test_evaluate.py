@@ -97,7 +97,9 @@ def test_the_exit_code_depends_on_the_return(command: Command, trained: Path):
     flags = ("--gpu-ids", "None", "--num-episodes", "2")
     (result,) = evaluated(command, *flags, "--min-return", "-1e6")
     too_high = result["columns"]["return"]["mean"] + 1.0
-    done = command("mjlab-dist", "evaluate", TASK, *SHORT, *flags, "--actions", "both", "--min-return", str(too_high))
+    done = command.here(
+        "mjlab-dist", "evaluate", TASK, *SHORT, *flags, "--actions", "both", "--min-return", str(too_high)
+    )
     assert done.code == 1
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in done.out.splitlines() if "│" in line]
     assert [name for name, _, _ in rows] == list(result["columns"])

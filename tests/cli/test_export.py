@@ -183,7 +183,7 @@ def test_policies_that_cannot_be_exported_are_refused_in_one_line(
 
 
 def test_the_table_shows_the_columns_of_each_observation(exported: Callable[[str], Path], command: Command) -> None:
-    done = command("mjlab-dist", "export", "cartpole-balance", "--run", str(exported("cartpole-balance")))
+    done = command.here("mjlab-dist", "export", "cartpole-balance", "--run", str(exported("cartpole-balance")))
     assert done.code == 0, done.err
     rows = [[cell.strip() for cell in line.split("│")[1:3]] for line in done.out.splitlines() if "│" in line]
     assert rows[:3] == [["cart_position", "0"], ["pole_direction", "1 to 2"], ["cart_velocity", "3"]]

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from conftest import Command
+from run_files import only_run
 
 from mjlab_dist.run_dir import read_config_file, read_metrics
 
@@ -27,11 +28,6 @@ if os.environ.get("RANK") == "1":
 train()
 """
 """The command train, but rank 1 measures a different amount of memory."""
-
-
-def only_run(root: Path) -> Path:
-    (run,) = (root / "logs" / "cartpole-balance").iterdir()
-    return run
 
 
 def ranks_of(run: Path) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ def rows_of(out: str) -> dict[str, str]:
 @pytest.mark.slow
 def test_a_dry_run_settles_everything_and_writes_nothing(command: Command) -> None:
     totals = ("--total-num-envs", "128", "--total-timesteps", str(5 * 128 * 32 + 1))
-    done = command(*TRAIN, "--cpu-ranks", "2", *totals, "--run-name", "tried", "--dry-run")
+    done = command.here(*TRAIN, "--cpu-ranks", "2", *totals, "--run-name", "tried", "--dry-run")
     assert done.code == 0, done.err
     rows = rows_of(done.out)
     assert re.findall(r"\d+", rows["Envs"]) == ["64", "128"]
@@ -33,34 +33,39 @@ def test_a_dry_run_settles_everything_and_writes_nothing(command: Command) -> No
 
 
 @pytest.mark.slow
-def test_an_unknown_value_of_mujoco_gl_is_ignored(command: Command) -> None:
-    done = command(*TRAIN, "--dry-run", env={"MUJOCO_GL": "vulkan"})
+def test_an_unknown_value_of_mujoco_gl_is_ignored(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MUJOCO_GL", "vulkan")
+    done = command.here(*TRAIN, "--dry-run")
     assert done.code == 0, done.err
     assert done.err.startswith("Warning: MUJOCO_GL vulkan: ")
 
 
 @pytest.mark.slow
-def test_a_dry_run_measures_auto_and_finds_configs_that_cannot_train(command: Command) -> None:
-    done = command(*TRAIN, "--num-envs", "auto", "--dry-run")
+def test_a_dry_run_measures_auto_and_finds_configs_that_cannot_train(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = command.here(*TRAIN, "--num-envs", "auto", "--dry-run")
     assert done.code == 0, done.err
     found = re.search(r"([\d,]+) per rank", rows_of(done.out)["Envs"])
     assert found
     assert int(found[1].replace(",", "")).bit_count() == 1, "a power of two"
     for flags in (["--agent.num-mini-batches", "7"], ["--env.actions.joints", "no_such_joint"], ["--resume", "latest"]):
-        assert command(*TRAIN, *flags, "--dry-run").code == 2, flags
+        assert command.here(*TRAIN, *flags, "--dry-run").code == 2, flags
     torchrun = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
-    assert command(*TRAIN, "--dry-run", env=torchrun).code == 2
+    for name, value in torchrun.items():
+        monkeypatch.setenv(name, value)
+    assert command.here(*TRAIN, "--dry-run").code == 2
     assert list(command.cwd.iterdir()) == []
 
 
 @pytest.mark.slow
 def test_a_dry_run_of_a_resumed_run_counts_the_remaining_iterations(command: Command) -> None:
-    trained = command(*TRAIN, "--num-envs", "8", "--max-iterations", "2", "--verbose")
+    trained = command.here(*TRAIN, "--num-envs", "8", "--max-iterations", "2", "--verbose")
     assert trained.code == 0, trained.err
     assert re.search(r"\[ *\d+\.\d\d s\] rank 0: .* learner", trained.out)
     (run,) = (command.cwd / "logs" / "cartpole-balance").iterdir()
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    done = command("train", "--resume", str(run), "--max-iterations", "5", "--dry-run")
+    done = command.here("train", "--resume", str(run), "--max-iterations", "5", "--dry-run")
     assert done.code == 0, done.err
     assert rows_of(done.out)["Iterations"].strip().startswith("3 left, 2 of 5 done;")
     assert "(resumed)" in rows_of(done.out)["Run"]

@@ -29,6 +29,7 @@ import pytest
 from conftest import HANG_S, Command
 from fault_injection import faults
 from processes import AGENT_MODULE, with_argument
+from run_files import only_run
 from ssh_server import Add, SshServer, host_entry
 
 from mjlab_dist import registry
@@ -411,11 +412,6 @@ def train(node7: SshServer, ssh_config: Path) -> tuple[str, ...]:  # noqa: ARG00
     small = ("--num-envs", "32", "--agent.num-steps-per-env", "8", "--env.episode-length-s", "0.1")
     hosts = ("--hosts", "localhost", NODE7, "--ssh-config", str(ssh_config))
     return ("train", "cartpole-balance", "--gpu-ids", "None", "--cpu-ranks", "1", *small, *hosts)
-
-
-def only_run(root: Path) -> Path:
-    (run,) = (root / "logs" / "cartpole-balance").iterdir()
-    return run
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from conftest import Command
+from run_files import only_run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from mjlab_dist.errors import Exit
@@ -64,114 +65,8 @@ def own(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(command.cwd))
 
 
-def only_run(root: Path) -> Path:
-    (run,) = (root / "logs" / "cartpole-balance").iterdir()
-    return run
-
-
 def lines(root: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (root / "lines.jsonl").read_text().splitlines()]
-
-
-def warnings(out: str) -> list[str]:
-    return [line for line in out.splitlines() if line.startswith("Warning: ")]
-
-
-def returns(run: Path) -> list[tuple[int, float]]:
-    """Return iterations and mean step rewards from the TensorBoard files."""
-    events = EventAccumulator(str(run), size_guidance={"scalars": 0}).Reload()
-    return [(event.step, event.value) for event in events.Scalars("train/mean_step_reward")]
-
-
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.long)])
-@pytest.mark.usefixtures("own")
-def test_own_logger_beside_tensorboard_also_after_a_resume(command: Command, num_ranks: int) -> None:
-    flags = (*TRAIN, "--cpu-ranks", str(num_ranks))
-    done = command(*flags, "--logger", "tensorboard", "own_loggers:Lines", "--max-iterations", "4")
-    assert done.code == 0, done.err
-    run = only_run(command.cwd)
-    assert yaml.safe_load((run / CONFIG_FILE).read_text())["logger"] == ["tensorboard", "own_loggers:Lines"]
-
-    first, *rows, last = lines(command.cwd)
-    assert first == {"start": [str(run), 8, None, "0"]}, "only rank 0 creates it"
-    assert last == {"close": True}
-    metrics = read_metrics(run)
-    assert [line["step"] for line in rows] == [row["iteration"] for row in metrics] == [1, 2, 3, 4]
-    for line, row in zip(rows, metrics, strict=True):
-        assert line["row"]["train/mean_step_reward"] == row["mean_step_reward"]
-        assert line["row"]["perf/steps_per_s"] == row["steps_per_s"]
-        assert line["row"]["loss/value"] == row["loss/value"]
-    assert returns(run) == [(row["iteration"], pytest.approx(row["mean_step_reward"])) for row in metrics]
-
-    # The resumed run uses the loggers in its config
-    done = command(*flags, "--resume", "latest", "--max-iterations", "6")
-    assert done.code == 0, done.err
-    assert only_run(command.cwd) == run
-    first, *rows, last = lines(command.cwd)[6:]
-    assert first["start"][2:] == [4, "0"]
-    assert [line["step"] for line in rows] == [5, 6]
-    assert last == {"close": True}
-    assert warnings(done.out) == []
-    assert done.err == ""
-
-
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.long)])
-@pytest.mark.usefixtures("own")
-def test_training_continues_without_a_logger_that_fails(command: Command, num_ranks: int) -> None:
-    names = ("own_loggers:Failing", "own_loggers:Lines")
-    done = command(*TRAIN, "--cpu-ranks", str(num_ranks), "--max-iterations", "5", "--logger", *names)
-    assert done.code == 0, done.err
-    (warning,) = warnings(done.out)
-    problem = "failed in log() at iteration 2 (RuntimeError: the disk of curves is full)"
-    assert f"logger own_loggers:Failing {problem}" in warning
-    run = only_run(command.cwd)
-    assert [row["iteration"] for row in read_metrics(run)] == [1, 2, 3, 4, 5]
-    assert [line["step"] for line in lines(command.cwd) if "step" in line] == [1, 2, 3, 4, 5]
-    assert not list(run.glob("events.out.*"))
-
-
-@pytest.mark.usefixtures("own")
-@pytest.mark.long
-def test_own_logger_beside_tensorboard_gets_videos(command: Command) -> None:
-    flags = ("--video-interval", "2", "--video-length", "0.2", "--max-iterations", "2")
-    done = command(*TRAIN, *flags, "--logger", "own_loggers:Lines", "tensorboard")
-    assert done.code == 0, done.err
-    assert warnings(done.out) == []
-    run = only_run(command.cwd)
-    shown = [line["video"] for line in lines(command.cwd) if "video" in line]
-    assert shown == [[str(video_path(run, 2)), 2]]
-    (image,) = EventAccumulator(str(run)).Reload().Images("video")
-    assert image.encoded_image_string.startswith(b"GIF")
-    assert "close" in lines(command.cwd)[-1]
-
-
-@pytest.mark.long
-def test_the_example_of_the_docs_adds_rows_after_a_resume(command: Command) -> None:
-    examples = {"PYTHONPATH": str(Path(__file__).parents[2] / "docs" / "examples")}
-    done = command(*TRAIN, "--logger", "csv_logger:CsvLogger", "--max-iterations", "2", env=examples)
-    assert done.code == 0, done.err
-    done = command(*TRAIN, "--resume", "latest", "--max-iterations", "3", env=examples)
-    assert (done.code, warnings(done.out)) == (0, []), done.err
-    run = only_run(command.cwd)
-    head, *rows = csv.reader((run / "returns.csv").open())
-    assert head == ["iteration", "train/mean_return", "perf/steps_per_s"]
-    assert [(int(i), float(speed)) for i, _, speed in rows] == [
-        (row["iteration"], row["steps_per_s"]) for row in read_metrics(run)
-    ]
-
-
-@pytest.mark.usefixtures("own")
-def test_a_logger_that_does_not_exist_is_refused_before_anything_starts(command: Command) -> None:
-    for name, problem in (("own_loggers:Nothing", "Nothing"), ("own_logger:Lines", "own_logger"), ("paper", "use")):
-        done = command(*TRAIN, "--cpu-ranks", "2", "--logger", "tensorboard", name)
-        assert done.code == Exit.USAGE
-        (line,) = done.err.splitlines()
-        assert f"--logger {name}: " in line
-        assert problem in line.partition(name)[2]
-    assert not (command.cwd / "logs").exists()
-
-
-# trackio
 
 
 @pytest.fixture
@@ -211,30 +106,117 @@ def from_trackio(command: Command, *questions: Sequence[str]) -> list[dict[str, 
     return json.loads(done.out)
 
 
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.long)])
-def test_trackio_keeps_runs_in_its_database_without_a_network(command: Command, database: Path, num_ranks: int) -> None:
-    flags = (*TRAIN, "--cpu-ranks", str(num_ranks), "--logger", "tensorboard", "trackio", "--wandb-project", "proj")
-    done = command(*flags, "--max-iterations", "4")
+RANKS = pytest.mark.parametrize("num_ranks", ["1", pytest.param("2", marks=pytest.mark.long)])
+
+
+@RANKS
+@pytest.mark.usefixtures("own")
+def test_every_logger_gets_every_row_also_after_a_resume(command: Command, database: Path, num_ranks: str) -> None:
+    names = ("tensorboard", "own_loggers:Lines", "trackio")
+    flags = (*TRAIN, "--cpu-ranks", num_ranks, "--wandb-project", "proj")
+    done = command(*flags, "--logger", *names, "--max-iterations", "4")
     assert done.code == 0, done.err
-    assert (warnings(done.out), done.err) == ([], "")
     assert "rackio" not in done.out, "the output of trackio itself is shown only with --verbose"
+    run = only_run(command.cwd)
+    assert yaml.safe_load((run / CONFIG_FILE).read_text())["logger"] == list(names)
+    # The resumed run uses the loggers in its config
     resumed = command(*flags, "--resume", "latest", "--max-iterations", "6")
     assert resumed.code == 0, resumed.err
-    assert warnings(resumed.out) == []
+    assert only_run(command.cwd) == run
+    assert done.warnings == resumed.warnings == []
+    assert done.err == resumed.err == ""
+    metrics = read_metrics(run)
+    assert [row["iteration"] for row in metrics] == [1, 2, 3, 4, 5, 6]
 
-    run = only_run(command.cwd)
+    # Only rank 0 creates the logger of the user
+    first, *rows = lines(command.cwd)
+    assert first == {"start": [str(run), 8, None, "0"]}
+    assert rows.pop(4) == {"close": True}
+    assert rows.pop(4)["start"][2:] == [4, "0"]
+    assert rows.pop() == {"close": True}
+    for line, row in zip(rows, metrics, strict=True):
+        assert line["step"] == row["iteration"]
+        assert line["row"]["train/mean_step_reward"] == row["mean_step_reward"]
+        assert line["row"]["perf/steps_per_s"] == row["steps_per_s"]
+        assert line["row"]["loss/value"] == row["loss/value"]
+
+    # TensorBoard
+    events = EventAccumulator(str(run), size_guidance={"scalars": 0}).Reload().Scalars("train/mean_step_reward")
+    assert [(event.step, event.value) for event in events] == [
+        (row["iteration"], pytest.approx(row["mean_step_reward"])) for row in metrics
+    ]
+
+    # trackio keeps runs in its database, without a network
     name = ("--project", "proj", "--run", f"cartpole-balance_{run.name}")
     columns = ("mean_step_reward", "episodes")
     metric_of = [("metric", *name, "--metric", f"train/{column}") for column in columns]
-    described, *metrics = from_trackio(command, ("run", *name), *metric_of)
+    described, *logged = from_trackio(command, ("run", *name), *metric_of)
     assert described["config"]["task"] == "cartpole-balance"
     assert described["last_step"] == 6
-    rows = {row["iteration"]: row for row in read_metrics(run)}
-    for column, metric in zip(columns, metrics, strict=True):
+    for column, metric in zip(columns, logged, strict=True):
         values = [(one["step"], one["value"]) for one in metric["values"]]
-        assert values == [(i, rows[i][column]) for i in range(1, 7)]
+        assert values == [(row["iteration"], row[column]) for row in metrics]
     assert len(list(database.glob("*.db"))) == 1
-    assert len(returns(run)) == 6
+
+
+@RANKS
+@pytest.mark.usefixtures("own")
+def test_training_continues_without_loggers_that_fail(command: Command, database: Path, num_ranks: str) -> None:
+    database.write_text("a file, not a directory")
+    names = ("own_loggers:Failing", "trackio", "own_loggers:Lines")
+    done = command(*TRAIN, "--cpu-ranks", num_ranks, "--max-iterations", "5", "--logger", *names)
+    assert done.code == 0, done.err
+    assert done.err == ""
+    problem = "failed in log() at iteration 2 (RuntimeError: the disk of curves is full)"
+    (own,) = (line for line in done.warnings if f"logger own_loggers:Failing {problem}" in line)
+    (warning,) = (line for line in done.warnings if line != own)
+    assert "trackio: " in warning
+    assert str(database) in warning
+    run = only_run(command.cwd)
+    assert [row["iteration"] for row in read_metrics(run)] == [1, 2, 3, 4, 5]
+    assert [line["step"] for line in lines(command.cwd) if "step" in line] == [1, 2, 3, 4, 5]
+    assert not list(run.glob("events.out.*"))
+
+
+@pytest.mark.usefixtures("own")
+@pytest.mark.long
+def test_own_logger_beside_tensorboard_gets_videos(command: Command) -> None:
+    flags = ("--video-interval", "2", "--video-length", "0.2", "--max-iterations", "2")
+    done = command(*TRAIN, *flags, "--logger", "own_loggers:Lines", "tensorboard")
+    assert done.code == 0, done.err
+    assert done.warnings == []
+    run = only_run(command.cwd)
+    shown = [line["video"] for line in lines(command.cwd) if "video" in line]
+    assert shown == [[str(video_path(run, 2)), 2]]
+    (image,) = EventAccumulator(str(run)).Reload().Images("video")
+    assert image.encoded_image_string.startswith(b"GIF")
+    assert "close" in lines(command.cwd)[-1]
+
+
+@pytest.mark.long
+def test_the_example_of_the_docs_adds_rows_after_a_resume(command: Command) -> None:
+    examples = {"PYTHONPATH": str(Path(__file__).parents[2] / "docs" / "examples")}
+    done = command(*TRAIN, "--logger", "csv_logger:CsvLogger", "--max-iterations", "2", env=examples)
+    assert done.code == 0, done.err
+    done = command(*TRAIN, "--resume", "latest", "--max-iterations", "3", env=examples)
+    assert (done.code, done.warnings) == (0, []), done.err
+    run = only_run(command.cwd)
+    head, *rows = csv.reader((run / "returns.csv").open())
+    assert head == ["iteration", "train/mean_return", "perf/steps_per_s"]
+    assert [(int(i), float(speed)) for i, _, speed in rows] == [
+        (row["iteration"], row["steps_per_s"]) for row in read_metrics(run)
+    ]
+
+
+@pytest.mark.usefixtures("own")
+def test_a_logger_that_does_not_exist_is_refused_before_anything_starts(command: Command) -> None:
+    for name, problem in (("own_loggers:Nothing", "Nothing"), ("own_logger:Lines", "own_logger"), ("paper", "use")):
+        done = command(*TRAIN, "--cpu-ranks", "2", "--logger", "tensorboard", name)
+        assert done.code == Exit.USAGE
+        (line,) = done.err.splitlines()
+        assert f"--logger {name}: " in line
+        assert problem in line.partition(name)[2]
+    assert not (command.cwd / "logs").exists()
 
 
 @pytest.mark.long
@@ -242,7 +224,7 @@ def test_trackio_gets_the_video(command: Command, database: Path) -> None:
     flags = ("--video-interval", "2", "--video-length", "0.2", "--max-iterations", "2", "--verbose")
     done = command(*TRAIN, *flags, "--logger", "trackio")
     assert done.code == 0, done.err
-    assert warnings(done.out) == []
+    assert done.warnings == []
     assert "Created new run" in done.out
     run = only_run(command.cwd)
     (logged,) = database.glob("media/**/*.mp4")
@@ -250,15 +232,3 @@ def test_trackio_gets_the_video(command: Command, database: Path) -> None:
     name = ("--project", "mjlab_dist", "--run", f"cartpole-balance_{run.name}")
     (described,) = from_trackio(command, ("run", *name))
     assert Counter(described["metrics"])["video"] == 1
-
-
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.long)])
-def test_trackio_without_write_access_causes_only_a_warning(command: Command, database: Path, num_ranks: int) -> None:
-    database.write_text("a file, not a directory")
-    done = command(*TRAIN, "--cpu-ranks", str(num_ranks), "--logger", "trackio", "--max-iterations", "3")
-    assert done.code == 0, done.err
-    (warning,) = warnings(done.out)
-    assert "trackio: " in warning
-    assert str(database) in warning
-    assert done.err == ""
-    assert [row["iteration"] for row in read_metrics(only_run(command.cwd))] == [1, 2, 3]

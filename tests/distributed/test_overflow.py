@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from conftest import Command
 from fault_injection import faults
+from run_files import only_run, untimed
 
 from mjlab_dist.errors import Exit
 from mjlab_dist.run_dir import list_checkpoints, read_config_file, read_metrics
@@ -20,19 +21,8 @@ RUN = (
     "--agent.num-steps-per-env", "2", "--agent.num-mini-batches", "1", "--env.sim.njmax", "20",
     "--env.sim.engine", "warp",
 )  # fmt: skip
-TIMES = ("elapsed_s", "steps_per_s", "collect_s", "learn_s", "wait_s", "wait_share")
 
 pytestmark = pytest.mark.slow
-
-
-def only_run(cwd: Path) -> Path:
-    (run,) = (cwd / "logs" / TASK).iterdir()
-    return run
-
-
-def numbers(run: Path) -> list[dict[str, float]]:
-    """Return the rows of metrics.jsonl without times."""
-    return [{name: value for name, value in row.items() if name not in TIMES} for row in read_metrics(run)]
 
 
 @pytest.mark.parametrize("launcher", ["train", pytest.param("torchrun", marks=pytest.mark.long)])
@@ -44,7 +34,7 @@ def test_growing_equals_a_run_with_large_buffers(command: Command, tmp_path: Pat
     )
     done = command(*start, "--env.sim.nconmax", "1", "--env.sim.on-overflow", "grow")
     assert done.code == 0, done.err
-    run = only_run(tmp_path)
+    run = only_run(tmp_path, TASK)
     # One line reports the new buffer size, and the run's files contain it.
     (line,) = (line for line in (done.out + done.err).splitlines() if "is too small" in line)
     grown = re.search(
@@ -64,9 +54,9 @@ def test_growing_equals_a_run_with_large_buffers(command: Command, tmp_path: Pat
     other.cwd.mkdir()
     large = other("train", *RUN, "--cpu-ranks", "2", "--env.sim.nconmax", str(size))
     assert large.code == 0, large.err
-    assert [row["iteration"] for row in numbers(run)] == [1, 2, 3, 4, 5, 6]
-    assert numbers(run) == numbers(only_run(other.cwd))
-    assert numbers(run)[-1]["overflowed_envs"] == 0
+    assert [row["iteration"] for row in untimed(run)] == [1, 2, 3, 4, 5, 6]
+    assert untimed(run) == untimed(only_run(other.cwd, TASK))
+    assert untimed(run)[-1]["overflowed_envs"] == 0
 
 
 def test_stopping_names_the_flags_to_resume_with(command: Command, tmp_path: Path) -> None:
@@ -78,7 +68,7 @@ def test_stopping_names_the_flags_to_resume_with(command: Command, tmp_path: Pat
         r"train: iteration (\d+): --env\.sim\.nconmax 1 is .*; resume with (--env\.sim\.nconmax \d+), ", line
     )
     assert stopped, line
-    run = only_run(tmp_path)
+    run = only_run(tmp_path, TASK)
     assert max(list_checkpoints(run)) == int(stopped[1]) == len(read_metrics(run))
     # Resume with the flags that the message suggests
     resumed = command("train", "--resume", str(run), "--cpu-ranks", "2", *stopped[2].split())
@@ -96,5 +86,5 @@ def test_ranks_that_restart_keep_the_larger_buffers(command: Command, tmp_path: 
     lines = (done.out + done.err).splitlines()
     assert len([line for line in lines if "Restarting (1 of 1)" in line]) == 1
     assert len([line for line in lines if "is too small" in line]) == 1
-    assert numbers(only_run(tmp_path))[-1]["iteration"] == 6
-    assert numbers(only_run(tmp_path))[-1]["overflowed_envs"] == 0
+    assert untimed(only_run(tmp_path, TASK))[-1]["iteration"] == 6
+    assert untimed(only_run(tmp_path, TASK))[-1]["overflowed_envs"] == 0

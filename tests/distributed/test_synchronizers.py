@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import Command
-from run_files import untimed
+from run_files import only_run, untimed
 
 from mjlab_dist.errors import Exit
 from mjlab_dist.learn.ppo import flatten
@@ -57,11 +57,6 @@ class Holder:
     def due(self, iteration):
         return False
 """
-
-
-def only_run(cwd: Path) -> Path:
-    (run,) = (cwd / "logs" / "cartpole-balance").iterdir()
-    return run
 
 
 def checkpoint(run: Path, iteration: int) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import psutil
 import pytest
 from conftest import Command
 from processes import AGENT_MODULE, with_argument
+from run_files import only_run
 
 from mjlab_dist.errors import Exit
 from mjlab_dist.run_dir import METRICS_FILE, find_checkpoint, read_metrics
@@ -34,11 +35,6 @@ WaitFor = Callable[[Callable[[], bool]], None]
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("slow_training")]
 
 
-def run_of(command: Command) -> Path:
-    (run,) = (command.cwd / "logs/cartpole-balance").iterdir()
-    return run
-
-
 def num_rows(command: Command) -> int:
     files = (command.cwd / "logs").rglob(METRICS_FILE)
     return sum(file.read_bytes().count(b"\n") for file in files)
@@ -52,7 +48,7 @@ def test_a_run_ends_normally_although_its_output_is_not_read(command: Command, n
     process.stdout.readline()
     process.stdout.close()
     assert process.wait(timeout=120) == Exit.DONE
-    assert len(read_metrics(run_of(command))) == 12
+    assert len(read_metrics(only_run(command.cwd))) == 12
 
 
 IN_TERMINAL = """
@@ -90,8 +86,8 @@ def test_a_run_whose_terminal_closes_saves_a_checkpoint_and_stops(
     wait_for(lambda: num_rows(command) > 2)
     os.close(screen)
     assert process.wait(timeout=60) == Exit.RESUMABLE
-    done = read_metrics(run_of(command))[-1]["iteration"]
-    assert find_checkpoint(run_of(command)).name == f"model_{done}.pt"
+    done = read_metrics(only_run(command.cwd))[-1]["iteration"]
+    assert find_checkpoint(only_run(command.cwd)).name == f"model_{done}.pt"
 
 
 def test_a_run_that_ignores_hangups_continues_without_a_terminal(command: Command, wait_for: WaitFor) -> None:
@@ -100,7 +96,7 @@ def test_a_run_that_ignores_hangups_continues_without_a_terminal(command: Comman
     wait_for(lambda: num_rows(command) > 2)
     os.close(screen)
     assert process.wait(timeout=120) == Exit.DONE
-    assert len(read_metrics(run_of(command))) == 20
+    assert len(read_metrics(only_run(command.cwd))) == 20
 
 
 def test_a_launcher_that_was_stopped_for_long_continues(
@@ -112,7 +108,7 @@ def test_a_launcher_that_was_stopped_for_long_continues(
     # Ctrl-Z stops the launcher's process group, but not the ranks
     os.killpg(process.pid, signal.SIGSTOP)
     # Wait for longer than the hang timeout plus the launcher's margin, and for more events than two pipes can hold
-    rows = run_of(command) / METRICS_FILE
+    rows = only_run(command.cwd) / METRICS_FILE
     until, full = time.monotonic() + 15, rows.stat().st_size + 2 * PIPE_BYTES
     wait_for(lambda: time.monotonic() > until and rows.stat().st_size > full)
     before = num_rows(command)

@@ -7,7 +7,6 @@ import re
 import signal
 import textwrap
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from configs import changed
@@ -18,6 +17,8 @@ from mjlab_dist import registry
 from mjlab_dist.config import RewardConfig
 from mjlab_dist.errors import Exit
 from mjlab_dist.run_dir import find_checkpoint, read_metrics, to_yaml
+
+WaitFor = Callable[[Callable[[], bool]], None]
 
 pytestmark = pytest.mark.slow
 
@@ -43,99 +44,94 @@ SETTINGS = {
     "stream": "logging.getLogger().addHandler(logging.StreamHandler())",
     "factory": "logging.setLogRecordFactory(None)",
 }
-PRINTS = {
-    "bytes": r"os.write(1, b'\xff\xfe\n'); sys.stdout.buffer.write(b'\xfd'); sys.stdout.flush(); print('\udcff')",
+CLOSED = {
     "closed": "sys.stdout.close(); sys.stderr.close(); print('a'); print('b', file=sys.stderr)",
     "descriptors": "os.close(1); os.close(2)",
     "none": "sys.stdout = sys.stderr = None",
 }
 
+EVERYTHING = r"""
+logging.basicConfig(force=True)
+os.write(1, b'\xff\xfe\n')
+sys.stdout.buffer.write(b'\xfd')
+sys.stdout.flush()
+print('\udcff')
+for each in (signal.SIGTERM, signal.SIGINT):
+    signal.signal(each, signal.SIG_IGN)
+os.chdir(os.environ["ELSEWHERE"])
+"""
+
 
 @pytest.fixture
-def train(command: Command) -> Callable[..., tuple[str, ...]]:
+def train(command: Command, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[str, ...]]:
     """Function that writes a task whose reward term runs some code when it is imported, and returns its command."""
+    monkeypatch.setenv("PYTHONPATH", str(command.cwd))
 
     def write(code: str, *flags: str) -> tuple[str, ...]:
         (command.cwd / "own_terms.py").write_text(TERM.format(code=textwrap.indent(code, "    ")))
         config = registry.task_config("cartpole-balance")
         config = changed(config, "env.rewards.extra", RewardConfig(func="own_terms:speak", weight=1.0))
         (command.cwd / "config.yaml").write_text(to_yaml(config))
-        devices = ("--gpu-ids", "None", "--num-envs", "8")
-        return ("train", "--config", "config.yaml", *devices, *flags)
+        return ("train", "--config", "config.yaml", "--gpu-ids", "None", "--num-envs", "8", *flags)
 
     return write
 
 
-def environ(command: Command) -> dict[str, str]:
-    return {"PYTHONPATH": str(command.cwd)}
-
-
-def log_of(run: Path, rank: int) -> bytes:
-    (file,) = (run / "torchrunx").rglob(f"localhost[[]{rank}].log")
-    return file.read_bytes()
-
-
-@pytest.mark.parametrize(
-    ("name", "flags"),
-    [
-        ("force", ("--cpu-ranks", "2")),
-        *(pytest.param(name, ("--cpu-ranks", "2"), marks=pytest.mark.long) for name in SETTINGS if name != "force"),
-        pytest.param("force", ("--max-restarts", "1"), marks=pytest.mark.long),
-    ],
-)
-def test_settings_of_logging_do_not_matter(
-    command: Command, train: Callable[..., tuple[str, ...]], name: str, flags: tuple[str, ...]
-):
-    done = command(*train(SETTINGS[name], "--max-iterations", "3", *flags), env=environ(command))
-    assert done.code == Exit.DONE, done.out + done.err
-    assert "iteration 3/3" in done.out
-    run = only_run(command.cwd)
-    assert [row["iteration"] for row in read_metrics(run)] == [1, 2, 3]
-    assert log_of(run, 0).count(b"spoken\n") >= 96
-    assert len(log_of(run, 0)) < 100_000
-
-
-@pytest.mark.parametrize(
-    "name", [name if name == "bytes" else pytest.param(name, marks=pytest.mark.long) for name in PRINTS]
-)
-def test_a_print_never_ends_training(command: Command, train: Callable[..., tuple[str, ...]], name: str):
-    done = command(*train(PRINTS[name], "--max-iterations", "2", "--cpu-ranks", "2"), env=environ(command))
-    assert done.code == Exit.DONE, done.out + done.err
-    if name == "bytes":
-        assert b"\xff\xfe\n\xfd" in log_of(only_run(command.cwd), 1)
-
-
-def test_a_run_whose_signal_handlers_are_replaced_can_be_stopped(
-    command: Command, train: Callable[..., tuple[str, ...]], wait_for: Callable[[Callable[[], bool]], None]
-):
-    code = "for each in (signal.SIGTERM, signal.SIGINT):\n    signal.signal(each, signal.SIG_IGN)"
-    process = command.start(*train(code, "--max-iterations", "100000", "--cpu-ranks", "2"), env=environ(command))
+@pytest.mark.parametrize("ranks", [("--cpu-ranks", "2"), pytest.param((), marks=pytest.mark.long)], ids=" ".join)
+def test_a_run_whose_terms_change_everything_trains_and_can_be_stopped(
+    command: Command, train: Callable[..., tuple[str, ...]], wait_for: WaitFor, ranks: tuple[str, ...]
+) -> None:
+    elsewhere = command.cwd / "elsewhere"
+    elsewhere.mkdir()
+    flags = ("--max-iterations", "100000", "--checkpoint.interval", "2", *ranks)
+    process = command.start(*train(EVERYTHING, *flags), env={"ELSEWHERE": str(elsewhere)})
     wait_for(lambda: any(path.stat().st_size > 3000 for path in command.cwd.rglob("metrics.jsonl")))
     os.kill(process.pid, signal.SIGTERM)
     stopped = command.finish(process)
     assert stopped.code == Exit.RESUMABLE, stopped.out + stopped.err
-    run = only_run(command.cwd)
-    assert find_checkpoint(run).name == f"model_{read_metrics(run)[-1]['iteration']}.pt"
     assert not command.leftovers()
+    # The files of the run are those of any other run, and in its directory
+    run = only_run(command.cwd)
+    rows = [row["iteration"] for row in read_metrics(run)]
+    assert rows == list(range(1, len(rows) + 1))
+    assert find_checkpoint(run).name == f"model_{rows[-1]}.pt"
+    assert f"logs/cartpole-balance/{run.name}" in stopped.out
+    assert not list(elsewhere.iterdir())
+    # The logs have what each rank printed
+    logs = list((run / "torchrunx").rglob("localhost[[][01]].log"))
+    assert len(logs) == (2 if ranks else 0)
+    for log in logs:
+        assert b"\xff\xfe\n\xfd" in log.read_bytes()
+        assert log.read_bytes().count(b"spoken\n") >= 32 * len(rows)
 
 
-def test_an_error_is_reported_although_logging_is_disabled(command: Command, train: Callable[..., tuple[str, ...]]):
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("name", "ranks"), [*((name, ("--cpu-ranks", "2")) for name in SETTINGS), ("force", ("--max-restarts", "1"))]
+)
+def test_settings_of_logging_do_not_matter(
+    command: Command, train: Callable[..., tuple[str, ...]], name: str, ranks: tuple[str, ...]
+) -> None:
+    done = command(*train(SETTINGS[name], "--max-iterations", "3", *ranks))
+    assert done.code == Exit.DONE, done.out + done.err
+    assert "iteration 3/3" in done.out
+    assert [row["iteration"] for row in read_metrics(only_run(command.cwd))] == [1, 2, 3]
+    (log,) = only_run(command.cwd).rglob("localhost[[]0].log")
+    assert log.read_bytes().count(b"spoken\n") >= 96
+    assert len(log.read_bytes()) < 100_000
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", CLOSED)
+def test_a_print_never_ends_training(command: Command, train: Callable[..., tuple[str, ...]], name: str) -> None:
+    done = command(*train(CLOSED[name], "--max-iterations", "2", "--cpu-ranks", "2"))
+    assert done.code == Exit.DONE, done.out + done.err
+
+
+def test_an_error_is_reported_although_logging_is_disabled(
+    command: Command, train: Callable[..., tuple[str, ...]]
+) -> None:
     code = "logging.disable(logging.CRITICAL)\nsys.stderr = None\nraise RuntimeError('no')"
-    done = command(*train(code, "--max-iterations", "2", "--cpu-ranks", "2"), env=environ(command))
+    done = command(*train(code, "--max-iterations", "2", "--cpu-ranks", "2"))
     assert done.code == Exit.USAGE
     assert re.search(r"^train: .*own_terms.*no", done.err, re.MULTILINE)
-
-
-@pytest.mark.parametrize("devices", [pytest.param(("--cpu-ranks", "2"), marks=pytest.mark.long), ()])
-def test_a_term_may_change_the_working_directory(
-    command: Command, train: Callable[..., tuple[str, ...]], devices: tuple[str, ...]
-):
-    (command.cwd / "elsewhere").mkdir()
-    flags = ("--max-iterations", "4", "--checkpoint.interval", "2", *devices)
-    done = command(*train(f"os.chdir({str(command.cwd / 'elsewhere')!r})", *flags), env=environ(command))
-    assert done.code == Exit.DONE, done.out + done.err
-    run = only_run(command.cwd)
-    assert find_checkpoint(run).name == "model_4.pt"
-    assert len(read_metrics(run)) == 4
-    assert not list((command.cwd / "elsewhere").iterdir())
-    assert f"Run:  logs/cartpole-balance/{run.name}" in done.out

@@ -6,14 +6,13 @@ import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import imageio.v3 as iio
 import psutil
 import pytest
 from conftest import Command
 from processes import with_argument
-from run_files import only_run
+from run_files import only_run, untimed
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from mjlab_dist.errors import Exit
@@ -28,8 +27,6 @@ SLOW = ("--logger", "tensorboard", "slow_logger:Slow", "--max-iterations", "1000
 VIDEOS = ("--video-interval", "5", "--video-length", "0.2")
 NUM_FRAMES = 7  # 0.2 s are 20 steps of 10 ms, and every third step is a frame
 
-TIMES = ("elapsed_s", "steps_per_s", "collect_s", "learn_s", "wait_s", "wait_share")
-
 WaitFor = Callable[[Callable[[], bool]], None]
 
 pytestmark = pytest.mark.slow
@@ -37,14 +34,6 @@ pytestmark = pytest.mark.slow
 
 def runs(root: Path) -> list[Path]:
     return sorted((root / "logs" / "cartpole-balance").glob("*"))
-
-
-def rows(run: Path) -> list[dict[str, Any]]:
-    return [{k: v for k, v in row.items() if k not in TIMES} for row in read_metrics(run)]
-
-
-def warnings(out: str) -> list[str]:
-    return [line for line in out.splitlines() if line.startswith("Warning: ")]
 
 
 def films(command: Command) -> list[psutil.Process]:
@@ -61,12 +50,12 @@ def test_two_ranks_train_as_without_videos_and_end_with_one(command: Command) ->
     done, without = command(*two, *VIDEOS), command(*two)
     assert done.code == without.code == 0, done.err + without.err
     first, second = runs(command.cwd)
-    assert rows(first) == rows(second)
+    assert untimed(first) == untimed(second)
     assert not (second / VIDEOS_DIR).exists()
     # The last checkpoint has a video, although 7 is not a multiple of 5
     assert list_videos(first)[-1] == 7
     assert f"Video: {video_path(first, 7).relative_to(command.cwd)}" in done.out
-    assert warnings(done.out) == []
+    assert done.warnings == []
     for iteration in list_videos(first):
         assert iio.imread(video_path(first, iteration)).shape == (NUM_FRAMES, 480, 848, 3)
     assert {path.suffix for path in (first / VIDEOS_DIR).iterdir()} == {".mp4"}
@@ -93,7 +82,7 @@ def test_files_of_the_current_directory_shadow_no_modules(command: Command, env:
     done = command(*TRAIN, "--cpu-ranks", "2", "--max-iterations", "1", *VIDEOS, env=env)
     assert done.code == 0, done.err
     assert list_videos(only_run(command.cwd)) == [1]
-    assert warnings(done.out) == []
+    assert done.warnings == []
 
 
 @pytest.mark.usefixtures("slow_training")
@@ -107,9 +96,9 @@ def test_training_continues_when_the_process_is_killed(command: Command, wait_fo
     num_rows = len(read_metrics(run))
     wait_for(lambda: len(read_metrics(run)) > num_rows + 5)
     process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=240)
-    assert process.returncode == Exit.RESUMABLE, err
-    first, second = warnings(out)
+    done = command.finish(process)
+    assert done.code == Exit.RESUMABLE, done.err
+    first, second = done.warnings
     assert "killed (signal 9)" in first
     assert "started again" in first
     assert "without videos" in second
@@ -143,12 +132,12 @@ def test_without_opengl_the_ray_tracer_draws_and_without_ffmpeg_there_is_one_war
     short = (*TRAIN, "--video-interval", "5", "--video-length", "0.05", "--max-iterations", "2")
     done = command(*short, env={"MUJOCO_GL": "disable"})
     assert done.code == 0, done.err
-    (warning,) = warnings(done.out)
+    (warning,) = done.warnings
     assert "cannot render" in warning
     assert iio.imread(video_path(runs(command.cwd)[0], 2)).shape[0] == 2
     done = command(*short, env={"IMAGEIO_FFMPEG_EXE": str(command.cwd / "none")})
     assert done.code == 0, done.err
-    (warning,) = warnings(done.out)
+    (warning,) = done.warnings
     assert "without videos" in warning
     assert list_videos(runs(command.cwd)[1]) == []
 
@@ -171,7 +160,7 @@ def test_weights_and_biases_gets_the_video(command: Command, monkeypatch: pytest
     monkeypatch.setenv("WANDB_MODE", "offline")
     done = command(*TRAIN, *VIDEOS, "--max-iterations", "2", "--logger", "wandb")
     assert done.code == 0, done.err
-    assert warnings(done.out) == []
+    assert done.warnings == []
     (run,) = runs(command.cwd)
     (logged,) = run.glob("wandb/offline-run-*/files/media/videos/video_2_*.mp4")
     assert logged.read_bytes() == video_path(run, 2).read_bytes()

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from conftest import Command
 from processes import command_line
+from run_files import only_run
 from wandb_files import logged_steps, records_of
 
 from mjlab_dist.errors import Exit
@@ -39,11 +40,6 @@ def account(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 SLOW = (*SMALL, "--logger", "wandb", "slow_logger:Slow")
-
-
-def only_run(root: Path) -> Path:
-    (run,) = (root / "logs" / "cartpole-balance").iterdir()
-    return run
 
 
 def wandb_files(root: Path) -> set[Path]:
@@ -124,18 +120,18 @@ def test_row_20_training_continues_without_wandb(
     num_rows = len(read_metrics(run)) + (400 if fault == "stopped" else 20)
     wait_for(lambda: len(read_metrics(run)) >= num_rows)
     process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=240)
-    assert process.returncode == Exit.RESUMABLE, err
+    done = command.finish(process)
+    assert done.code == Exit.RESUMABLE, done.err
     assert set(command.leftovers()) <= ({"wandb-symon"} if fault == "killed" else set())
     wait_for(lambda: not command.leftovers())  # wandb-symon ends some seconds after a killed wandb-core
 
     steps = [row["iteration"] for row in read_metrics(run)]
     assert steps == list(range(1, len(steps) + 1))
-    warnings = [line for line in out.splitlines() if line.startswith("Warning: ")]
-    (warning,) = (line for line in warnings if "--logger wandb: " not in line)  # not that of the check before the run
+    # Without the warning of the check before the run
+    (warning,) = (line for line in done.warnings if "--logger wandb: " not in line)
     expected = {"no network": "wandb sync", "killed": "failed in log()", "stopped": "failed in close()"}
     assert expected[fault] in warning
-    assert err == ""
+    assert done.err == ""
     if fault == "no network":
         (file,) = run.glob("wandb/offline-run-*/*.wandb")
         assert logged_steps(file) == steps

@@ -81,7 +81,8 @@ def create(
     checkout = find_checkout(Path.cwd()) if directory is None else None
     folder = (checkout / TASKS if checkout else directory or Path()) / module
     _refuse_taken(task, module, folder, checkout)
-    _refuse_missing(mjcf)
+    if not mjcf.is_file():
+        raise UserError(f"--mjcf {mjcf}: {'is a directory' if mjcf.is_dir() else 'there is no such file'}")
     emit("status", text=f"Reading {mjcf}...")
 
     from mjlab_dist.sim.quiet import quiet  # imports torch, which takes a while
@@ -113,11 +114,6 @@ def create(
         config=config,
         problem=problem,
     )
-
-
-def _refuse_missing(mjcf: Path) -> None:
-    if not mjcf.is_file():
-        raise UserError(f"--mjcf {mjcf}: {'is a directory' if mjcf.is_dir() else 'there is no such file'}")
 
 
 def _as_mjcf(flag: str, file: Path, scratch: Path, *, floating: bool) -> Path:
@@ -162,7 +158,10 @@ def _write_files(names: Names, robot: Robot, package: Path, project: Path | None
     if project is not None:
         (project / "pyproject.toml").write_text(project_source(names), "utf-8")
         if robot.lacks:
-            _write_stub(project)
+            # A type stub for MuJoCo, which has no types, so that type checkers accept the task's model.py
+            stub = project / "typings" / "mujoco" / "__init__.pyi"
+            stub.parent.mkdir(parents=True, exist_ok=True)
+            stub.write_text(STUB_SOURCE, "utf-8")
 
 
 def find_checkout(directory: Path) -> Path | None:
@@ -192,13 +191,6 @@ def _refuse_taken(task: str, module: str, folder: Path, checkout: Path | None) -
         raise UserError(f"{task}: {folder} already exists; choose another name, or remove it")
     if checkout is None and importlib.util.find_spec(module) is not None:
         raise UserError(f"{task}: a Python module {module} already exists; choose another name")
-
-
-def _write_stub(project: Path) -> None:
-    """Write a type stub for MuJoCo, which has no types, so that type checkers accept the task's ``model.py``."""
-    stub = project / "typings" / "mujoco" / "__init__.pyi"
-    stub.parent.mkdir(parents=True, exist_ok=True)
-    stub.write_text(STUB_SOURCE, "utf-8")
 
 
 @contextlib.contextmanager

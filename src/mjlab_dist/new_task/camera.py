@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mjlab_dist.new_task.legs import box_corners
 from mjlab_dist.play.choice import VIDEO_SIZE
 
 if TYPE_CHECKING:
@@ -39,19 +40,19 @@ class View:
 
 def find_view(model: mujoco.MjModel, start: mujoco.MjData) -> View:
     """Return the view that contains all moving bodies and the bodies that they are attached to."""
-    corners = _corners(model, start, _shown(model))
+    corners = box_corners(model, start, _shown(model))
     if not len(corners):
         return View(center_m=(0.0, 0.0, 0.0), extent_m=1.0, stand_m=None)
     low, high = corners.min(axis=0), corners.max(axis=0)
     x, y, z = map(float, (low + high) / 2)
-    fixed = _corners(model, start, (model.body_weldid[model.geom_bodyid] == 0) & (model.geom_rbound > 0.0))
+    fixed = box_corners(model, start, (model.body_weldid[model.geom_bodyid] == 0) & (model.geom_rbound > 0.0))
     stand_m = float(min(low[2], fixed[:, 2].min())) if len(fixed) else None
     return View(center_m=(x, y, z), extent_m=float(np.linalg.norm(high - low)), stand_m=stand_m)
 
 
 def shows_robot(model: mujoco.MjModel, start: mujoco.MjData) -> bool:
     """Return whether the first camera, which videos use, shows ``MIN_INSIDE`` of the robot in the start state."""
-    corners = _corners(model, start, _shown(model))
+    corners = box_corners(model, start, _shown(model))
     if not model.ncam or not len(corners):
         return bool(model.ncam)
     # Corners in the coordinate system of the camera, which looks along -z
@@ -71,11 +72,3 @@ def _shown(model: mujoco.MjModel) -> NDArray[np.bool_]:
     """Return which geoms belong to a kinematic tree that can move, (num_geoms,)."""
     roots = np.unique(model.body_rootid[model.body_weldid != 0])
     return np.isin(model.body_rootid[model.geom_bodyid], roots) & (model.geom_bodyid != 0)
-
-
-def _corners(model: mujoco.MjModel, data: mujoco.MjData, geoms: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Return the corners of the boxes around some geoms, (8 * geoms, 3), in m."""
-    rotation = data.geom_xmat[geoms].reshape(-1, 3, 3)
-    signs = np.array(np.meshgrid(*[(-1.0, 1.0)] * 3)).reshape(3, 8).T
-    boxes = model.geom_aabb[geoms, None, :3] + signs * model.geom_aabb[geoms, None, 3:]
-    return (data.geom_xpos[geoms, None] + np.einsum("gij,gcj->gci", rotation, boxes)).reshape(-1, 3)

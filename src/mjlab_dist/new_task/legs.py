@@ -34,6 +34,10 @@ class Leg:
     # Distance from this center to the farthest of the lowest points
     size_m: float
 
+    def foot(self, data: mujoco.MjData) -> NDArray[np.float64]:
+        """Return the center of the sole in the world frame, in m, (3,)."""
+        return data.xpos[self.body] + data.xmat[self.body].reshape(3, 3) @ self.sole
+
 
 def find_legs(model: mujoco.MjModel, data: mujoco.MjData, base: int, joints: Sequence[int]) -> list[Leg]:
     """Return the legs of a robot.
@@ -43,7 +47,11 @@ def find_legs(model: mujoco.MjModel, data: mujoco.MjData, base: int, joints: Seq
     """
     # The ends of all chains of joints that start at the base
     bodies = {int(model.jnt_bodyid[joint]) for joint in joints} - {base}
-    ends = [body for body in bodies if is_below(model, body, base) and not _is_inner(model, body, bodies)]
+    ends = [
+        body
+        for body in bodies
+        if is_below(model, body, base) and not any(other != body and is_below(model, other, body) for other in bodies)
+    ]
     corners = {body: corners_below(model, data, body) for body in sorted(ends)}
     corners = {body: points for body, points in corners.items() if len(points)}
     if not corners:
@@ -83,14 +91,14 @@ def corners_below(model: mujoco.MjModel, data: mujoco.MjData, body: int) -> NDAr
 
     The geoms are those of a body and of all bodies below it in the tree.
     """
-    below = [is_below(model, int(b), body) for b in model.geom_bodyid]
-    geoms = np.flatnonzero(np.array(below) & ((model.geom_contype | model.geom_conaffinity) != 0))
+    below = np.array([is_below(model, int(b), body) for b in model.geom_bodyid])
+    return box_corners(model, data, below & ((model.geom_contype | model.geom_conaffinity) != 0))
+
+
+def box_corners(model: mujoco.MjModel, data: mujoco.MjData, geoms: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Return the corners of the bounding boxes of some geoms in the world frame, in m, (8 * geoms, 3)."""
     signs = np.array(np.meshgrid(*[[-1.0, 1.0]] * 3)).reshape(3, -1).T
     boxes = model.geom_aabb[geoms]
     local = boxes[:, None, :3] + signs * boxes[:, None, 3:]
     rotation = data.geom_xmat[geoms].reshape(-1, 3, 3)
     return (np.einsum("gij,gcj->gci", rotation, local) + data.geom_xpos[geoms][:, None]).reshape(-1, 3)
-
-
-def _is_inner(model: mujoco.MjModel, body: int, bodies: set[int]) -> bool:
-    return any(other != body and is_below(model, other, body) for other in bodies)

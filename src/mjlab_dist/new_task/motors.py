@@ -123,8 +123,7 @@ def joint_loads(
     share = max(min(len(legs), 2), len(legs) / 2)
     wanted = set(joints)
     for leg in legs:
-        foot = start.xpos[leg.body] + start.xmat[leg.body].reshape(3, 3) @ leg.sole
-        carried = {joint: weight_n / share * _lever_m(model, start, joint, foot, leg.size_m) for joint in leg.joints}
+        carried = {joint: weight_n / share * _lever_m(model, start, joint, leg) for joint in leg.joints}
         least = MIN_LEG_SHARE * max(carried.values())
         loads |= {joint: max(load, least, loads[joint]) for joint, load in carried.items() if joint in wanted}
     # A minimum load for all joints, because some have no load, such as hinges with a vertical axis
@@ -145,7 +144,7 @@ def _upright_stiffness(model: mujoco.MjModel, start: mujoco.MjData, legs: Sequen
     if not 1 <= len(legs) <= 2:
         return 0.0
     root = _root(model, legs[0])
-    foot_m = min(float((start.xpos[leg.body] + start.xmat[leg.body].reshape(3, 3) @ leg.sole)[2]) for leg in legs)
+    foot_m = min(float(leg.foot(start)[2]) for leg in legs)
     weight_n = float(np.linalg.norm(model.opt.gravity) * model.body_subtreemass[root])
     return UPRIGHT_MARGIN * weight_n * (float(start.subtree_com[root, 2]) - foot_m) / len(legs)
 
@@ -183,13 +182,11 @@ def _tips(model: mujoco.MjModel, joint: int, along: float) -> bool:
     return bool(kind != mujoco.mjtJoint.mjJNT_SLIDE)
 
 
-def _lever_m(
-    model: mujoco.MjModel, start: mujoco.MjData, joint: int, foot: NDArray[np.float64], size_m: float
-) -> float:
-    """Return the distance of a foot from the axis of a hinge in m, at least ``size_m``; 1 for a slide joint."""
+def _lever_m(model: mujoco.MjModel, start: mujoco.MjData, joint: int, leg: Leg) -> float:
+    """Return the distance of a foot from the axis of a hinge in m, at least its own size; 1 for a slide joint."""
     if not is_hinge(model, joint):
         return 1.0
-    return max(float(np.linalg.norm(np.cross(start.xaxis[joint], foot - start.xanchor[joint]))), size_m)
+    return max(float(np.linalg.norm(np.cross(start.xaxis[joint], leg.foot(start) - start.xanchor[joint]))), leg.size_m)
 
 
 def dof_inertias(model: mujoco.MjModel, start: mujoco.MjData) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

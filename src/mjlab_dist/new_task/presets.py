@@ -45,12 +45,7 @@ def matched_joints(group: ActuatorConfig, joints: Iterable[str]) -> tuple[str, .
 
 
 def _motors(
-    *joints: str,
-    stiffness: float,
-    damping: float,
-    effort: float,
-    velocity: float | None = None,
-    armature: float | None = None,
+    stiffness: float, damping: float, effort: float, velocity: float | None, armature: float | None, *joints: str
 ) -> ActuatorConfig:
     """Return a group of position motors.
 
@@ -67,22 +62,16 @@ def _motors(
     )
 
 
+# Columns of the tables below: stiffness, damping, effort limit, velocity limit, armature, joints
+
 _GO1 = Preset(
     label="Unitree Go1",
     name="go1",
     source="torque and speed: Unitree's Go1 motor; armature: go1.urdf of unitree_ros (inertia of the rotor, 1.118e-4 "
     "kg m^2, with gear ratios of 6 and 9); gains: mjlab 1.6, natural frequency 10 Hz, damping ratio 2",
     motors={
-        "hips": _motors(
-            ".*_hip_joint",
-            ".*_thigh_joint",
-            stiffness=15.9,
-            damping=1.01,
-            effort=23.7,
-            velocity=30.1,
-            armature=0.00403,
-        ),
-        "knees": _motors(".*_calf_joint", stiffness=35.8, damping=2.28, effort=35.55, velocity=20.06, armature=0.00906),
+        "hips": _motors(15.9, 1.01, 23.7, 30.1, 0.00403, ".*_hip_joint", ".*_thigh_joint"),
+        "knees": _motors(35.8, 2.28, 35.55, 20.06, 0.00906, ".*_calf_joint"),
     },
 )
 
@@ -91,10 +80,8 @@ _GO2 = Preset(
     name="go2",
     source="torque and speed: go2_description.urdf of unitree_ros; armature: MuJoCo Menagerie; gains: Isaac Lab",
     motors={
-        "hips": _motors(
-            ".*_hip_joint", ".*_thigh_joint", stiffness=25.0, damping=0.5, effort=23.7, velocity=30.1, armature=0.01
-        ),
-        "knees": _motors(".*_calf_joint", stiffness=25.0, damping=0.5, effort=45.43, velocity=15.7, armature=0.01),
+        "hips": _motors(25.0, 0.5, 23.7, 30.1, 0.01, ".*_hip_joint", ".*_thigh_joint"),
+        "knees": _motors(25.0, 0.5, 45.43, 15.7, 0.01, ".*_calf_joint"),
     },
 )
 
@@ -106,45 +93,19 @@ _G1 = Preset(
     source="motors 5020, 7520 and 4010 of Unitree, as in mjlab 1.6; gains: natural frequency 10 Hz, damping ratio 2",
     motors={
         "arms": _motors(
+            14.25,
+            0.907,
+            25.0,
+            37.0,
+            0.00361,
             ".*_shoulder_(pitch|roll|yaw)_joint",
             ".*_elbow_joint",
             ".*_wrist_roll_joint",
-            stiffness=14.25,
-            damping=0.907,
-            effort=25.0,
-            velocity=37.0,
-            armature=0.00361,
         ),
-        "hips": _motors(
-            ".*_hip_(pitch|yaw)_joint",
-            "waist_yaw_joint",
-            stiffness=40.2,
-            damping=2.56,
-            effort=88.0,
-            velocity=32.0,
-            armature=0.0102,
-        ),
-        "knees": _motors(
-            ".*_hip_roll_joint",
-            ".*_knee_joint",
-            stiffness=99.1,
-            damping=6.31,
-            effort=139.0,
-            velocity=20.0,
-            armature=0.0251,
-        ),
-        "wrists": _motors(
-            ".*_wrist_(pitch|yaw)_joint", stiffness=16.8, damping=1.07, effort=5.0, velocity=22.0, armature=0.00425
-        ),
-        "parallel": _motors(
-            "waist_(pitch|roll)_joint",
-            ".*_ankle_(pitch|roll)_joint",
-            stiffness=28.5,
-            damping=1.81,
-            effort=50.0,
-            velocity=37.0,
-            armature=0.00722,
-        ),
+        "hips": _motors(40.2, 2.56, 88.0, 32.0, 0.0102, ".*_hip_(pitch|yaw)_joint", "waist_yaw_joint"),
+        "knees": _motors(99.1, 6.31, 139.0, 20.0, 0.0251, ".*_hip_roll_joint", ".*_knee_joint"),
+        "wrists": _motors(16.8, 1.07, 5.0, 22.0, 0.00425, ".*_wrist_(pitch|yaw)_joint"),
+        "parallel": _motors(28.5, 1.81, 50.0, 37.0, 0.00722, "waist_(pitch|roll)_joint", ".*_ankle_(pitch|roll)_joint"),
     },
 )
 
@@ -153,18 +114,12 @@ _H1 = Preset(
     name="h1",
     source="torque and armature: MuJoCo Menagerie; gains: Isaac Lab",
     motors={
-        "hips": _motors(
-            ".*_hip_(yaw|roll)",
-            stiffness=150.0,
-            damping=5.0,
-            effort=200.0,
-            armature=0.1,
-        ),
-        "pitch": _motors(".*_hip_pitch", "torso", stiffness=200.0, damping=5.0, effort=200.0, armature=0.1),
-        "knees": _motors(".*_knee", stiffness=200.0, damping=5.0, effort=300.0, armature=0.1),
-        "ankles": _motors(".*_ankle", stiffness=20.0, damping=4.0, effort=40.0, armature=0.1),
-        "shoulders": _motors(".*_shoulder_(pitch|roll)", stiffness=40.0, damping=10.0, effort=40.0, armature=0.1),
-        "elbows": _motors(".*_shoulder_yaw", ".*_elbow", stiffness=40.0, damping=10.0, effort=18.0, armature=0.1),
+        "hips": _motors(150.0, 5.0, 200.0, None, 0.1, ".*_hip_(yaw|roll)"),
+        "pitch": _motors(200.0, 5.0, 200.0, None, 0.1, ".*_hip_pitch", "torso"),
+        "knees": _motors(200.0, 5.0, 300.0, None, 0.1, ".*_knee"),
+        "ankles": _motors(20.0, 4.0, 40.0, None, 0.1, ".*_ankle"),
+        "shoulders": _motors(40.0, 10.0, 40.0, None, 0.1, ".*_shoulder_(pitch|roll)"),
+        "elbows": _motors(40.0, 10.0, 18.0, None, 0.1, ".*_shoulder_yaw", ".*_elbow"),
     },
 )
 
@@ -173,7 +128,7 @@ _ANYMAL_C = Preset(
     name="anymal_c",
     source="torque and speed: ANYdrive 3.0, as in Isaac Lab; gains: Rudin et al. 2022, arXiv:2109.11978",
     motors={
-        "legs": _motors(".*_?(HAA|HFE|KFE)", stiffness=80.0, damping=2.0, effort=80.0, velocity=7.5),
+        "legs": _motors(80.0, 2.0, 80.0, 7.5, None, ".*_?(HAA|HFE|KFE)"),
     },
 )
 
@@ -182,8 +137,8 @@ _SPOT = Preset(
     name="spot",
     source="Isaac Lab; the torque of the knees is the maximum of Isaac Lab's table of torques by knee angle",
     motors={
-        "hips": _motors("[fh][lr]_h[xy](_leg_joint)?", stiffness=60.0, damping=1.5, effort=45.0),
-        "knees": _motors("[fh][lr]_kn(_leg_joint)?", stiffness=60.0, damping=1.5, effort=113.0),
+        "hips": _motors(60.0, 1.5, 45.0, None, None, "[fh][lr]_h[xy](_leg_joint)?"),
+        "knees": _motors(60.0, 1.5, 113.0, None, None, "[fh][lr]_kn(_leg_joint)?"),
     },
 )
 
@@ -192,8 +147,8 @@ _FRANKA = Preset(
     name="panda",
     source="torque: data sheet of Franka Emika; gains: Isaac Lab, stiff version",
     motors={
-        "arm": _motors("(.*_)?joint[1-4]", stiffness=400.0, damping=80.0, effort=87.0),
-        "wrist": _motors("(.*_)?joint[5-7]", stiffness=400.0, damping=80.0, effort=12.0),
+        "arm": _motors(400.0, 80.0, 87.0, None, None, "(.*_)?joint[1-4]"),
+        "wrist": _motors(400.0, 80.0, 12.0, None, None, "(.*_)?joint[5-7]"),
     },
 )
 
@@ -202,14 +157,8 @@ _UR5E = Preset(
     name="ur5e",
     source="torque: Universal Robots, maximum joint torques; gains and armature: MuJoCo Menagerie",
     motors={
-        "arm": _motors(
-            "(.*_)?(shoulder_pan|shoulder_lift|elbow)_joint",
-            stiffness=3500.0,
-            damping=200.0,
-            effort=150.0,
-            armature=0.1,
-        ),
-        "wrist": _motors("(.*_)?wrist_[1-3]_joint", stiffness=3000.0, damping=15.0, effort=28.0, armature=0.1),
+        "arm": _motors(3500.0, 200.0, 150.0, None, 0.1, "(.*_)?(shoulder_pan|shoulder_lift|elbow)_joint"),
+        "wrist": _motors(3000.0, 15.0, 28.0, None, 0.1, "(.*_)?wrist_[1-3]_joint"),
     },
 )
 
@@ -219,16 +168,14 @@ _YAM = Preset(
     name="yam",
     source="motors DM4340 and DM4310: I2RT's motor_drivers/utils.py; gains and armature: mjlab 1.6",
     motors={
-        "joint1": _motors("joint1", stiffness=19.4, damping=6.19, effort=28.0, velocity=10.0, armature=0.032),
-        "joint2": _motors("joint2", stiffness=43.8, damping=13.9, effort=28.0, velocity=10.0, armature=0.032),
-        "joint3": _motors("joint3", stiffness=36.8, damping=11.7, effort=28.0, velocity=10.0, armature=0.032),
-        "joint4": _motors("joint4", stiffness=4.76, damping=1.52, effort=10.0, velocity=30.0, armature=0.0018),
-        "joint5": _motors("joint5", stiffness=1.44, damping=0.459, effort=10.0, velocity=30.0, armature=0.0018),
-        "joint6": _motors("joint6", stiffness=0.453, damping=0.144, effort=10.0, velocity=30.0, armature=0.0018),
+        "joint1": _motors(19.4, 6.19, 28.0, 10.0, 0.032, "joint1"),
+        "joint2": _motors(43.8, 13.9, 28.0, 10.0, 0.032, "joint2"),
+        "joint3": _motors(36.8, 11.7, 28.0, 10.0, 0.032, "joint3"),
+        "joint4": _motors(4.76, 1.52, 10.0, 30.0, 0.0018, "joint4"),
+        "joint5": _motors(1.44, 0.459, 10.0, 30.0, 0.0018, "joint5"),
+        "joint6": _motors(0.453, 0.144, 10.0, 30.0, 0.0018, "joint6"),
         # The motor drives the fingers through a crank of 0.0263 m/rad, and is limited to a tenth of its force
-        "gripper": _motors(
-            "(left|right)_finger", stiffness=110.0, damping=69.9, effort=38.0, velocity=0.789, armature=2.6
-        ),
+        "gripper": _motors(110.0, 69.9, 38.0, 0.789, 2.6, "(left|right)_finger"),
     },
 )
 

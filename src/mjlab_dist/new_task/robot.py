@@ -132,7 +132,8 @@ def examine(mjcf: Path, flag: str | None = None, goal: Goal | None = None, *, na
     lacks = _supply_rest(spec, model, plan, actuation, joints)
     add_motors(spec, actuation.motors)
     model = compile_spec(spec)
-    start = start_state(model, find_key(model))
+    key = find_key(model)
+    start = start_state(model, key)
 
     # Actions that keep the physics stable, and sizes of the buffers
     decimation = max(1, round(1.0 / (CONTROL_HZ * model.opt.timestep)))
@@ -153,8 +154,13 @@ def examine(mjcf: Path, flag: str | None = None, goal: Goal | None = None, *, na
         jams=find_jams(model, start, blocks, root),
         motors=actuation.motors,
         preset=preset,
-        lacks=_with_names(loaded.names, lacks),
-        keyframe=_keyframe(model),
+        lacks=replace(
+            lacks,
+            joint_names=loaded.names.joint_names,
+            actuator_names=loaded.names.actuator_names,
+            keyframe_name=loaded.names.keyframe_name,
+        ),
+        keyframe=None if key is None else model.key(key).name,
         stands=actuation.stands,
         view=find_view(model, start),
         decimation=decimation,
@@ -181,12 +187,6 @@ def _driven(flag: str, model: mujoco.MjModel, root: list[int]) -> list[int]:
     raise UserError(f"{flag}: has no hinge or slide joint to drive; {what}")
 
 
-def _keyframe(model: mujoco.MjModel) -> str | None:
-    """Return the name of the keyframe of the start pose; None if there is none."""
-    key = find_key(model)
-    return None if key is None else model.key(key).name
-
-
 class _Loaded(NamedTuple):
     """An MJCF whose needed elements all have names, and whose solver MuJoCo Warp supports."""
 
@@ -206,16 +206,6 @@ def _load(flag: str, mjcf: Path) -> _Loaded:
     if has_pgs:
         spec.option.solver = mujoco.mjtSolver.mjSOL_NEWTON
     return _Loaded(spec, names, int(model.opt.integrator), has_pgs)
-
-
-def _with_names(names: Lacks, lacks: Lacks) -> Lacks:
-    """Return ``lacks`` with the joint, actuator and keyframe names of ``names``."""
-    return replace(
-        lacks,
-        joint_names=names.joint_names,
-        actuator_names=names.actuator_names,
-        keyframe_name=names.keyframe_name,
-    )
 
 
 class _Plan(NamedTuple):
@@ -273,20 +263,13 @@ def _supply_rest(
     return replace(plan.lacks, home=late.home, body_names=plan.lacks.body_names | unnamed, weightless=late.weightless)
 
 
-def _has_position_motors(model: mujoco.MjModel) -> bool:
-    """Return whether an actuator of the MJCF holds a position.
-
-    If so, the author of the MJCF has chosen its gains, and published motors do not replace them.
-    """
-    import mujoco
-
-    has_bias = model.actuator_biastype == int(mujoco.mjtBias.mjBIAS_AFFINE)
-    return bool((has_bias & (model.actuator_biasprm[:, 1] < 0)).any())
-
-
 def _preset(spec: mujoco.MjSpec, model: mujoco.MjModel, joints: Sequence[int], names: Sequence[str]) -> Preset | None:
     """Return the published motors of the robot; None if there are none, or if its MJCF has position motors."""
-    if _has_position_motors(model):
+    import mujoco
+
+    # The author of an MJCF with position motors has chosen their gains, so published motors do not replace them
+    has_bias = model.actuator_biastype == int(mujoco.mjtBias.mjBIAS_AFFINE)
+    if (has_bias & (model.actuator_biasprm[:, 1] < 0)).any():
         return None
     return find_preset([spec.modelname, *names], [model.joint(joint).name for joint in joints])
 

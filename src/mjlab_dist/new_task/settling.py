@@ -18,7 +18,7 @@ from mjlab_dist.new_task.legs import find_legs
 from mjlab_dist.new_task.loading import compile_spec
 from mjlab_dist.new_task.motors import joint_loads, make_motors
 from mjlab_dist.new_task.presets import Preset, matched_joints
-from mjlab_dist.new_task.stance import SETTLED_S, find_stance, standing
+from mjlab_dist.new_task.stance import SETTLED_S, find_stance, posed, standing
 from mjlab_dist.new_task.wheels import find_wheels, wheel_motors
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def actuate(spec: mujoco.MjSpec, root: Sequence[int], joints: Sequence[int], pre
         return find_blocks(model, data, loads, motored, speeds), motors
 
     def settle(pose: NDArray[np.float64]) -> mujoco.MjData:
-        return _settled(spec, *at(_posed(model, pose)), pose)
+        return _settled(spec, *at(posed(model, pose)), pose)
 
     # A pose in which a robot with legs stands
     blocks, motors = at(start)
@@ -92,11 +92,14 @@ def actuate(spec: mujoco.MjSpec, root: Sequence[int], joints: Sequence[int], pre
         found = find_stance(model, base, lift, joints, settle)
         if found is not None and (found[1] or standing(model, base, start.qpos, settle(start.qpos)) < 1.0):
             pose, stands = found
-            blocks, motors = at(_posed(model, pose))
+            blocks, motors = at(posed(model, pose))
             return Actuation(blocks=blocks, motors=motors, home=tuple(pose.tolist()), stands=stands)
     # Other robots keep their start pose
-    has_torques = not root and has_weight(model) and any(block.kind == "effort" for block in blocks.values())
-    sags = has_torques and _sags(model, start, settle(start.qpos), joints)
+    sags = False
+    if not root and has_weight(model) and any(block.kind == "effort" for block in blocks.values()):
+        columns = model.jnt_qposadr[list(joints)]
+        tolerated = np.array([SAGGED_RAD if is_hinge(model, joint) else SAGGED_M for joint in joints])
+        sags = bool((np.abs(settle(start.qpos).qpos[columns] - start.qpos[columns]) > tolerated).any())
     return Actuation(blocks=blocks, motors=motors, sags=sags)
 
 
@@ -149,15 +152,6 @@ def find_key(model: mujoco.MjModel) -> int | None:
     return 0 if names[0] or not np.allclose(model.key_qpos[0], model.qpos0) else None
 
 
-def _posed(model: mujoco.MjModel, pose: NDArray[np.float64]) -> mujoco.MjData:
-    import mujoco
-
-    data = mujoco.MjData(model)
-    data.qpos[:] = pose
-    mujoco.mj_forward(model, data)
-    return data
-
-
 def _settled(
     spec: mujoco.MjSpec, blocks: dict[str, Block], motors: dict[str, ActuatorConfig], pose: NDArray[np.float64]
 ) -> mujoco.MjData:
@@ -167,18 +161,11 @@ def _settled(
     copy = spec.copy()
     add_motors(copy, motors)
     model = compile_spec(copy)
-    data = _posed(model, pose)
+    data = posed(model, pose)
     data.ctrl[:] = action_inputs(model, pose, blocks).offsets
     for _ in range(round(SETTLED_S / model.opt.timestep)):
         mujoco.mj_step(model, data)
     return data
-
-
-def _sags(model: mujoco.MjModel, start: mujoco.MjData, after: mujoco.MjData, joints: Sequence[int]) -> bool:
-    """Return whether a driven joint has moved by more than ``SAGGED_RAD`` or ``SAGGED_M``."""
-    columns = model.jnt_qposadr[list(joints)]
-    tolerated = np.array([SAGGED_RAD if is_hinge(model, joint) else SAGGED_M for joint in joints])
-    return bool((np.abs(after.qpos[columns] - start.qpos[columns]) > tolerated).any())
 
 
 def _lift(model: mujoco.MjModel, start: mujoco.MjData, root: Sequence[int]) -> int | None:

@@ -64,13 +64,13 @@ def find_stance(
         The pose and whether the robot stands; None if the robot has no legs, has a leg with only one joint, or falls
         over completely in all poses.
     """
-    data = _posed(model, model.qpos0)
+    data = posed(model, model.qpos0)
     legs = find_legs(model, data, base, joints)
     if not legs or min(len(leg.joints) for leg in legs) < 2:
         return None
     # Height of the hips, and the shares of this height to try
     hips = [data.xanchor[leg.joints[0]] for leg in legs]
-    height_m = float(np.mean([hip[2] - _foot(data, leg)[2] for hip, leg in zip(hips, legs, strict=True)]))
+    height_m = float(np.mean([hip[2] - leg.foot(data)[2] for hip, leg in zip(hips, legs, strict=True)]))
     lengths = [_length_m(data, leg) for leg in legs]
     shares = HEIGHTS[len(legs) <= 2] if height_m > STRAIGHT * float(np.mean(lengths)) else (1.0,)
     # Try the poses
@@ -89,7 +89,7 @@ def standing(model: mujoco.MjModel, base: int, pose: NDArray[np.float64], after:
     """Return a measure of how well a robot still stands after some time in a pose: 1 or more if it stands."""
     if not np.isfinite(after.qpos).all():
         return 0.0
-    before = _posed(model, pose)
+    before = posed(model, pose)
     ground_m = float(corners_below(model, before, base)[:, 2].min())
     sunk = float((after.xpos[base, 2] - ground_m) / (before.xpos[base, 2] - ground_m))
     up = float(before.xmat[base].reshape(3, 3)[2] @ after.xmat[base].reshape(3, 3)[2])
@@ -105,9 +105,9 @@ def _bent(model: mujoco.MjModel, legs: Sequence[Leg], lower_m: float) -> NDArray
     search = _Search(model, legs)
     pose = search.solve(shift)
     for _ in range(3):  # repeated, because the center of mass moves with the legs
-        data = _posed(model, pose)
+        data = posed(model, pose)
         root = int(model.body_rootid[legs[0].body])
-        offset = data.subtree_com[root] - np.mean([_foot(data, leg) for leg in legs], axis=0)
+        offset = data.subtree_com[root] - np.mean([leg.foot(data) for leg in legs], axis=0)
         shift[:2] += np.clip(offset[:2], -lower_m, lower_m)
         pose = search.solve(shift)
     return pose
@@ -124,7 +124,7 @@ class _Search:
         self._low = np.where(limited, model.jnt_range[self._joints, 0], -np.pi)
         self._high = np.where(limited, model.jnt_range[self._joints, 1], np.pi)
         self._home = np.clip(model.qpos0[self._columns], self._low, self._high)
-        self._reference = _posed(model, model.qpos0)
+        self._reference = posed(model, model.qpos0)
         self._size_m = float(np.mean([_length_m(self._reference, leg) for leg in legs]))
 
     def solve(self, shift: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -145,7 +145,7 @@ class _Search:
         """Return the cost and the pose after damped Gauss-Newton steps within the joint limits."""
         import mujoco
 
-        data = _posed(self._model, self._model.qpos0)
+        data = posed(self._model, self._model.qpos0)
         cost = np.inf
         for _ in range(NUM_STEPS):
             data.qpos[self._columns] = position
@@ -168,29 +168,30 @@ class _Search:
         residuals, rows = [keep * (position - self._home)], [keep * np.eye(len(position))]
         for leg in self._legs:
             jacobian, turning = np.zeros((2, 3, model.nv))
-            foot = _foot(data, leg)
+            foot = leg.foot(data)
             mujoco.mj_jac(model, data, jacobian, turning, foot, leg.body)
-            residuals.append(foot - _foot(self._reference, leg) - shift)
+            residuals.append(foot - leg.foot(self._reference) - shift)
             rows.append(jacobian[:, self._dofs])
             if len(leg.joints) >= FULL_ORIENTATION:
                 # The direction of the foot that points up in the reference pose should still point up.
                 weight = LEVEL * self._size_m
                 up = data.xmat[leg.body].reshape(3, 3) @ self._reference.xmat[leg.body].reshape(3, 3)[2]
                 residuals.append(weight * (up - [0.0, 0.0, 1.0]))
-                rows.append(-weight * _skew(up) @ turning[:, self._dofs])
+                rows.append(weight * np.cross(turning[:, self._dofs], up, axis=0).astype(np.float64))
         return np.concatenate(residuals), np.concatenate(rows)
 
 
 def _grounded(model: mujoco.MjModel, base: int, lift: int, pose: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return a pose with its lowest point on the ground, rounded for source code."""
-    data = _posed(model, pose)
+    data = posed(model, pose)
     gap_m = float(corners_below(model, data, base)[:, 2].min()) - ground_height(model, data)
     moved = pose.round(2)
     moved[lift] = round(float(pose[lift]) - gap_m, 3)
     return moved
 
 
-def _posed(model: mujoco.MjModel, pose: NDArray[np.float64]) -> mujoco.MjData:
+def posed(model: mujoco.MjModel, pose: NDArray[np.float64]) -> mujoco.MjData:
+    """Return the state in a pose, at rest."""
     import mujoco
 
     data = mujoco.MjData(model)
@@ -199,15 +200,6 @@ def _posed(model: mujoco.MjModel, pose: NDArray[np.float64]) -> mujoco.MjData:
     return data
 
 
-def _foot(data: mujoco.MjData, leg: Leg) -> NDArray[np.float64]:
-    return data.xpos[leg.body] + data.xmat[leg.body].reshape(3, 3) @ leg.sole
-
-
 def _length_m(data: mujoco.MjData, leg: Leg) -> float:
-    points = [*(data.xanchor[joint] for joint in leg.joints), _foot(data, leg)]
+    points = [*(data.xanchor[joint] for joint in leg.joints), leg.foot(data)]
     return float(sum(np.linalg.norm(b - a) for a, b in itertools.pairwise(points)))
-
-
-def _skew(vector: NDArray[np.float64]) -> NDArray[np.float64]:
-    x, y, z = vector
-    return np.array([[0.0, -z, y], [z, 0.0, -x], [-y, x, 0.0]])

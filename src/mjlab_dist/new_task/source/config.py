@@ -98,7 +98,9 @@ def _imports_source(names: Names, robot: Robot, body: str) -> str:
     ]
     imports = [name for name in (*imports, *FUNCTIONS) if re.search(rf"\b{name}\b", code)]
     modules = [name for name in MODULES if re.search(rf"(?<!\.)\b{name}\.", code)]
-    own = f"{_own_import_gap(names)}from {names.module} import terms" if re.search(r"\bterms\.", code) else ""
+    own = f"from {names.module} import terms" if re.search(r"\bterms\.", code) else ""
+    if own and "." not in names.module:  # a blank line precedes a package's own imports, but not those in a checkout
+        own = f"\n{own}"
     # Docstring of the module, and imports
     example = next((name for name in ("forward", "upright", "reached") if f'"{name}": reward' in body), "effort")
     return f'''"""The task {names.task}: simulation, observations, actions, rewards and terminations.
@@ -143,11 +145,6 @@ def _constants(robot: Robot) -> dict[str, list[str]]:
 def _names(constant: str, names: tuple[str, ...]) -> list[str]:
     """Return the lines of a constant: regular expressions that match the names of joints."""
     return tuple_lines(f"{constant} = ", tuple(map(exactly, names)), "", 0)
-
-
-def _own_import_gap(names: Names) -> str:
-    """Return a line break, so that a blank line precedes a package's own imports; in a checkout, an empty string."""
-    return "" if "." in names.module else "\n"
 
 
 def _sim_source(names: Names, robot: Robot) -> str:
