@@ -31,10 +31,22 @@ def plan_budget(config: TrainConfig, world_size: int) -> Budget | None:
     Returns:
         The budget; None for ``--num-envs auto``, where ranks first measure memory and then call :func:`budget_of`.
     """
-    _check_sharding(config.fsdp_devices, world_size)
-    if config.total_num_envs is not None:
-        return budget_of(config, world_size, _envs_per_rank(config.total_num_envs, world_size))
-    return None if config.num_envs == "auto" else budget_of(config, world_size, config.num_envs)
+    if world_size % config.fsdp_devices:
+        divisors = [n for n in range(1, world_size + 1) if world_size % n == 0]
+        ranks = "1 rank" if world_size == 1 else f"{world_size} ranks"
+        raise UserError(
+            f"--fsdp-devices {config.fsdp_devices}: does not divide the run's {ranks}; use {listed(divisors, 'or')}"
+        )
+    if config.total_num_envs is None:
+        return None if config.num_envs == "auto" else budget_of(config, world_size, config.num_envs)
+    num_envs, left_over = divmod(config.total_num_envs, world_size)
+    if left_over:
+        choices = [n for n in (num_envs * world_size, (num_envs + 1) * world_size) if n]
+        raise UserError(
+            f"--total-num-envs {config.total_num_envs}: cannot be split evenly over {world_size} ranks; use "
+            + listed(choices, "or")
+        )
+    return budget_of(config, world_size, num_envs)
 
 
 def budget_of(config: TrainConfig, world_size: int, num_envs: int) -> Budget:
@@ -56,22 +68,3 @@ def budget_of(config: TrainConfig, world_size: int, num_envs: int) -> Budget:
         f"{config.total_timesteps - left_over:,} in all; the remaining {left_over:,} are less than one iteration."
     )
     return Budget(num_envs=num_envs, max_iterations=iterations, note=note if left_over else None)
-
-
-def _check_sharding(fsdp_devices: int, world_size: int) -> None:
-    if world_size % fsdp_devices:
-        divisors = [n for n in range(1, world_size + 1) if world_size % n == 0]
-        ranks = "1 rank" if world_size == 1 else f"{world_size} ranks"
-        raise UserError(
-            f"--fsdp-devices {fsdp_devices}: does not divide the run's {ranks}; use {listed(divisors, 'or')}"
-        )
-
-
-def _envs_per_rank(total: int, world_size: int) -> int:
-    if total % world_size:
-        below = total // world_size * world_size
-        choices = [n for n in (below, below + world_size) if n]
-        raise UserError(
-            f"--total-num-envs {total}: cannot be split evenly over {world_size} ranks; use {listed(choices, 'or')}"
-        )
-    return total // world_size

@@ -26,9 +26,9 @@ def find_named_run(log_root: str, task: str, run_name: str) -> Path | None:
         raise UserError(
             f"--resume {AUTO}: needs --run-name to find the run; add --run-name, with a different name for each run"
         )
-    found = Path(log_root, task).glob(f"*/{CONFIG_FILE}")
-    named = [path.parent for path in found if _has_name(path.parent, run_name) and list_checkpoints(path.parent)]
-    return max(named, key=by_start, default=None)
+    runs = [path.parent for path in Path(log_root, task).glob(f"*/{CONFIG_FILE}")]
+    named = [run for run in runs if (match := _NAME.fullmatch(run.name)) and match[1] == run_name]
+    return max(filter(list_checkpoints, named), key=by_start, default=None)
 
 
 def check_same_run(config: TrainConfig, started: TrainConfig) -> None:
@@ -43,8 +43,3 @@ def check_same_run(config: TrainConfig, started: TrainConfig) -> None:
 def is_complete(run_dir: Path, config: TrainConfig) -> bool:
     """Return whether a run has trained all its iterations; False if their number depends on the number of ranks."""
     return config.total_timesteps is None and max(list_checkpoints(run_dir), default=0) >= config.max_iterations
-
-
-def _has_name(run_dir: Path, run_name: str) -> bool:
-    match = _NAME.fullmatch(run_dir.name)
-    return match is not None and match[1] == run_name

@@ -104,7 +104,9 @@ def joined(config: TrainConfig, plan: RankPlan, store: Store | None = None) -> I
     with start_up():
         # Device, threads and seed, before CUDA starts
         prepare_process(plan.device, rank, config.seed)
-        _report_step(rank, f"device {device}, {_visible_device()}seed {config.seed + rank.rank}")
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        shown = "" if visible is None else f"CUDA_VISIBLE_DEVICES={visible}, "
+        _report_step(rank, f"device {device}, {shown}seed {config.seed + rank.rank}")
 
         from mjlab_dist.distributed.group import meet, process_group, wait_for_all
         from mjlab_dist.distributed.same_task import check_same_task
@@ -162,11 +164,6 @@ def _report_step(rank: Rank, text: str, then: str | None = None) -> None:
     """Report a finished step of the setup, which ``--verbose`` shows, and the next one, as for :func:`report_begin`."""
     emit("debug", text=f"rank {rank.rank}: {text}")
     report_begin(rank.rank, then)
-
-
-def _visible_device() -> str:
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return "" if visible is None else f"CUDA_VISIBLE_DEVICES={visible}, "
 
 
 def set_interfaces(rank: Rank, environ: MutableMapping[str, str]) -> None:

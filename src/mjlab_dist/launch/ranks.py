@@ -83,7 +83,7 @@ def run_ranks(
         with start_up():
             import torchrunx  # noqa: F401
         # Store. It is closed when this variable is deleted.
-        _debug(listen, f"ranks meet at {launch.meeting_point}; log files in {logs}")
+        listen({"kind": "debug", "text": f"launcher: ranks meet at {launch.meeting_point}; log files in {logs}"})
         _store = launch.open_store()
         # Start the ranks, and wait for their results
         adapted = stack.enter_context(_adapted_torchrunx(launch, ranks.channels.admit))
@@ -102,7 +102,11 @@ def run_ranks(
                     if left is not None:
                         left.setdefault(host, []).append(launch.name)
                 adapted.group.abort()
-    return [_decoded(result_type, result) for result in results]
+
+    import dacite  # only needed at the end
+
+    decoding = dacite.Config(cast=[Path], strict=True)
+    return [dacite.from_dict(result_type, result, config=decoding) for result in results]  # pyright: ignore[reportArgumentType]
 
 
 @contextlib.contextmanager
@@ -120,35 +124,22 @@ def _torchrunx_launcher(config: TrainConfig, plan: RunPlan, logs: Path | None) -
     """Return torchrunx's launcher for a run."""
     import torchrunx
 
+    ranks_per_host = [len(host.devices) for host in plan.hosts]
     return torchrunx.Launcher(
         hostnames=list(plan.host_names),
-        workers_per_host=_ranks_per_host(plan),
+        workers_per_host=ranks_per_host,
         backend=None,
-        agent_timeout=_agent_timeout_s(config, plan),
+        # How long agents and launcher wait for each other. Ctrl-Z may stop the launcher for any length of time. On one
+        # machine, no limit is needed, because agents end when the launcher ends. Agents on other machines need a limit:
+        # they do not notice when the launcher's machine fails.
+        agent_timeout=LONGEST_S if len(plan.hosts) == 1 else remote_timeout_s(config),
         copy_env_vars=(),  # agents already have their environment
-    ).set_logging_handlers(functools.partial(_log_handlers, logs, plan.host_names, _ranks_per_host(plan)))
-
-
-def _agent_timeout_s(config: TrainConfig, plan: RunPlan) -> int:
-    """Return how long torchrunx's agents and its launcher wait for each other, in s.
-
-    Ctrl-Z may stop the launcher for any length of time. On one machine, no limit is needed, because agents end when the
-    launcher ends. Agents on other machines need a limit: they do not notice when the launcher's machine fails.
-    """
-    return LONGEST_S if len(plan.hosts) == 1 else remote_timeout_s(config)
-
-
-def _ranks_per_host(plan: RunPlan) -> list[int]:
-    return [len(host.devices) for host in plan.hosts]
+    ).set_logging_handlers(functools.partial(_log_handlers, logs, plan.host_names, ranks_per_host))
 
 
 def _hosts_of_ranks(plan: RunPlan) -> list[str]:
     """Return the name of each rank's machine, in order of rank."""
     return [host.name for host in plan.hosts for _ in host.devices]
-
-
-def _debug(listen: Listener, text: str) -> None:
-    listen({"kind": "debug", "text": f"launcher: {text}"})
 
 
 def _with_log(error: RankError, logs: Path | None, plan: RunPlan, *outputs: IO[str]) -> RankError:
@@ -165,12 +156,6 @@ def _with_log(error: RankError, logs: Path | None, plan: RunPlan, *outputs: IO[s
         found = sorted(logs.glob(f"*/{host}[[]{error.rank - hosts.index(host)}].log"))
         message += f". Its log: {found[-1]}" if found else ""
     return RankError(message, error.rank, report, error.exit_code, may_pass=error.may_pass)
-
-
-def _decoded(result_type: type[T], plain: dict[str, Any]) -> T:
-    import dacite  # only needed at the end
-
-    return dacite.from_dict(result_type, plain, config=dacite.Config(cast=[Path], strict=True))  # pyright: ignore[reportArgumentType]
 
 
 class _Adapted(NamedTuple):
