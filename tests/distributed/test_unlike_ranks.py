@@ -29,10 +29,9 @@ SHARDED = ("--fsdp-devices", "2", "--sync.fsdp-min-size-mb", "0.01")
     [
         (OTHER_TORCH, ()),
         (OTHER_MKL, PERIOD),
-        (OTHER_TORCH, SHARDED),
         *(
             pytest.param(*case, marks=pytest.mark.long)
-            for case in [(OTHER_MKL, ()), (OTHER_TORCH, PERIOD), (OTHER_MKL, SHARDED)]
+            for case in [(OTHER_MKL, ()), (OTHER_TORCH, PERIOD), (OTHER_TORCH, SHARDED), (OTHER_MKL, SHARDED)]
         ),
     ],
     ids=str,
