@@ -9,11 +9,10 @@ from dataclasses import dataclass, field
 import mujoco_warp as mjw
 import torch
 
-from mjlab_dist.buffer_sizes import BufferGauge, Usage, larger_sizes
+from mjlab_dist.buffer_sizes import Usage, larger_sizes
 from mjlab_dist.check.host_syncs import HostReads, HostSyncs, pausing
 from mjlab_dist.check.replay import Recorder, ReplayError
-from mjlab_dist.check.watch import PHYSICS, Entry, Watch, WatchedEnv
-from mjlab_dist.config import SimConfig
+from mjlab_dist.check.watch import PHYSICS, Entry, WatchedEnv
 from mjlab_dist.wording import listed
 
 # Number of steps that the replay check records. All of them must issue the same operations.
@@ -52,31 +51,13 @@ def failed(name: str, text: str) -> Check:
     return Check(name=name, passed=False, text=text)
 
 
-class _NamedSyncs(HostSyncs):
-    """Records each operation that waits for the device, with the term that runs it."""
-
-    def __init__(self, watch: Watch) -> None:
-        super().__init__(indices=False)
-        self._watch = watch
-
-    def note(self, operation: str) -> None:
-        super().note(f"{self._watch.where()}: {operation}")
-
-
-class _NamedReads(HostReads):
-    """Records each read by the host, with the term that causes it."""
-
-    def __init__(self, watch: Watch) -> None:
-        super().__init__()
-        self._watch = watch
-
-    def note(self, function: str) -> None:
-        super().note(f"{self._watch.where()}: {function}")
-
-
 def check_syncs(env: WatchedEnv, actions: torch.Tensor) -> Check:
     """Check that no operation of the steps waits for the device."""
-    syncs, reads = _NamedSyncs(env.watch), _NamedReads(env.watch)
+
+    def with_term(operation: str) -> str:
+        return f"{env.watch.where()}: {operation}"
+
+    syncs, reads = HostSyncs(indices=False, describe=with_term), HostReads(with_term)
     with env.watch.leaving_out(lambda: pausing(syncs, reads)), reads, syncs:
         for action in actions:
             env.step(action)
@@ -122,17 +103,16 @@ def check_finite(env: WatchedEnv, trace: Sequence[Entry], num_episodes: int) -> 
     handled = broken if env.cfg.nan_policy == "reset" else set()
     for entry in trace:
         if entry.not_finite and entry.step not in handled:
-            return failed("finite", f"{entry.place}: {_not_finite(entry, num_steps)}")
+            when = f"{_when(entry)} of {num_steps}" if entry.step else _when(entry)
+            what = f"{_shown(entry.not_finite)} became NaN or infinite {when}"
+            if "result" in entry.not_finite:
+                fix = "guard divisions, roots and logarithms, for example with clamp_min"
+                what = f"returned NaN or infinity {when}; {fix}"
+            elif entry.place == PHYSICS:
+                what += "; use a smaller timestep, smaller gains or smaller forces"
+            return failed("finite", f"{entry.place}: {what}")
     resets = f"; in {len(broken)} of the steps, nan_policy reset handled NaN or infinity" if broken else ""
     return passed("finite", f"{num_steps} steps with random actions, {num_episodes} resets{resets}")
-
-
-def _not_finite(entry: Entry, num_steps: int) -> str:
-    when = f"{_when(entry)} of {num_steps}" if entry.step else _when(entry)
-    if "result" in entry.not_finite:
-        return f"returned NaN or infinity {when}; guard divisions, roots and logarithms, for example with clamp_min"
-    fix = "; use a smaller timestep, smaller gains or smaller forces" if entry.place == PHYSICS else ""
-    return f"{_shown(entry.not_finite)} became NaN or infinite {when}{fix}"
 
 
 def _when(entry: Entry) -> str:
@@ -161,25 +141,14 @@ def first_difference(mine: Iterable[Entry], theirs: Iterable[Entry]) -> str:
 
 def check_seeds(same: tuple[Sequence[Entry], Sequence[Entry]], other: Sequence[Entry], seed: int, draws: bool) -> Check:
     """Check that a seed determines the rollout, and that a different seed leads to a different rollout."""
-    difference = first_difference(*same)
-    if difference:
-        return failed(
-            "seeds",
-            f"{difference}, though both rollouts have the seed {seed}; draw random numbers from torch's default "
-            "generator",
-        )
-    if not first_difference(same[0], other):
-        if not draws:
-            return passed(
-                "seeds",
-                f"two rollouts with seed {seed} are equal; the task draws no random numbers, so any seed is fine",
-            )
-        return failed(
-            "seeds",
-            f"the seeds {seed} and {seed + 1} lead to the same rollout; draw random numbers from torch's default "
-            "generator",
-        )
-    return passed("seeds", f"two rollouts with seed {seed} are equal; a rollout with seed {seed + 1} differs")
+    equal, fix = f"two rollouts with seed {seed} are equal", "draw random numbers from torch's default generator"
+    if difference := first_difference(*same):
+        return failed("seeds", f"{difference}, though both rollouts have the seed {seed}; {fix}")
+    if first_difference(same[0], other):
+        return passed("seeds", f"{equal}; a rollout with seed {seed + 1} differs")
+    if draws:
+        return failed("seeds", f"the seeds {seed} and {seed + 1} lead to the same rollout; {fix}")
+    return passed("seeds", f"{equal}; the task draws no random numbers, so any seed is fine")
 
 
 def check_resume(going_on: Sequence[Entry], resumed: Sequence[Entry]) -> Check:
@@ -216,42 +185,24 @@ def check_episodes(env: WatchedEnv) -> Check:
     return passed("episodes", f"{float(totals.episodes):.0f} ended in {IDLE_STEPS} steps with zero actions")
 
 
-class Buffers:
-    """Measures how much of the buffers for constraints and contacts a rollout uses."""
-
-    def __init__(self, env: WatchedEnv) -> None:
-        """Start with counts of 0."""
-        self._env = env
-        self._gauge = BufferGauge(env)
-
-    def read(self) -> None:
-        """Update the counts after a step."""
-        self._gauge.read()
-
-    def check(self, margin: float = 1.0) -> Check:
-        """Check that no contacts or constraint rows were dropped."""
-        sim, usage, task = self._env.cfg.sim, self._gauge.usage(), "mjlab-dist size-buffers TASK"
-        overflows = [str(bit.name) for bit in mjw.OverflowType if bool((self._env.sim.overflow & int(bit)).any())]
-        larger = larger_sizes(sim, overflows, usage)
-        if overflows:
-            fix = f"set larger sizes; {task} measures which sizes the task needs"
-            text = f"overflow of {listed(overflows)} with {_sizes(sim)}; {fix}"
-        elif larger:
-            text = f"nconmax 0 turns contacts off, but geoms can collide; {task} measures the size to set"
-        elif margin * usage.rows > sim.njmax or margin * usage.contacts_per_env > sim.nconmax:
-            larger = {"njmax": max(sim.njmax, usage.njmax), "nconmax": max(sim.nconmax, usage.nconmax)}
-            text = f"{_used(usage)}, so {_sizes(sim)} have no margin; set larger sizes"
-        else:
-            return passed("buffers", f"{_sizes(sim)}; {_used(usage)}")
-        return Check(name="buffers", passed=False, text=text, sizes=larger)
-
-
-def _sizes(sim: SimConfig) -> str:
-    return f"njmax {sim.njmax} and nconmax {sim.nconmax}"
-
-
-def _used(usage: Usage) -> str:
-    return f"random actions need njmax {usage.rows} and nconmax {usage.contacts_per_env:.1f}"
+def check_buffers(env: WatchedEnv, usage: Usage, margin: float = 1.0) -> Check:
+    """Check that no contacts or constraint rows were dropped."""
+    sim, task = env.cfg.sim, "mjlab-dist size-buffers TASK"
+    sizes = f"njmax {sim.njmax} and nconmax {sim.nconmax}"
+    used = f"random actions need njmax {usage.rows} and nconmax {usage.contacts_per_env:.1f}"
+    overflows = [str(bit.name) for bit in mjw.OverflowType if bool((env.sim.overflow & int(bit)).any())]
+    larger = larger_sizes(sim, overflows, usage)
+    if overflows:
+        fix = f"set larger sizes; {task} measures which sizes the task needs"
+        text = f"overflow of {listed(overflows)} with {sizes}; {fix}"
+    elif larger:
+        text = f"nconmax 0 turns contacts off, but geoms can collide; {task} measures the size to set"
+    elif margin * usage.rows > sim.njmax or margin * usage.contacts_per_env > sim.nconmax:
+        larger = {"njmax": max(sim.njmax, usage.njmax), "nconmax": max(sim.nconmax, usage.nconmax)}
+        text = f"{used}, so {sizes} have no margin; set larger sizes"
+    else:
+        return passed("buffers", f"{sizes}; {used}")
+    return Check(name="buffers", passed=False, text=text, sizes=larger)
 
 
 def measure_speed(env: WatchedEnv, actions: torch.Tensor) -> Check:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -37,9 +37,10 @@ class HostSyncs(TorchDispatchMode):
     # Operations whose GPU versions read the value of a zero-dimensional tensor on the host
     READING_A_VALUE = (aten.masked_fill.Tensor, aten.masked_fill_.Tensor)
 
-    def __init__(self, indices: bool = True) -> None:
+    def __init__(self, indices: bool = True, describe: Callable[[str], str] = str) -> None:
+        """Start without records, which are the texts that ``describe`` returns for the names of operations."""
         super().__init__()
-        self._indices = indices
+        self._indices, self._describe = indices, describe
         self.num_ops = 0
         self.found: list[str] = []
         self.paused = False
@@ -64,26 +65,18 @@ class HostSyncs(TorchDispatchMode):
         """Execute an operation that is not composed of other operations."""
         self.num_ops += 1
         if self._waits(func, args, kwargs):
-            self.note(str(func))
+            self.found.append(self._describe(str(func)))
         return func(*args, **kwargs)
 
-    def note(self, operation: str) -> None:
-        """Record an operation that waits."""
-        self.found.append(operation)
-
     def _waits(self, func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
-        masks = func is aten.index.Tensor and (
-            self._indices or any(i is not None and i.dtype == torch.bool for i in args[1])
-        )
-        waits = func.overloadpacket in self.WAITING or func in self.READING_A_VALUE
-        return masks or waits or self._moves(func, args, kwargs)
-
-    @staticmethod
-    def _moves(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
+        if func is aten.index.Tensor:
+            return self._indices or any(i is not None and i.dtype == torch.bool for i in args[1])
         if func.overloadpacket is aten._to_copy:
             moves = torch.device(kwargs.get("device") or args[0].device) != args[0].device
             return moves and not kwargs.get("non_blocking")
-        return func.overloadpacket is aten.copy_ and args[0].device != args[1].device
+        if func.overloadpacket is aten.copy_:
+            return args[0].device != args[1].device
+        return func.overloadpacket in self.WAITING or func in self.READING_A_VALUE
 
 
 class HostReads(TorchFunctionMode):
@@ -94,8 +87,10 @@ class HostReads(TorchFunctionMode):
 
     READING = (torch.Tensor.cpu, torch.Tensor.numpy, torch.Tensor.tolist)
 
-    def __init__(self) -> None:
+    def __init__(self, describe: Callable[[str], str] = str) -> None:
+        """Start without records, which are the texts that ``describe`` returns for the names of functions."""
         super().__init__()
+        self._describe = describe
         self.num_calls = 0
         self.found: list[str] = []
         self.paused = False
@@ -103,12 +98,8 @@ class HostReads(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.num_calls += 1
         if func in self.READING and not self.paused:
-            self.note(f"Tensor.{func.__name__}")
+            self.found.append(self._describe(f"Tensor.{func.__name__}"))
         return func(*args, **(kwargs or {}))
-
-    def note(self, function: str) -> None:
-        """Record a call that reads."""
-        self.found.append(function)
 
 
 @contextmanager

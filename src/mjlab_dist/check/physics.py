@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import mujoco
 import torch
@@ -56,20 +55,6 @@ _BREAKS = (mujoco.mjtWarning.mjWARN_BADQPOS, mujoco.mjtWarning.mjWARN_BADQVEL, m
 _FIX = "use smaller gains, forces or action scales in the config, or add armature or damping to the joint in the MJCF"
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Break:
-    """The first step after which a position or velocity is not finite, or a speed is above its limit."""
-
-    # Number of the step
-    step: int
-    # The fastest joint, with its speed and unit
-    joint: str
-    # Whether all numbers are finite
-    is_finite: bool
-    # Whether the same step also breaks in MuJoCo's C code
-    in_c: bool
-
-
 class PhysicsProbe:
     """Observes the physics of envs until :meth:`remove` is called."""
 
@@ -84,11 +69,10 @@ class PhysicsProbe:
             self._reason = "an action runs a Warp kernel before every physics step"
         elif env.cfg.sim.terrain.parts:
             self._reason = "a kernel of this package computes the contacts with the terrain"
-        # Results
-        self._broken: _Break | None = None
+        # Results. The texts describe the first step that breaks the physics, and the first deep contact that lasts.
+        self._broken = self._overlap = ""
         self._max_speeds = torch.zeros(env.sim.model.nv)
         self._num_deep = torch.zeros(env.num_envs, dtype=torch.int64)
-        self._deepest: tuple[float, str] | None = None
         self._differences: list[float] = []
         # Limits of the speeds of all degrees of freedom
         angular = _is_angular(env.sim.model)
@@ -101,12 +85,9 @@ class PhysicsProbe:
         """Stop observing."""
         self._env.sim.step = self._sim_step
 
+    @quiet()
     def _step(self) -> None:
         """Run the physics of a control step, and observe it."""
-        with quiet():
-            self._observe()
-
-    def _observe(self) -> None:
         sim = self._env.sim
         before = {name: tensor.clone() for name, tensor in sim.physics.items()}
         was_finite = _is_finite(sim)
@@ -121,28 +102,34 @@ class PhysicsProbe:
             ignored |= ~is_finite
         fine |= ignored
         speeds = torch.where(ignored[:, None], 0.0, speeds)
-        if self._broken is None and not fine.all():
+        if not self._broken and not fine.all():
             self._broken = self._break_of(before, int((~fine).nonzero()[0]))
-        if self._broken is None:
+        if not self._broken:
             self._max_speeds = torch.maximum(self._max_speeds, speeds.amax(dim=0)) if speeds.numel() else speeds
             self._measure_depths()
             if self._num_steps % COMPARED_EVERY == 1 and not self._reason:
                 for env in range(min(NUM_COMPARED, self._env.num_envs)):
                     self._compare(before, env)
 
-    def _break_of(self, before: Mapping[str, torch.Tensor], env: int) -> _Break:
+    def _break_of(self, before: Mapping[str, torch.Tensor], env: int) -> str:
+        """Describe a step after which a position or velocity is not finite, or a speed is above its limit."""
         sim = self._env.sim
         after = sim.qvel[env]
         is_finite = bool(after.isfinite().all() and sim.qpos[env].isfinite().all())
         # The fastest joint; if the speeds after the step are not finite, the fastest one before the step
         speeds = (after if is_finite else before["qvel"][env]).abs()
         dof = int((speeds / self._limits).argmax())
-        in_c = False
+        also = ""
         if not self._reason:
             data = self._step_in_c(before, env)
             is_fast = not bool((torch.from_numpy(data.qvel).abs() <= self._limits).all())
-            in_c = is_fast or any(data.warning[bit].number for bit in _BREAKS)
-        return _Break(step=self._num_steps, joint=self._speed(dof, speeds), is_finite=is_finite, in_c=in_c)
+            if is_fast or any(data.warning[bit].number for bit in _BREAKS):
+                also = ", in MuJoCo's C code too"
+        joint = self._speed(dof, speeds)
+        if is_finite:
+            return f"too fast: {joint} in step {self._num_steps}{also}; {_FIX}"
+        what = f"positions or velocities are not finite after step {self._num_steps}{also}"
+        return f"{what} (fastest before this step: {joint}); {_FIX}, or use a smaller timestep"
 
     def _speed(self, dof: int, speeds: torch.Tensor) -> str:
         model = self._env.sim.model
@@ -159,10 +146,14 @@ class PhysicsProbe:
         is_deep = torch.zeros_like(self._num_deep).index_add_(0, envs, deep.long()) > 0
         self._num_deep = torch.where(is_deep, self._num_deep + 1, 0)
         lasting = deep & (self._num_deep[envs] >= LASTING_STEPS)
-        if self._deepest is None and lasting.any():
+        if not self._overlap and lasting.any():
             worst = int(torch.where(lasting, depths, -1.0).argmax())
             geoms = [geom for geom in wp.to_torch(contact.geom)[worst].tolist() if geom >= 0]  # -1 stands for a flex
-            self._deepest = float(depths[worst]), " and ".join(_geom_name(sim.model, geom) for geom in geoms)
+            names = " and ".join(_geom_name(sim.model, geom) for geom in geoms)
+            self._overlap = (
+                f"{names} overlap by {float(depths[worst]):.2g} m in {LASTING_STEPS} consecutive steps; move them "
+                "apart in the start state, or exclude the pair in the MJCF"
+            )
 
     def _step_in_c(self, before: Mapping[str, torch.Tensor], env: int) -> mujoco.MjData:
         """Return the result of a control step of one env in MuJoCo's C code."""
@@ -188,7 +179,7 @@ class PhysicsProbe:
 
     def warning(self) -> str:
         """Return a warning about a speed that is stable, but not plausible; empty if there is none."""
-        if self._broken is not None or not len(self._max_speeds):
+        if self._broken or not len(self._max_speeds):
             return ""
         dof = int((self._max_speeds / self._limits).argmax())
         if self._max_speeds[dof] <= PLAUSIBLE * self._limits[dof]:
@@ -197,21 +188,8 @@ class PhysicsProbe:
 
     def check(self) -> Check:
         """Check the observed physics."""
-        broken = self._broken
-        if broken is not None:
-            also = ", in MuJoCo's C code too" if broken.in_c else ""
-            if not broken.is_finite:
-                what = f"positions or velocities are not finite after step {broken.step}{also}"
-                fastest = f"(fastest before this step: {broken.joint})"
-                return failed("physics", f"{what} {fastest}; {_FIX}, or use a smaller timestep")
-            return failed("physics", f"too fast: {broken.joint} in step {broken.step}{also}; {_FIX}")
-        if self._deepest is not None:
-            depth_m, geoms = self._deepest
-            return failed(
-                "physics",
-                f"{geoms} overlap by {depth_m:.2g} m in {LASTING_STEPS} consecutive steps; move them apart in the "
-                "start state, or exclude the pair in the MJCF",
-            )
+        if problem := self._broken or self._overlap:
+            return failed("physics", problem)
         difference = statistics.median(self._differences) if self._differences else 0.0
         if difference > MAX_DIFFERENCE:
             return failed(
@@ -219,19 +197,15 @@ class PhysicsProbe:
                 f"the change of velocities in a control step differs by {difference:.0%} from MuJoCo's C code; use "
                 "more solver iterations or a smaller timestep",
             )
-        return passed("physics", f"{self._fastest()}; {self._comparison(difference)}")
-
-    def _comparison(self, difference: float) -> str:
-        if self._reason:
-            return f"not compared with MuJoCo's C code, because {self._reason}"
-        share = f"{max(difference, 1e-6):.1g}"
-        return f"relative difference from MuJoCo's C code in the change of velocities per step: {share}"
-
-    def _fastest(self) -> str:
-        if not len(self._max_speeds):
-            return "no joint"
-        dof = int((self._max_speeds / self._limits).argmax())
-        return f"the fastest joint reaches {float(self._max_speeds[dof]):.2g} {self._units[dof]}"
+        fastest = "no joint"
+        if len(self._max_speeds):
+            dof = int((self._max_speeds / self._limits).argmax())
+            fastest = f"the fastest joint reaches {float(self._max_speeds[dof]):.2g} {self._units[dof]}"
+        compared = f"not compared with MuJoCo's C code, because {self._reason}"
+        if not self._reason:
+            compared = "relative difference from MuJoCo's C code in the change of velocities per step: "
+            compared += f"{max(difference, 1e-6):.1g}"
+        return passed("physics", f"{fastest}; {compared}")
 
 
 def _is_finite(sim: Simulation) -> torch.Tensor:

@@ -230,7 +230,7 @@ class Recorder:
         Raises:
             ReplayError: If the step breaks the contract.
         """
-        mode, reads = _StepMode(self, carried, row), _Reads(self._place)
+        mode, reads = _StepMode(self, carried, row), HostReads(lambda function: f"{function}, {self._place()}")
         self._modes = [mode, reads]
         with _warp_recorded(mode, self._sim), reads, mode:
             outputs = dict(step())
@@ -250,17 +250,6 @@ class Recorder:
         return pausing(*self._modes)
 
 
-class _Reads(HostReads):
-    """Records reads by the host, each with its place in the code."""
-
-    def __init__(self, place: Callable[[], str]) -> None:
-        super().__init__()
-        self._place = place
-
-    def note(self, function: str) -> None:
-        super().note(f"{function}, {self._place()}")
-
-
 class _StepMode(HostSyncs):
     """Records the operations of one step."""
 
@@ -270,7 +259,8 @@ class _StepMode(HostSyncs):
         self.fresh: set[int] = set()
         self.kept: list[torch.Tensor] = []
         self.place = recorder._place
-        self._buffers = {_storage(buffer): (name, buffer) for name, buffer in recorder._rollout.items()}
+        self._rollout = recorder._rollout
+        self._buffers = {_key(buffer) for buffer in self._rollout.values()}
         self._carried = {_key(tensor): Carried(name) for name, tensor in carried.items()}
         self._row = row
         self._stale = recorder._fresh
@@ -285,7 +275,7 @@ class _StepMode(HostSyncs):
             raise ReplayError(f"{where}: makes a tensor from host data; make it once, before the first step")
         taken = [self.argument(value, where) for value in args]
         named = [(name, self.argument(value, where)) for name, value in kwargs.items()]
-        if func is aten.select.int and self._is_buffer(args[0]) and args[1:] == (0, self._row):
+        if func is aten.select.int and _key(args[0]) in self._buffers and args[1:] == (0, self._row):
             taken[2] = StepIndex()
         known = {_storage(tensor) for tensor in _tensors([*args, *kwargs.values()])}
         returned = func(*args, **kwargs)
@@ -316,18 +306,10 @@ class _StepMode(HostSyncs):
                 "before the first step, and write to it in place"
             )
         self.kept.append(value)
-        return self._row_of(value) or Memory(key, value)
-
-    def _is_buffer(self, tensor: torch.Tensor) -> bool:
-        found = self._buffers.get(_storage(tensor))
-        return found is not None and _key(found[1]) == _key(tensor)
-
-    def _row_of(self, tensor: torch.Tensor) -> Row | None:
-        found = self._buffers.get(_storage(tensor))
-        if found is None or _key(found[1][self._row]) != _key(tensor):
-            return None
-        name, buffer = found
-        return Row(name, buffer)
+        for name, buffer in self._rollout.items():
+            if key == _key(buffer[self._row]):
+                return Row(name, buffer)
+        return Memory(key, value)
 
 
 def _compare(step: Recording, first: Recording) -> None:

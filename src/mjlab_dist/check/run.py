@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
 
+from mjlab_dist.buffer_sizes import BufferGauge
 from mjlab_dist.buffers import MARGIN
 from mjlab_dist.check import NUM_CHECKED
 from mjlab_dist.check.checks import (
     NUM_RECORDED,
-    Buffers,
     Check,
+    check_buffers,
     check_episodes,
     check_finite,
     check_replay,
@@ -100,7 +102,7 @@ def _trial(config: TrainConfig, num_envs: int) -> Iterator[Check]:
         emit("warning", text=warning)
     yield subject.physics.check()
     yield error or check_finite(subject.env, subject.trace, subject.num_resets)
-    yield subject.buffers.check(MARGIN)
+    yield check_buffers(subject.env, subject.gauge.usage(), MARGIN)
     if error is None:
         yield check_episodes(subject.env)
 
@@ -120,7 +122,7 @@ def _checks(config: TrainConfig, num_envs: int) -> Iterator[Check]:
         if error is not None:
             yield error
             return
-        if not (buffers := subject.buffers.check()).passed:
+        if not (buffers := check_buffers(subject.env, subject.gauge.usage())).passed:
             yield buffers
             return
     env = first.env
@@ -140,7 +142,7 @@ def _checks(config: TrainConfig, num_envs: int) -> Iterator[Check]:
 
     # Episodes without actions, buffers and speed
     yield check_episodes(env)
-    yield first.buffers.check()
+    yield check_buffers(env, first.gauge.usage())
     yield measure_speed(env, first.actions)
 
 
@@ -174,7 +176,7 @@ class _Subject:
         except Exception as error:  # noqa: BLE001 (terms are code of users, which may raise anything)
             return failed("terms", self._describe(error))
         self.draws = not torch.equal(torch.get_rng_state(), drawn_from)
-        self.buffers = Buffers(env)
+        self.gauge = BufferGauge(env)
         _age(env)
         observed = ", ".join(f"{name} {tuple(env.get_observations()[name].shape)}" for name in env.cfg.observations)
         counts = f"{len(env.reward_names)} rewards, {len(env.cfg.terminations)} terminations, observations {observed}"
@@ -196,7 +198,7 @@ class _Subject:
         try:
             for index in indices:
                 env.watched_step(index, self.actions[index])
-                self.buffers.read()
+                self.gauge.read()
                 self.num_resets += int((env.episode_length_buf == 0).sum())
                 if index % ITERATION_STEPS == 0:
                     env.watched_iteration_end(index)
@@ -245,10 +247,8 @@ def _age(env: WatchedEnv) -> None:
 
 def _line_of(error: Exception) -> str:
     """Return the file and line of the innermost call in an error's traceback that is not in a library."""
-    traceback, line = error.__traceback__, ""
-    while traceback is not None:
-        code = traceback.tb_frame.f_code
-        if not is_library(traceback.tb_frame):
-            line = f"{Path(code.co_filename).name}:{traceback.tb_lineno}"
-        traceback = traceback.tb_next
+    line = ""
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        if not is_library(frame):
+            line = f"{Path(frame.f_code.co_filename).name}:{number}"
     return line

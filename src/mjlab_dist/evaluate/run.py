@@ -82,8 +82,21 @@ def evaluate(train_config: TrainConfig, checkpoint: Path, config: EvaluateConfig
         checkpoint=checkpoint.resolve(),
         seed=config.seed,
     )
+    # The run's config, changed such that it describes the ranks and envs of the evaluation on this machine
+    own = dataclasses.replace(
+        train_config,
+        gpu_ids=config.gpu_ids,
+        cpu_ranks=config.cpu_ranks,
+        hosts=(),
+        num_envs=min(config.num_envs, config.num_episodes),
+        total_num_envs=None,
+        total_timesteps=None,
+        resume=None,
+        max_restarts=0,
+        torchrunx_log_dir="",
+    )
     # Play the batches on all ranks, and group the results by config and kind of actions
-    ranks = _play(job, _on_devices(train_config, config))
+    ranks = _play(job, own)
     played = sorted((batch for rank in ranks for batch in rank.batches), key=lambda batch: batch.position)
     groups: dict[tuple[int, bool], list[BatchSums]] = {}
     for batch, sums in zip(batches, played, strict=True):
@@ -100,22 +113,6 @@ def check(config: EvaluateConfig) -> None:
         raise UserError(f"--min-return {config.min_return}: must be a number")
     if launcher := outside_launcher(os.environ):
         raise UserError(f"evaluate: starts its own ranks; run it without {launcher}")
-
-
-def _on_devices(train_config: TrainConfig, config: EvaluateConfig) -> TrainConfig:
-    """Return the run's config, changed such that it describes the ranks and envs of the evaluation on this machine."""
-    return dataclasses.replace(
-        train_config,
-        gpu_ids=config.gpu_ids,
-        cpu_ranks=config.cpu_ranks,
-        hosts=(),
-        num_envs=min(config.num_envs, config.num_episodes),
-        total_num_envs=None,
-        total_timesteps=None,
-        resume=None,
-        max_restarts=0,
-        torchrunx_log_dir="",
-    )
 
 
 def _play(job: Job, config: TrainConfig) -> list[RankSums]:

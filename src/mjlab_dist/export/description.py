@@ -36,8 +36,16 @@ def describe(env: Env, config: TrainConfig, checkpoint: Path, exported: Exported
             "observations": _observations(env, config.env),
             "actions": _actions(env, config.env),
             "targets": [target._asdict() for target in exported.targets],
-            "actuators": _actuators(env.sim.model),
-            "joints": _joints(env),
+            "actuators": [actuator(env.sim.model, i) for i in range(env.sim.model.nu)],
+            "joints": [
+                {
+                    "name": name,
+                    "qpos": [joint.qpos.start, joint.qpos.stop],
+                    "qvel": [joint.qvel.start, joint.qvel.stop],
+                    "start": _numbers(env.reference.qpos[0, joint.qpos]),
+                }
+                for name, joint in env.joints.items()
+            ],
             "start": {"qpos": _numbers(env.reference.qpos[0]), "qvel": _numbers(env.reference.qvel[0])},
             "commands": {name: to_plain(term) for name, term in config.env.commands.items()},
             "trained": {"git_commit": provenance.get("git_commit"), "versions": provenance.get("versions")},
@@ -71,13 +79,9 @@ def _observations(env: Env, trained: EnvConfig) -> list[dict[str, Any]]:
 
 def _joints_of(env: Env, config: ObservationConfig) -> dict[str, Any]:
     """Return the names and the start positions of the joints that a term reads; empty if it does not name joints."""
-    function = resolve(config.func)
-    defaults = {
-        name: parameter.default
-        for name, parameter in inspect.signature(function).parameters.items()
-        if parameter.default is not inspect.Parameter.empty
-    }
-    params = {**defaults, **config.params}
+    parameters = inspect.signature(resolve(config.func)).parameters
+    defaults = {name: parameter.default for name, parameter in parameters.items()}
+    params: dict[str, Any] = {**defaults, **config.params}
     joints = params.get("joints")
     patterns = (joints,) if isinstance(joints, str) else joints
     if not isinstance(patterns, tuple | list) or not all(isinstance(one, str) for one in patterns):
@@ -104,10 +108,6 @@ def _actions(env: Env, trained: EnvConfig) -> list[dict[str, Any]]:
                 }
             )
     return described
-
-
-def _actuators(model: mujoco.MjModel) -> list[dict[str, Any]]:
-    return [actuator(model, i) for i in range(model.nu)]
 
 
 def actuator(model: mujoco.MjModel, i: int) -> dict[str, Any]:
@@ -170,19 +170,6 @@ def _finite(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return [_finite(one) for one in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _joints(env: Env) -> list[dict[str, Any]]:
-    start = env.reference.qpos[0]
-    return [
-        {
-            "name": name,
-            "qpos": [joint.qpos.start, joint.qpos.stop],
-            "qvel": [joint.qvel.start, joint.qvel.stop],
-            "start": _numbers(start[joint.qpos]),
-        }
-        for name, joint in env.joints.items()
-    ]
 
 
 def _numbers(tensor: torch.Tensor) -> list[float]:

@@ -6,9 +6,9 @@ import io
 import json
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import mujoco
 import numpy as np
@@ -17,9 +17,6 @@ import torch
 from mjlab_dist.export.network import ExportedPolicy
 from mjlab_dist.imports import start_up
 
-if TYPE_CHECKING:
-    import onnx
-
 # Version of ONNX's set of operators, from December 2022
 OPSET = 18
 
@@ -27,12 +24,8 @@ OPSET = 18
 DESCRIPTION = "description.json"
 
 
-class Runner(Protocol):
-    """Function that runs an exported policy."""
-
-    def __call__(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
-        """Compute one control step of n envs."""
-        ...
+# Function that computes one control step of n envs with an exported policy, from its inputs
+Runner = Callable[..., list[torch.Tensor]]
 
 
 def to_onnx(exported: ExportedPolicy, description: Mapping[str, Any]) -> bytes:
@@ -62,15 +55,12 @@ def to_onnx(exported: ExportedPolicy, description: Mapping[str, Any]) -> bytes:
     model.ir_version = onnx.helper.find_min_ir_version_for(model.opset_import)
     texts = {name: json.dumps(value, allow_nan=False) for name, value in description.items()}
     onnx.helper.set_model_props(model, texts)
-    _remove_origins(model.graph)
-    onnx.checker.check_model(model)
-    return model.SerializeToString()
-
-
-def _remove_origins(graph: onnx.GraphProto) -> None:
-    """Remove the source lines that torch stores at every node, because they name directories of this machine."""
+    # Remove the source lines that torch stores at every node, because they name directories of this machine
+    graph = model.graph
     for part in (graph, *graph.node, *graph.input, *graph.output, *graph.value_info, *graph.initializer):
         part.ClearField("metadata_props")
+    onnx.checker.check_model(model)
+    return model.SerializeToString()
 
 
 def run_onnx(contents: bytes) -> Runner:

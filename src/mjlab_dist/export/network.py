@@ -88,7 +88,13 @@ class ExportedPolicy(nn.Module):
         self._mlp = copy.deepcopy(policy.mlp)
         # Observations
         self._terms = observed_terms(env)
-        _refuse_changing_scales(self._terms, env)
+        for term in self._terms:
+            path = f"observations.{ACTOR}.{term.name}.scale"
+            if env.parameters.numbers(path):
+                raise UserError(
+                    f"--env.{path}: a curriculum changes this scale, so its last value in training is not known; use a "
+                    "constant scale (--agent.obs-normalization adapts to any scale)"
+                )
         self._processing = nn.ModuleList(_Processing(term) for term in self._terms)
         self.num_inputs = sum(term.width for term in self._terms if term.columns is not None)
         # Actions
@@ -96,11 +102,12 @@ class ExportedPolicy(nn.Module):
         self.targets = self._actions.targets
         # Layout of the state: whether the episode has begun, last actions, histories, recurrent layers
         keeps_actions = any(term.columns is None for term in self._terms)
+        num_hidden = 2 if isinstance(self._rnn, nn.LSTM) else 1  # an LSTM has a cell state and a hidden state
         self._sizes = [
             1,
             env.num_actions if keeps_actions else 0,
             *(one.num_kept for one in self._processing),
-            *([] if self._rnn is None else [self._rnn.num_layers * self._rnn.hidden_size] * _num_tensors(self._rnn)),
+            *([] if self._rnn is None else [self._rnn.num_layers * self._rnn.hidden_size] * num_hidden),
         ]
         self.num_states = sum(self._sizes) if sum(self._sizes) > 1 else 0
         self.eval().requires_grad_(requires_grad=False)
@@ -244,18 +251,3 @@ def control_limits(model: mujoco.MjModel, actuators: Sequence[int]) -> tuple[tor
         is_limited.zero_()
     low, high = limits.unbind(dim=1)
     return torch.where(is_limited, low, -math.inf), torch.where(is_limited, high, math.inf)
-
-
-def _num_tensors(rnn: nn.Module) -> int:
-    """Return the number of state tensors of recurrent layers: an LSTM has a cell state and a hidden state."""
-    return 2 if isinstance(rnn, nn.LSTM) else 1
-
-
-def _refuse_changing_scales(terms: Sequence[ObservedTerm], env: Env) -> None:
-    for term in terms:
-        path = f"observations.{ACTOR}.{term.name}.scale"
-        if env.parameters.numbers(path):
-            raise UserError(
-                f"--env.{path}: a curriculum changes this scale, so its last value in training is not known; use a "
-                "constant scale (--agent.obs-normalization adapts to any scale)"
-            )

@@ -171,7 +171,8 @@ def largest_difference(
             outputs = run(row, states[name]) if num_states else run(row)
             pairs = {"actions": (outputs[0], actions), "targets": _inputs(env, outputs[1], dones)}
             for what, (given, expected) in pairs.items():
-                difference = _difference(given, expected)
+                relative = (given - expected).abs() / expected.abs().clamp(min=1.0)
+                difference = float(relative.max()) if relative.numel() else 0.0
                 if not difference <= TOLERANCE:  # also true for NaN
                     raise CheckError(
                         f"{name}: its {what} differ from those of the policy by {difference:.3g} of their magnitude, "
@@ -203,9 +204,3 @@ def _inputs(env: Env, targets: torch.Tensor, dones: torch.Tensor) -> tuple[torch
         start += width
     none = targets[:, :0]
     return torch.cat([none, *given], dim=1)[~dones], torch.cat([none, *expected], dim=1)[~dones]
-
-
-def _difference(given: torch.Tensor, expected: torch.Tensor) -> float:
-    if given.numel() == 0:
-        return 0.0
-    return float(((given - expected).abs() / expected.abs().clamp(min=1.0)).max())

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import logging
 import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from logging.handlers import BufferingHandler
 from typing import Any, Literal, Self
 
+from mjlab_dist.config import TrainConfig
 from mjlab_dist.distributed import RankDevice
 from mjlab_dist.errors import UserError
-from mjlab_dist.machine.devices import DeviceFlags, find_gpus, logger, plan_devices
+from mjlab_dist.machine.devices import find_gpus, logger, plan_devices
 
 # Environment variables of the launcher that choose and order GPUs. Ranks on other machines get them too.
 VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
@@ -36,13 +37,13 @@ class DeviceRequest:
 
     @classmethod
     def of(
-        cls, flags: DeviceFlags, num_ranks: int | None, environ: Mapping[str, str], own: tuple[RankDevice, ...]
+        cls, config: TrainConfig, num_ranks: int | None, environ: Mapping[str, str], own: tuple[RankDevice, ...]
     ) -> Self:
         """Return the request of a launcher."""
         return cls(
-            gpu_ids=None if own[0].device == "cpu" else flags.gpu_ids,
-            cpu_ranks=flags.cpu_ranks,
-            oversubscribe=flags.oversubscribe,
+            gpu_ids=None if own[0].device == "cpu" else config.gpu_ids,
+            cpu_ranks=config.cpu_ranks,
+            oversubscribe=config.oversubscribe,
             num_ranks=num_ranks,
             environ={name: environ[name] for name in VARIABLES if name in environ},
         )
@@ -71,20 +72,9 @@ class DeviceAnswer:
         return cls(devices=devices, warnings=tuple(fields["warnings"]), error=fields["error"])
 
 
-class _Collected(logging.Handler):
-    """Collects warnings."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
-
-
 def answer(request: DeviceRequest, environ: Mapping[str, str]) -> DeviceAnswer:
     """Choose devices."""
-    collected = _Collected()
+    collected = BufferingHandler(sys.maxsize)
     logger.addHandler(collected)
     try:
         devices = plan_devices(request, {**environ, **request.environ}, find_gpus(), request.num_ranks)
@@ -95,7 +85,7 @@ def answer(request: DeviceRequest, environ: Mapping[str, str]) -> DeviceAnswer:
     # If other machines use GPUs, this machine must not fall back to its CPU
     if request.gpu_ids is not None and devices[0].device == "cpu":
         return DeviceAnswer(error="has no GPU that can be used; use --gpu-ids None to train on the CPU everywhere")
-    return DeviceAnswer(devices=devices, warnings=tuple(collected.lines))
+    return DeviceAnswer(devices=devices, warnings=tuple(record.getMessage() for record in collected.buffer))
 
 
 def main() -> None:

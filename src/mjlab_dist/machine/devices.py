@@ -6,14 +6,17 @@ import contextlib
 import dataclasses
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.distributed import Rank, RankDevice, outside_launcher
 from mjlab_dist.distributed.plan import is_numbered_by_bus
 from mjlab_dist.errors import UserError
+
+if TYPE_CHECKING:
+    from mjlab_dist.machine.device_answer import DeviceRequest
 
 logger = logging.getLogger(__name__)
 
@@ -53,25 +56,6 @@ class Gpu:
         return self.uuid.startswith(MIG)
 
 
-class DeviceFlags(Protocol):
-    """The flags that choose devices. They are fields of a config."""
-
-    @property
-    def gpu_ids(self) -> tuple[int, ...] | Literal["auto", "all"] | None:
-        """GPUs."""
-        ...
-
-    @property
-    def cpu_ranks(self) -> int | None:
-        """Number of ranks on the CPU."""
-        ...
-
-    @property
-    def oversubscribe(self) -> bool:
-        """Whether there may be far more ranks than cores."""
-        ...
-
-
 class _Visible(NamedTuple):
     """A device that CUDA_VISIBLE_DEVICES lists."""
 
@@ -88,21 +72,30 @@ def find_gpus() -> list[Gpu]:
     """
     import pynvml  # not needed to print help
 
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return []
-    try:
+    with contextlib.suppress(pynvml.NVMLError), nvml():
         found = [gpu for card in range(pynvml.nvmlDeviceGetCount()) for gpu in _query_card(card)]
-    except pynvml.NVMLError:
-        return []
+        return [dataclasses.replace(gpu, index=i) for i, gpu in enumerate(found)]
+    return []
+
+
+@contextlib.contextmanager
+def nvml() -> Iterator[None]:
+    """Use NVML inside the context.
+
+    Raises:
+        pynvml.NVMLError: If there is no driver.
+    """
+    import pynvml
+
+    pynvml.nvmlInit()
+    try:
+        yield
     finally:
         pynvml.nvmlShutdown()
-    return [dataclasses.replace(gpu, index=i) for i, gpu in enumerate(found)]
 
 
 def plan_devices(
-    flags: DeviceFlags, environ: Mapping[str, str], gpus: list[Gpu], num_ranks: int | None = None
+    flags: TrainConfig | DeviceRequest, environ: Mapping[str, str], gpus: list[Gpu], num_ranks: int | None = None
 ) -> tuple[RankDevice, ...]:
     """Choose a device for every rank of this machine."""
     # CPU ranks
@@ -176,25 +169,23 @@ def in_this_process(device: RankDevice, environ: Mapping[str, str], gpus: list[G
     """
     if device.visible is None:
         return device
-    index = _index_here(device.visible, [listed.token for listed in _visible(environ, gpus)])
-    return None if index is None else dataclasses.replace(device, device=f"cuda:{index}", visible=None)
+    token = device.visible
+    if token.startswith("GPU-"):
+        import torch
+
+        tokens = [f"GPU-{torch.cuda.get_device_properties(i).uuid}" for i in range(torch.cuda.device_count())]
+    else:
+        # CUDA numbers other devices in the order of CUDA_VISIBLE_DEVICES. It shows only one MIG instance per process:
+        # if several devices are listed, the instance may not be the one that is shown.
+        tokens = [listed.token for listed in _visible(environ, gpus)]
+        if token.startswith(MIG) and len(tokens) > 1:
+            return None
+    return dataclasses.replace(device, device=f"cuda:{tokens.index(token)}", visible=None) if token in tokens else None
 
 
 def cores() -> int:
     """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
-
-
-def _index_here(token: str, tokens: list[str]) -> int | None:
-    """Return the CUDA index of a token's device in this process; None if CUDA does not show the device."""
-    if not token.startswith("GPU-"):
-        # CUDA shows only one MIG instance per process. If several devices are listed, the instance may not be the one
-        # that is shown. Other devices are numbered in the order of CUDA_VISIBLE_DEVICES.
-        return None if token.startswith(MIG) and tokens != [token] else tokens.index(token)
-    import torch
-
-    uuids = [f"GPU-{torch.cuda.get_device_properties(i).uuid}" for i in range(torch.cuda.device_count())]
-    return uuids.index(token) if token in uuids else None
 
 
 def _query_card(card: int) -> list[Gpu]:
@@ -208,29 +199,21 @@ def _query_card(card: int) -> list[Gpu]:
         name = _query(pynvml.nvmlDeviceGetName, handle) or name
         mode = _query(pynvml.nvmlDeviceGetMigMode, handle)
         if mode and mode[0] == pynvml.NVML_DEVICE_MIG_ENABLE:
-            if found := _query_instances(handle):
-                return [
-                    Gpu(index=0, card=card, uuid=own, card_uuid=uuid, name=own_name or f"{name} MIG")
-                    for own, own_name in found
-                ]
+            # Instances that this user may use. NVML raises an error for indices without an instance, and for instances
+            # that a container has no access to.
+            found: list[Gpu] = []
+            for i in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+                with contextlib.suppress(pynvml.NVMLError):
+                    instance = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, i)
+                    own = str(pynvml.nvmlDeviceGetUUID(instance))
+                    own_name = _query(pynvml.nvmlDeviceGetName, instance) or f"{name} MIG"
+                    found.append(Gpu(index=0, card=card, uuid=own, card_uuid=uuid, name=own_name))
+            if found:
+                return found
             fault = "it is in MIG mode and has no instance: create one with nvidia-smi mig"
     except pynvml.NVMLError as error:
         fault = str(error)
     return [Gpu(index=0, card=card, uuid=uuid, card_uuid=uuid, name=name, fault=fault)]
-
-
-def _query_instances(handle: Any) -> list[tuple[str, str | None]]:
-    """Return the UUID and model name of each of a GPU's MIG instances that this user may use."""
-    import pynvml
-
-    found: list[tuple[str, str | None]] = []
-    for i in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
-        # NVML raises an error for indices without an instance, and for instances that a container has no access to.
-        with contextlib.suppress(pynvml.NVMLError):
-            instance = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, i)
-            uuid = str(pynvml.nvmlDeviceGetUUID(instance))
-            found.append((uuid, _query(pynvml.nvmlDeviceGetName, instance)))
-    return found
 
 
 def _query(function: Callable[[Any], Any], handle: Any) -> Any:
@@ -245,23 +228,18 @@ def _query(function: Callable[[Any], Any], handle: Any) -> Any:
         return None
 
 
-def _check_cores(num_ranks: int, num_cores: int, *, oversubscribe: bool) -> None:
-    """Raise if there are far more CPU ranks than cores."""
-    limit = MAX_RANKS_PER_CORE * num_cores
-    if num_ranks > limit and not oversubscribe:
-        raise UserError(
-            f"--cpu-ranks {num_ranks}: is more than {MAX_RANKS_PER_CORE} ranks per core, and this machine has "
-            f"{_cores(num_cores)}; use up to {limit}, or add --oversubscribe"
-        )
-
-
 def _cores(number: int) -> str:
     return "1 core" if number == 1 else f"{number} cores"
 
 
 def _shared_cpu(num_ranks: int, *, oversubscribe: bool) -> tuple[RankDevice, ...]:
     """Return the devices of ranks that share all cores of this machine."""
-    _check_cores(num_ranks, cores(), oversubscribe=oversubscribe)
+    limit = MAX_RANKS_PER_CORE * cores()
+    if num_ranks > limit and not oversubscribe:
+        raise UserError(
+            f"--cpu-ranks {num_ranks}: is more than {MAX_RANKS_PER_CORE} ranks per core, and this machine has "
+            f"{_cores(cores())}; use up to {limit}, or add --oversubscribe"
+        )
     return _cpus(num_ranks, max(1, cores() // num_ranks))
 
 

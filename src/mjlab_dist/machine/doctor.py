@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import shutil
@@ -15,7 +16,7 @@ import psutil
 import pynvml
 
 from mjlab_dist.machine.control_groups import cpu_quota, memory_room
-from mjlab_dist.machine.devices import cores, find_gpus
+from mjlab_dist.machine.devices import cores, find_gpus, nvml
 from mjlab_dist.machine.findings import GB, Finding, Status, dotted
 from mjlab_dist.machine.gpu_checks import check_gpus, check_torch, check_warp, driver_cuda
 from mjlab_dist.machine.preflight import (
@@ -95,9 +96,8 @@ def check_devices() -> list[Finding]:
         if gpus:
             shared = [check_shared_memory(Path("/dev/shm"))] if len(gpus) > 1 else []  # noqa: S108
             return [check_driver(), check_torch(), check_warp(), *check_gpus(gpus), *shared]
-        pynvml.nvmlInit()
-        pynvml.nvmlDeviceGetCount()
-        pynvml.nvmlShutdown()
+        with nvml():
+            pynvml.nvmlDeviceGetCount()
     except pynvml.NVMLError as error:
         no_driver = (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
         if getattr(error, "value", None) not in no_driver:
@@ -107,17 +107,10 @@ def check_devices() -> list[Finding]:
 
 
 def check_driver() -> Finding:
-    """Check the driver of this machine's GPUs."""
-    pynvml.nvmlInit()
-    try:
+    """Check whether the driver of this machine's GPUs can record physics as CUDA graphs."""
+    with nvml():
         version = str(pynvml.nvmlSystemGetDriverVersion())
-    finally:
-        pynvml.nvmlShutdown()
-    return judge_driver(version, driver_cuda())
-
-
-def judge_driver(version: str, cuda: tuple[int, int] | None) -> Finding:
-    """Judge whether the GPUs' driver can record physics as CUDA graphs."""
+    cuda = driver_cuda()
     figure = f"{version}, CUDA {dotted(cuda) if cuda else 'cannot be loaded'}"
     if cuda is not None and cuda < CAPTURABLE_DRIVER:
         return Finding(
@@ -211,8 +204,12 @@ def check_drawing(environ: Mapping[str, str]) -> Finding:
 
 def check_leftovers() -> Finding:
     """Check whether earlier launches left processes behind. Such a process has no launcher among its ancestors."""
-    own = os.getuid()
-    left = [p.pid for p in psutil.process_iter() if _is_of_a_launch(p, own) and not _has_launcher(p)]
+    of_launches = [
+        process
+        for process in psutil.process_iter(["uids", "environ"])
+        if LAUNCH in (process.info["environ"] or {}) and process.info["uids"].real == os.getuid()
+    ]
+    left = [process.pid for process in of_launches if not _has_launcher(process)]
     if not left:
         return Finding(name="leftover processes", figure="none")
     pids = " ".join(map(str, sorted(left)))
@@ -220,26 +217,17 @@ def check_leftovers() -> Finding:
     return Finding(name="leftover processes", figure=figure, status=Status.WARNING, fix=f"kill -9 {pids}")
 
 
-def _is_of_a_launch(process: psutil.Process, uid: int) -> bool:
-    try:
-        return process.uids().real == uid and LAUNCH in process.environ()
-    except psutil.Error:
-        return False  # the process has just ended
-
-
 def _has_launcher(process: psutil.Process) -> bool:
-    try:
-        return any(_is_launcher(ancestor) for ancestor in process.parents())
-    except psutil.NoSuchProcess:
-        return True  # the process has just ended
-
-
-def _is_launcher(process: psutil.Process) -> bool:
-    """Return whether a process may have launched ranks: a Python process that is not a rank.
+    """Return whether an ancestor may have launched a process: a Python process that is not a rank.
 
     The parent of an orphan is init or a similar process, which is not a Python process.
     """
     try:
-        return Path(process.exe()).name.startswith("python") and LAUNCH not in process.environ()
-    except psutil.Error:
-        return False  # the process belongs to another user
+        ancestors = process.parents()
+    except psutil.NoSuchProcess:
+        return True  # the process has just ended
+    for ancestor in ancestors:
+        with contextlib.suppress(psutil.Error):  # the ancestor belongs to another user
+            if Path(ancestor.exe()).name.startswith("python") and LAUNCH not in ancestor.environ():
+                return True
+    return False

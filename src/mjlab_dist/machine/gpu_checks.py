@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from mjlab_dist.machine.devices import CPU_FIX, Gpu
+from mjlab_dist.machine.devices import CPU_FIX, Gpu, nvml
 from mjlab_dist.machine.findings import GB, Finding, Status, dotted
 from mjlab_dist.machine.processes import run_program
 
@@ -101,17 +102,9 @@ def driver_cuda() -> tuple[int, int] | None:
     """Return the newest version of CUDA, major and minor, that the NVIDIA driver supports; None without a driver."""
     import pynvml  # not needed without a GPU
 
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return None
-    try:
-        version = pynvml.nvmlSystemGetCudaDriverVersion_v2()
-    except pynvml.NVMLError:
-        return None
-    finally:
-        pynvml.nvmlShutdown()
-    return _cuda_version(version)
+    with contextlib.suppress(pynvml.NVMLError), nvml():
+        return _cuda_version(pynvml.nvmlSystemGetCudaDriverVersion_v2())
+    return None
 
 
 def _cuda_version(number: int) -> tuple[int, int]:
@@ -121,28 +114,19 @@ def _cuda_version(number: int) -> tuple[int, int]:
 
 def check_gpus(gpus: Sequence[Gpu]) -> list[Finding]:
     """Check whether GPUs can be used, which other processes use them, and how much memory is free."""
-    import pynvml  # not needed without a GPU
-
     if not gpus:
         return []
-    pynvml.nvmlInit()
-    try:
+    with nvml():
         return [_check_gpu(gpu) for gpu in gpus]
-    finally:
-        pynvml.nvmlShutdown()
 
 
 def total_bytes(gpu: Gpu) -> int | None:
     """Return the memory of a GPU in bytes; None if it is unknown."""
     import pynvml
 
-    pynvml.nvmlInit()
-    try:
+    with contextlib.suppress(pynvml.NVMLError), nvml():
         return int(pynvml.nvmlDeviceGetMemoryInfo(_handle(gpu)).total)
-    except pynvml.NVMLError:
-        return None
-    finally:
-        pynvml.nvmlShutdown()
+    return None
 
 
 def _handle(gpu: Gpu) -> Any:

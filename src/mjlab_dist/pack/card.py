@@ -58,7 +58,9 @@ class Packed:
 def card(packed: Packed) -> str:
     """Return the model card: task, results, robot, training, versions, and how to use the file."""
     task = packed.config.task
-    about = _summary(task)
+    about = registry.task_summaries(task).get(task) if task in registry.task_names() else None
+    missing = {ONNX: packed.description is None, METRICS_FILE: not packed.rows}
+    files = [(f"`{name}`", text) for name, text in FILES.items() if not missing.get(name)]
     parts = [
         f"{HEAD}\n# {task}\n",
         f"A policy for the task `{task}` of mjlab_dist, after {packed.iteration:,} iterations of PPO."
@@ -68,15 +70,11 @@ def card(packed: Packed) -> str:
         _section("Training", ("setting", "value"), _training(packed)),
         _section("Versions", ("package", "version"), _versions(packed.provenance)),
         _use(packed),
-        _section("Files", ("file", "contents"), ((f"`{name}`", text) for name, text in _files(packed))),
+        _section("Files", ("file", "contents"), files),
         "mjlab_dist executes no code from this file, but calls functions that the file's config names. Without "
         "`--trust`, these can only be functions of mjlab_dist, of installed task packages and of your own project.",
     ]
     return "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
-
-
-def _summary(task: str) -> str:
-    return registry.task_summaries(task).get(task, "") if task in registry.task_names() else ""
 
 
 def _results(packed: Packed) -> Iterable[tuple[str, str]]:
@@ -158,11 +156,6 @@ mjlab-dist train {task} --init-from {file}
 ```
 
 {deploy if packed.description is not None else ""}"""
-
-
-def _files(packed: Packed) -> Iterable[tuple[str, str]]:
-    missing = {ONNX: packed.description is None, METRICS_FILE: not packed.rows}
-    return ((name, text) for name, text in FILES.items() if not missing.get(name))
 
 
 def _section(title: str, head: tuple[str, str], rows: Iterable[tuple[str, str]]) -> str:

@@ -77,12 +77,16 @@ def pack(source: Source, config: PackConfig) -> Mapping[str, bytes]:
     Raises:
         CheckError: If the exported policy computes different actions from the policy.
     """
-    from mjlab_dist.learn import checkpoint as checkpoints  # imports torch
+    import torch
+
+    from mjlab_dist.learn import checkpoint as checkpoints
 
     content = checkpoints.load(source.checkpoint, "cpu")
     iteration = content.get("iter")
     if not isinstance(iteration, int) or not isinstance(content.get("actor_state_dict"), dict):
         raise UserError(f"checkpoint {source.checkpoint}: holds no policy; choose another one with --checkpoint")
+    learned = io.BytesIO()
+    torch.save({"iter": iteration, **{name: content[name] for name in LEARNED if name in content}}, learned)
     made = _exported(source) if config.onnx else None
     portable = portable_config(source.config)
     origin = portable_provenance(read_provenance(source.run_dir))
@@ -107,12 +111,16 @@ def pack(source: Source, config: PackConfig) -> Mapping[str, bytes]:
         MANIFEST: _json(manifest),
         CARD: card(about).encode(),
         CONFIG_FILE: to_yaml(portable).encode(),
-        CHECKPOINT: _saved({"iter": iteration, **{name: content[name] for name in LEARNED if name in content}}),
+        CHECKPOINT: learned.getvalue(),
         PROVENANCE_FILE: _json(origin),
         **({METRICS_FILE: read_file(source.run_dir, METRICS_FILE)} if rows else {}),
         **({ONNX: made.contents["policy.onnx"]} if made is not None else {}),
     }
-    _check_sizes(source, contents)
+    for name, data in contents.items():
+        limit = LIMITS[name]
+        if limit is not None and len(data) > limit:
+            size = f"its {name} has {len(data):,} bytes, more than a pack can hold ({limit:,})"
+            raise UserError(f"{source.run_dir}: {size}")
     # Check again, because another process may have created the file during the export
     _check_new(source.output)
     try:
@@ -160,23 +168,6 @@ def _exported(source: Source) -> Any:
         return make(source.config, source.checkpoint, export)
     except UserError as error:
         raise UserError(f"{error}; --no-onnx packs the run without {ONNX}") from error
-
-
-def _check_sizes(source: Source, contents: Mapping[str, bytes]) -> None:
-    for name, data in contents.items():
-        limit = LIMITS[name]
-        if limit is not None and len(data) > limit:
-            raise UserError(
-                f"{source.run_dir}: its {name} has {len(data):,} bytes, more than a pack can hold ({limit:,})"
-            )
-
-
-def _saved(content: Mapping[str, Any]) -> bytes:
-    import torch
-
-    buffer = io.BytesIO()
-    torch.save(content, buffer)
-    return buffer.getvalue()
 
 
 def _json(value: Any) -> bytes:

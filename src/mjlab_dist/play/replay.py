@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     import torch
 
     from mjlab_dist.env import Env
-    from mjlab_dist.learn.finite import Dump
 
 from mjlab_dist.play.episodes import choose_opengl
 from mjlab_dist.play.video import Video, poses_of
@@ -53,13 +52,18 @@ def replay(train_config: TrainConfig, path: Path, config: PlayConfig) -> list[Re
     with start_up():
         import torch
 
+        from mjlab_dist.env import Env
         from mjlab_dist.learn import finite
         from mjlab_dist.sim import copy_state, start_warp
 
     # Dump, and envs of the same model
     start_warp("cpu")
     dump = finite.load(path, train_config.task)
-    env = _build_env(train_config, dump)
+    # No episode may end in the repetition, because a reset would replace the state after the step.
+    env_config = dataclasses.replace(train_config.env, terminations={}, nan_policy="stop")
+    env = Env(env_config, len(dump["env_ids"]), "cpu")
+    env.max_episode_length += 1
+    env.env_ids.copy_(dump["env_ids"])
 
     # States before and after each step in the run; then repeat the step from the state before it
     every, steps = torch.arange(env.num_envs), dump["steps"]
@@ -97,17 +101,6 @@ def replay(train_config: TrainConfig, path: Path, config: PlayConfig) -> list[Re
         poses = {name: dump["state"][name][: replayed[0].step + 1, 0] for name in poses_of(env)}
         _draw_states(config, env, poses)
     return replayed
-
-
-def _build_env(train_config: TrainConfig, dump: Dump) -> Env:
-    from mjlab_dist.env import Env
-
-    # No episode may end in the repetition, because a reset would replace the state after the step.
-    env_config = dataclasses.replace(train_config.env, terminations={}, nan_policy="stop")
-    env = Env(env_config, len(dump["env_ids"]), "cpu")
-    env.max_episode_length += 1
-    env.env_ids.copy_(dump["env_ids"])
-    return env
 
 
 def _labels(field: str, names: list[str]) -> list[str]:

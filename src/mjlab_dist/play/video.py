@@ -57,28 +57,23 @@ class Video:
         renderers = Renderers(env.sim.model, self._tile, find_camera(env.sim.model, config.camera))
         self._views = [_View(env, index, renderers) for index in config.env]
         fps = steps_per_s or 1 / (env.step_dt_s * self._stride)
-        self._writer = (
-            imageio.get_writer(config.video, fps=fps, macro_block_size=2)
-            if not config.video.endswith(".gif")
-            else imageio.get_writer(config.video, duration=1000 / fps)
-        )
+        is_gif = config.video.endswith(".gif")
+        options: dict[str, Any] = {"duration": 1000 / fps} if is_gif else {"fps": fps, "macro_block_size": 2}
+        self._writer = imageio.get_writer(config.video, **options)
 
     def frame(self) -> None:
         """Render the current state, if a frame is due."""
-        if self._step % self._stride == 0:
-            self._writer.append_data(self._picture())
-        self._step += 1
-
-    def _picture(self) -> np.ndarray:
-        """Return one picture of all shown envs, (height, width, 3). Unused parts are black."""
         import numpy as np
 
-        whole = np.zeros((*self._size, 3), dtype=np.uint8)
-        height, width = self._tile
-        for i, view in enumerate(self._views):
-            top, left = i // self._columns * (height + GAP), i % self._columns * (width + GAP)
-            whole[top : top + height, left : left + width] = view.picture()
-        return whole
+        if self._step % self._stride == 0:
+            # Unused parts of the picture are black
+            whole = np.zeros((*self._size, 3), dtype=np.uint8)
+            height, width = self._tile
+            for i, view in enumerate(self._views):
+                top, left = i // self._columns * (height + GAP), i % self._columns * (width + GAP)
+                whole[top : top + height, left : left + width] = view.picture()
+            self._writer.append_data(whole)
+        self._step += 1
 
     def close(self) -> None:
         """Finish writing the file."""

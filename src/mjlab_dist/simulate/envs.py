@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeAlias
 
 import torch
 
@@ -18,13 +18,15 @@ from mjlab_dist.config.checks import validate_seed
 from mjlab_dist.errors import UserError
 from mjlab_dist.messages import Listener, listening
 from mjlab_dist.simulate.actions import as_tensor, checked_actions
-from mjlab_dist.simulate.job import FINAL, LAST, Job, Sizes, Tensors
+from mjlab_dist.simulate.job import FINAL, LAST, Job, Tensors
 
 if TYPE_CHECKING:
     import mujoco
     import numpy as np
 
     from mjlab_dist.play.video import Renderers
+    from mjlab_dist.simulate.here import Here
+    from mjlab_dist.simulate.ranks import Ranks
 
 Observations: TypeAlias = dict[str, Any]
 """Observation groups by name, (num_envs, width) each."""
@@ -65,22 +67,6 @@ class Rollout(NamedTuple):
     """Further results, as in :class:`Step`."""
 
 
-class Simulator(Protocol):
-    """Simulates the envs in this process or in ranks. Results are tensors by name, as in ``Shard``."""
-
-    device: str
-    sizes: Sizes
-
-    def reset(self, seed: int | None) -> Tensors: ...
-    def begin_step(self, actions: torch.Tensor) -> None: ...
-    def end_step(self) -> Tensors: ...
-    def rollout(self, policy: Callable[..., Any], num_steps: int) -> Tensors: ...
-    def state(self) -> Tensors: ...
-    def load_state(self, state: Mapping[str, torch.Tensor]) -> Tensors: ...
-    def poses(self, env: int) -> Tensors: ...
-    def close(self) -> None: ...
-
-
 class Envs:
     """All envs of a task, in the order of their global ids, on one or several ranks.
 
@@ -98,12 +84,12 @@ class Envs:
         configs: Config of each variant; a single config if there are no variants.
     """
 
-    def __init__(self, job: Job, simulator: Simulator, arrays: Literal["torch", "numpy"], listen: Listener) -> None:
+    def __init__(self, job: Job, simulator: Here | Ranks, arrays: Literal["torch", "numpy"], listen: Listener) -> None:
         """Wrap a simulator. :meth:`close` also closes it.
 
         Args:
             job: All envs.
-            simulator: Simulates them.
+            simulator: Simulates them in this process or in ranks.
             arrays: Type of the returned arrays.
             listen: Receives warnings of renderers.
         """
@@ -173,10 +159,9 @@ class Envs:
         Args:
             actions: As in :meth:`step`.
         """
-        shape = (self.num_envs, self.num_actions)
         with self._used("step_async"):
-            checked = checked_actions("actions", actions, shape, self.device)
-            self._simulator.begin_step(checked)
+            shape = (self.num_envs, self.num_actions)
+            self._simulator.begin_step(checked_actions("actions", actions, shape, self.device))
             self._is_stepping = True
 
     def step_wait(self) -> Step:
@@ -186,13 +171,7 @@ class Envs:
         self._is_stepping = False
         with self._used("step_wait"):
             results = self._simulator.end_step()
-            return Step(
-                observations=self._observations(results),
-                rewards=self._array(results["rewards"]),
-                terminated=self._array(results["terminated"]),
-                truncated=self._array(results["truncated"]),
-                info=self._info(results),
-            )
+            return Step(**self._common(results))
 
     def rollout(self, policy: Callable[[Tensors], Any], num_steps: int) -> Rollout:
         """Let a policy act for several steps, from the current observations.
@@ -213,13 +192,9 @@ class Envs:
         with self._used("rollout"):
             results = self._simulator.rollout(policy, num_steps)
             return Rollout(
-                observations=self._observations(results),
+                **self._common(results),
                 actions=self._array(results["actions"]),
-                rewards=self._array(results["rewards"]),
-                terminated=self._array(results["terminated"]),
-                truncated=self._array(results["truncated"]),
                 last_observations=self._observations(results, LAST),
-                info=self._info(results),
             )
 
     def state(self) -> Tensors:
@@ -317,8 +292,13 @@ class Envs:
     def _observations(self, results: Tensors, prefix: str = "observations") -> Observations:
         return {name: self._array(results[f"{prefix}.{name}"]) for name in self.observation_widths}
 
-    def _info(self, results: Tensors) -> dict[str, Any]:
-        return {FINAL: self._observations(results, FINAL)} if self._simulator.sizes.final_observations else {}
+    def _common(self, results: Tensors) -> dict[str, Any]:
+        """Return the fields that steps and rollouts have in common."""
+        return {
+            "observations": self._observations(results),
+            **{name: self._array(results[name]) for name in ("rewards", "terminated", "truncated")},
+            "info": {FINAL: self._observations(results, FINAL)} if self._simulator.sizes.final_observations else {},
+        }
 
     def _array(self, tensor: torch.Tensor) -> Any:
         return tensor if self._arrays == "torch" else tensor.cpu().numpy()

@@ -53,8 +53,18 @@ def make(
     devices = devices_of(hosts)
     config, num_ranks = settled(config, devices), len(devices)
     variants = [settled(one, devices) for one in variants]
-    total = _total(config, num_ranks)
-    _check_numbers(total, num_ranks, len(variants))
+    # Every rank needs an env, and all variants have the same number of envs
+    if config.total_num_envs is not None:
+        total = config.total_num_envs
+    elif config.num_envs == "auto":
+        raise UserError("--num-envs auto: works only for training; pass a number of envs to make()")
+    else:
+        total = config.num_envs * num_ranks
+    if total < num_ranks:
+        raise UserError(f"--total-num-envs {total}: is less than one env per rank; use {num_ranks} or more")
+    if extra := total % len(variants):
+        enough = total - extra + len(variants)
+        raise UserError(f"--total-num-envs {total}: does not divide into {len(variants)} variants; use {enough}")
     check_memory(config, -(-total // num_ranks), own, gpus)
 
     # Envs
@@ -70,22 +80,3 @@ def make(
     from mjlab_dist.simulate.ranks import Ranks
 
     return Envs(job, Ranks(job, config, hosts, listen), arrays, listen)
-
-
-def _total(config: TrainConfig, num_ranks: int) -> int:
-    if config.total_num_envs is not None:
-        return config.total_num_envs
-    if config.num_envs == "auto":
-        raise UserError("--num-envs auto: works only for training; pass a number of envs to make()")
-    return config.num_envs * num_ranks
-
-
-def _check_numbers(total: int, num_ranks: int, num_variants: int) -> None:
-    """Raise if some rank would have no env, or variants would not have the same number of envs."""
-    if total < num_ranks:
-        raise UserError(f"--total-num-envs {total}: is less than one env per rank; use {num_ranks} or more")
-    if total % num_variants:
-        below = total // num_variants * num_variants
-        raise UserError(
-            f"--total-num-envs {total}: does not divide into {num_variants} variants; use {below + num_variants}"
-        )

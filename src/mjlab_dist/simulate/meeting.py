@@ -8,7 +8,7 @@ import queue
 import socket
 import struct
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -69,40 +69,33 @@ def open_meeting(
     arrived: queue.SimpleQueue[Transport] = queue.SimpleQueue()
     limit = struct.pack("ll", max(1, round(timeout_s)), 0)
 
-    def connection_of(peer: socket.socket) -> Connection:
+    def admit(peer: socket.socket) -> None:
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
             peer.setsockopt(socket.SOL_SOCKET, option, limit)
-        return Connection(peer.detach())
-
-    def admit_own(peer: socket.socket) -> None:
-        arrived.put(SharedMemory(connection_of(peer)))
-
-    def admit_other(peer: socket.socket) -> None:
-        _send_at_once(peer)
-        arrived.put(Network(connection_of(peer)))
+        is_own = peer.family == socket.AF_UNIX
+        if not is_own:
+            _send_at_once(peer)
+        connection = Connection(peer.detach())
+        arrived.put(SharedMemory(connection) if is_own else Network(connection))
 
     with contextlib.ExitStack() as stack:
+
+        def accept(listener: socket.socket) -> None:
+            """Accept connections in a thread until the context ends."""
+            threading.Thread(target=accept_proven, args=(listener, secret, admit), name="meeting", daemon=True).start()
+            stack.callback(shut_down, listener)
+
         own = socket.socket(socket.AF_UNIX)
         with _short_path(directory) as path:
             own.bind(path)
         own.listen()
-        stack.enter_context(_accepting(own, secret, admit_own))
+        accept(own)
         address = None
         if len(hosts) > 1:
             others = listen_in_range(own_address(hosts), port_range)
-            stack.enter_context(_accepting(others, secret, admit_other))
+            accept(others)
             address = others.getsockname()[:2]
         yield Meeting(num_own=num_own, directory=directory, address=address), arrived
-
-
-@contextlib.contextmanager
-def _accepting(listener: socket.socket, secret: bytes, admit: Callable[[socket.socket], None]) -> Iterator[None]:
-    """Accept connections in a thread until the context ends."""
-    threading.Thread(target=accept_proven, args=(listener, secret, admit), name="meeting", daemon=True).start()
-    try:
-        yield
-    finally:
-        shut_down(listener)
 
 
 @contextlib.contextmanager

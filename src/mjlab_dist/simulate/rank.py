@@ -116,10 +116,6 @@ class _Server:
     def serve(self) -> None:
         """Execute commands until the envs are closed."""
         device = self._shard.device
-        with pinned(self._actions.tensors, device), pinned(self._results.tensors, device):
-            self._execute_all()
-
-    def _execute_all(self) -> None:
         commands: dict[str, Callable[..., _Reply]] = {
             "step": self._step,
             "reset": self._reset,
@@ -129,18 +125,19 @@ class _Server:
             "load_state": self._load_state,
             "poses": self._poses,
         }
-        while True:
-            name, *arguments = self._connection.recv()
-            if name == "close":
-                return
-            try:
-                reply = commands[name](*arguments)
-            except UserError as error:
-                self._connection.send((str(error), None))
-                continue
-            self._connection.send((None, reply.result))
-            if reply.rows is not None:
-                reply.rows.send()
+        with pinned(self._actions.tensors, device), pinned(self._results.tensors, device):
+            while True:
+                name, *arguments = self._connection.recv()
+                if name == "close":
+                    return
+                try:
+                    reply = commands[name](*arguments)
+                except UserError as error:
+                    self._connection.send((str(error), None))
+                    continue
+                self._connection.send((None, reply.result))
+                if reply.rows is not None:
+                    reply.rows.send()
 
     def _step(self) -> _Reply:
         self._actions.receive()
@@ -169,18 +166,15 @@ class _Server:
 
         def counted(observations: Tensors) -> Any:
             self.num_steps += 1
-            self._report_progress()
+            # Report that another step has begun, unless the last report was less than `progress_s` ago
+            now = time.monotonic()
+            if now - self._reported_at >= self._progress_s:
+                self._reported_at = now
+                self._connection.send(PROGRESS)
             return policy(observations)
 
         self._shard.rollout(counted, results.tensors)
         return _Reply(rows=results)
-
-    def _report_progress(self) -> None:
-        """Report that another step has begun, unless the last report was less than ``progress_s`` ago."""
-        now = time.monotonic()
-        if now - self._reported_at >= self._progress_s:
-            self._reported_at = now
-            self._connection.send(PROGRESS)
 
     def _undo(self) -> _Reply:
         self._shard.undo()

@@ -269,13 +269,10 @@ class Ranks:
         except BlockingIOError:
             raise RankError(f"rank {rank} hangs: no step in {self._hang_timeout:g} s (--hang-timeout)", rank) from None
         except (EOFError, OSError):
-            raise self._lost(rank) from None
-
-    def _lost(self, rank: int) -> BaseException:
-        """Wait for the report of the rank that failed first, and return its error."""
-        done, _ = wait([self._served], PATIENCE_S)
-        error = self._served.exception() if done else None
-        return error or RankError(f"rank {rank} ended without a report", rank, exit_code=Exit.INFRASTRUCTURE)
+            done, _ = wait([self._served], PATIENCE_S)
+            error = self._served.exception() if done else None
+            lost = RankError(f"rank {rank} ended without a report", rank, exit_code=Exit.INFRASTRUCTURE)
+            raise error or lost from None
 
     def _copies(self, prefix: str) -> Tensors:
         """Return copies of the results whose names start with a prefix. The next call overwrites the results."""

@@ -18,15 +18,18 @@ from mjlab_dist.simulate.job import Layout, Tensors
 from mjlab_dist.simulate.shared import Block, attach, copy_into, num_bytes, place
 
 
-class Rows(Protocol):
-    """The rows of a rank's envs, in tensors over all envs. Launcher and rank each have an object for these rows."""
+class Rows:
+    """The rows of a rank's envs, in tensors over all envs. Launcher and rank each have an object for these rows.
 
-    # The rows in this process
-    tensors: Tensors
+    These rows are in shared memory: nothing is sent, because the other process reads the same memory.
+    """
+
+    def __init__(self, tensors: Tensors) -> None:
+        """Use the rows in this process."""
+        self.tensors = tensors
 
     def send(self) -> None:
         """Send the rows to the other process."""
-        ...
 
     def receive(self) -> None:
         """Wait for the rows that the other process sends.
@@ -35,7 +38,6 @@ class Rows(Protocol):
             EOFError: If the other process has closed the connection.
             OSError: If the connection fails, or if it has a timeout and nothing arrives in time.
         """
-        ...
 
 
 class Transport(Protocol):
@@ -47,6 +49,10 @@ class Transport(Protocol):
     # Connection for commands and replies
     connection: Connection
 
+    def __init__(self, connection: Connection) -> None:
+        """Use a connection."""
+        self.connection = connection
+
     def offer(self, block: Block, rows: range) -> Rows:
         """Give the rank its rows of tensors."""
         ...
@@ -56,64 +62,39 @@ class Transport(Protocol):
         ...
 
 
-class SharedMemory:
+class SharedMemory(Transport):
     """Connection of a rank on the launcher's machine: a Unix socket. Launcher and rank use the same memory."""
 
-    def __init__(self, connection: Connection) -> None:
-        """Use a connection."""
-        self.connection = connection
-
     def offer(self, block: Block, rows: range) -> Rows:
-        """See :meth:`Transport.offer`."""
         send_handle(self.connection, block.descriptor, os.getpid())
-        return _SharedRows(_part(block.tensors, block.layout, rows))
+        return Rows(_part(block.tensors, block.layout, rows))
 
     def obtain(self, layout: Layout, rows: range) -> Rows:
-        """See :meth:`Transport.obtain`."""
         descriptor = recv_handle(self.connection)
         try:
-            return _SharedRows(_part(attach(descriptor, layout), layout, rows))
+            return Rows(_part(attach(descriptor, layout), layout, rows))
         finally:
             os.close(descriptor)
 
 
-class Network:
+class Network(Transport):
     """Connection of a rank on another machine: a TCP socket. Launcher and rank each have their own memory."""
 
-    def __init__(self, connection: Connection) -> None:
-        """Use a connection."""
-        self.connection = connection
-
     def offer(self, block: Block, rows: range) -> Rows:
-        """See :meth:`Transport.offer`."""
         return _CopiedRows(_SentRows(self.connection, block.layout, rows), _part(block.tensors, block.layout, rows))
 
     def obtain(self, layout: Layout, rows: range) -> Rows:
-        """See :meth:`Transport.obtain`."""
         return _SentRows(self.connection, layout, rows)
 
 
-class _SharedRows:
-    """Rows in shared memory. Nothing is sent, because the other process reads the same memory."""
-
-    def __init__(self, tensors: Tensors) -> None:
-        self.tensors = tensors
-
-    def send(self) -> None:
-        pass
-
-    def receive(self) -> None:
-        pass
-
-
-class _SentRows:
+class _SentRows(Rows):
     """Rows in one piece of memory, which is sent without a conversion."""
 
     def __init__(self, connection: Connection, layout: Layout, rows: range) -> None:
         own = {name: entry.with_envs(len(rows)) for name, entry in layout.items()}
         self._connection = connection
         self._memory = memoryview(bytearray(num_bytes(own)))
-        self.tensors = place(self._memory, own)
+        super().__init__(place(self._memory, own))
 
     def send(self) -> None:
         left = self._memory
@@ -129,11 +110,12 @@ class _SentRows:
             left = left[size:]
 
 
-class _CopiedRows:
+class _CopiedRows(Rows):
     """Rows of tensors over all envs, which are copied to and from the memory that is sent."""
 
     def __init__(self, sent: _SentRows, tensors: Tensors) -> None:
-        self._sent, self.tensors = sent, tensors
+        super().__init__(tensors)
+        self._sent = sent
 
     def send(self) -> None:
         copy_into(self._sent.tensors, self.tensors, "cpu")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import colorsys
 import html
 from collections.abc import Sequence
 
@@ -85,7 +84,11 @@ def add_plot(
     order: float | None = None,
 ) -> viser.GuiUplotHandle:
     """Add a plot of lines to the current folder or tab of the page."""
-    series = [uplot.Series(label=name, stroke=_line_color(i), width=1.5) for i, name in enumerate(lines)]
+    # Hues of lines differ by the golden angle, so that those of nearby lines are not alike
+    series = [
+        uplot.Series(label=name, stroke=f"hsl({i * 137.508 % 360:.1f}, 75%, 42%)", width=1.5)
+        for i, name in enumerate(lines)
+    ]
     return server.gui.add_uplot(
         data=data,
         series=(uplot.Series(label=x), *series),
@@ -97,11 +100,3 @@ def add_plot(
         padding=PADDING,
         order=order,
     )
-
-
-def _line_color(i: int) -> str:
-    """Return the CSS color of a line."""
-    red, green, blue = colorsys.hls_to_rgb(
-        i * 0.381966 % 1.0, 0.42, 0.75
-    )  # golden angle, so that the hues of nearby lines differ
-    return f"rgb({255 * red:.0f},{255 * green:.0f},{255 * blue:.0f})"

@@ -45,7 +45,6 @@ class DumpPage:
         self._scene = Scene(server, self._model, 1)
         self._server, self._is_changed, self._num_clients = server, True, 0
         self._add_controls()
-        server.on_client_connect(self._place_camera)
 
     def run(self, is_over: Callable[[], bool] = lambda: False) -> None:
         """Show the state that is chosen on the page, until Ctrl-C or until ``is_over`` returns True."""
@@ -102,21 +101,18 @@ class DumpPage:
     def _show(self) -> None:
         row, step = self._row(), min(int(self._step.value), self._last_step())
         names = self._dump["names"][row]
-        finite_steps = [t for t in range(step + 1) if _is_finite({k: v[t, row] for k, v in self._state.items()})]
-        shown = finite_steps[-1] if finite_steps else None
+        is_finite = [all(np.isfinite(v[t, row]).all() for v in self._state.values()) for t in range(step + 1)]
+        shown = max(np.flatnonzero(is_finite).tolist(), default=None)
         with self._server.atomic():
             if shown is not None:
                 state = {name: values[shown, row : row + 1] for name, values in self._state.items()}
-                self._scene.show(state, self._origin(state))
+                # A dump has no origins: show the terrain around the robot
+                place = np.zeros((1, 3))
+                if self._root is not None:
+                    place[:, :2] = state["qpos"][:, self._root.qpos][:, :2]
+                self._scene.show(state, place)
                 self._scene.mark(concerned_bodies(self._model, names), state)
             self._text.content = self._describe(names, row, step, shown)
-
-    def _origin(self, state: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Return the center of the terrain to show, (1, 3): the robot's position, because a dump has no origins."""
-        place = np.zeros((1, 3))
-        if self._root is not None:
-            place[:, :2] = state["qpos"][:, self._root.qpos][:, :2]
-        return place
 
     def _describe(self, names: Mapping[str, list[str]], row: int, step: int, shown: int | None) -> str:
         last = self._last_step()
@@ -134,9 +130,6 @@ class DumpPage:
             lines.append(f"This state is not finite; the picture shows the state after step {shown}.")
         return f'<div style="font-size:0.85em;padding:0 0.8em">{"<br/>".join(lines)}</div>'
 
-    def _place_camera(self, client: viser.ClientHandle) -> None:
-        client.camera.position, client.camera.look_at = self._scene.camera()
-
 
 def concerned_bodies(model: mujoco.MjModel, names: Mapping[str, list[str]]) -> dict[str, int]:
     """Return the ids of the bodies with joints or actuators whose values were not finite, by name of the body."""
@@ -151,7 +144,3 @@ def concerned_bodies(model: mujoco.MjModel, names: Mapping[str, list[str]]) -> d
         known[kind][name] for kind, found in names.items() if kind in known for name in found if name in known[kind]
     ]
     return {model.body(body).name or f"body {body}": body for body in bodies}
-
-
-def _is_finite(state: Mapping[str, np.ndarray]) -> bool:
-    return all(np.isfinite(values).all() for values in state.values())

@@ -50,8 +50,13 @@ class Follower:
         if self.player is None:
             self._make_player()
             return
-        if self._loading is not None:
-            self._finish()
+        if self._loading is not None and self._loading[2].done():
+            path, stamp, done = self._loading
+            self._loading = None
+            if (error := done.exception()) is None:
+                self.shown = path
+            else:
+                self._refuse(path, stamp, error)
         if self._loading is None and (path := self._wanted()) is not None:
             self._loading = (path, stamp_of(path), self.player.load(path))
 
@@ -81,27 +86,12 @@ class Follower:
 
     def _wanted(self) -> Path | None:
         """Return the checkpoint to load now; None if there is none to load."""
-        if self.chosen is not None:
-            return self.chosen if self.chosen != self.shown and not self._is_refused(self.chosen) else None
-        for path in reversed(self.run.checkpoints.values()):
+        for path in [self.chosen] if self.chosen is not None else reversed(self.run.checkpoints.values()):
             if path == self.shown:
                 return None
             if not self._is_refused(path):
                 return path
         return None
-
-    def _finish(self) -> None:
-        """If loading a checkpoint has finished, record whether it is now played or cannot be read."""
-        assert self._loading is not None
-        path, stamp, done = self._loading
-        if not done.done():
-            return
-        self._loading = None
-        error = done.exception()
-        if error is None:
-            self.shown = path
-        else:
-            self._refuse(path, stamp, error)
 
     def _refuse(self, path: Path, stamp: tuple[int, int], error: BaseException) -> None:
         self._refused[path] = stamp

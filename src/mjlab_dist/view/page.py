@@ -51,16 +51,26 @@ class Page:
         self._is_changed = True
         self._num_clients = 0
         self._charts_due_s = self._files_due_s = 0.0
-        server.on_client_connect(self._place_camera)
         # Controls
         self.tabs = tabs = server.gui.add_tab_group()
         with tabs.add_tab("Play", viser.Icon.PLAYER_PLAY):
             self._status = server.gui.add_html("")
             self._add_time()
-            self._add_source()
+            source = server.gui.add_dropdown("Actions", SOURCES, initial_value=player.source)
+
+            @source.on_update
+            def _(_: object) -> None:
+                player.source = source.value
+
             if checkpoints is not None:
                 self._add_checkpoints(checkpoints, checkpoint)
-            self._add_commands()
+            for name in env.cfg.commands:
+                command = env.find_command(name)
+                ranges = command.ranges.tolist()
+                if ranges:
+                    names = command.drawn_names or tuple(str(i) for i in range(len(ranges)))
+                    with server.gui.add_folder(f"Command {name}"):
+                        self._add_command(name, dict(zip(names, ranges, strict=True)))
         with tabs.add_tab("Rewards", viser.Icon.CHART_BAR):
             self._bars = RewardBars(server, env.reward_names)
         self._plots_tab = tabs.add_tab("Plots", viser.Icon.CHART_LINE)
@@ -132,24 +142,7 @@ class Page:
         def _(_: object) -> None:
             player.push(size.value)
 
-    def _update_status(self, frame: Frame) -> None:
-        player, env_id = self._player, self.scene.env_id
-        speed = "paused" if player.paused else f"{player.measured_speed:.2f} x real time (chosen: {player.speed:g} x)"
-        episode = f"episode: {frame.episode_steps[env_id] * player.env.step_dt_s:.2f} s"
-        self._status.content = (
-            f'<div style="font-size:0.85em;padding:0 0.8em 0.4em">{speed}<br/>{episode}, return '
-            f"{frame.returns[env_id]:.2f}, step {frame.step}</div>"
-        )
-
-    # Policy and commands
-
-    def _add_source(self) -> None:
-        player = self._player
-        source = self._server.gui.add_dropdown("Actions", SOURCES, initial_value=player.source)
-
-        @source.on_update
-        def _(_: object) -> None:
-            player.source = source.value
+    # Checkpoints and commands
 
     def _add_checkpoints(self, checkpoints: Callable[[], Sequence[Path]], checkpoint: Path | None) -> None:
         first = checkpoint.name if checkpoint is not None else "-"
@@ -157,13 +150,21 @@ class Page:
         names = names if first in names else [first, *names]
         chosen = self._server.gui.add_dropdown("Checkpoint", names, initial_value=first)
 
+        def notify(text: str) -> None:
+            for client in self._server.get_clients().values():
+                client.add_notification("Not done", text, color="red")
+
+        def report(done: Future[None]) -> None:
+            if (error := done.exception()) is not None:
+                notify(str(error))
+
         @chosen.on_update
         def _(_: object) -> None:
             paths = {path.name: path for path in (*checkpoints(), *([checkpoint] if checkpoint else []))}
             if chosen.value in paths:
-                self._player.load(paths[chosen.value]).add_done_callback(self._report)
+                self._player.load(paths[chosen.value]).add_done_callback(report)
             else:
-                self._notify(f"{chosen.value}: no longer exists")
+                notify(f"{chosen.value}: no longer exists")
 
         def look() -> None:
             found = tuple(path.name for path in checkpoints())
@@ -172,35 +173,15 @@ class Page:
 
         self._look_for_checkpoints = look
 
-    def _report(self, done: Future[None]) -> None:
-        if (error := done.exception()) is not None:
-            self._notify(str(error))
-
-    def _notify(self, text: str) -> None:
-        for client in self._server.get_clients().values():
-            client.add_notification("Not done", text, color="red")
-
-    def _add_commands(self) -> None:
-        env = self._player.env
-        for name in env.cfg.commands:
-            command = env.find_command(name)
-            ranges = command.ranges.tolist()
-            if ranges:
-                names = command.drawn_names or tuple(str(i) for i in range(len(ranges)))
-                with self._server.gui.add_folder(f"Command {name}"):
-                    self._add_command(name, dict(zip(names, ranges, strict=True)))
-
     def _add_command(self, name: str, ranges: dict[str, list[float]]) -> None:
         gui = self._server.gui
-        is_manual = gui.add_checkbox(
-            "Manual", initial_value=False, hint="Set the command by hand instead of sampling it"
-        )
+        hint = "Set the command by hand instead of sampling it"
+        is_manual = gui.add_checkbox("Manual", initial_value=False, hint=hint)
         sliders = [self._add_slider(label, *bounds) for label, bounds in ranges.items()]
         has_heading = heading = None
         if name == self._player.velocity_command:
-            has_heading = gui.add_checkbox(
-                "Hold heading", initial_value=False, hint="Compute the yaw rate that turns a robot to the heading below"
-            )
+            hint = "Compute the yaw rate that turns a robot to the heading below"
+            has_heading = gui.add_checkbox("Hold heading", initial_value=False, hint=hint)
             heading = gui.add_slider("heading rad", min=-3.14, max=3.14, step=0.01, initial_value=0.0)
 
         def change(_: object) -> None:
@@ -238,11 +219,12 @@ class Page:
         self._observation_folder = gui.add_folder(None)
         self._add_observation()
         self._actions = Plot(self._server, "actions", env.action_names)
-        self._commands = {
-            name: Plot(self._server, f"command {name}", self._names_of(name, width))
-            for name, value in self._player.frame.commands.items()
-            if (width := value.shape[1])
-        }
+        self._commands: dict[str, Plot] = {}
+        for name, value in self._player.frame.commands.items():
+            if width := value.shape[1]:
+                drawn = env.find_command(name).drawn_names
+                names = drawn if len(drawn) == width else [str(i) for i in range(width)]
+                self._commands[name] = Plot(self._server, f"command {name}", names)
 
     def _add_observation(self) -> None:
         self._term = self._chosen_term.value
@@ -251,13 +233,16 @@ class Page:
             names = [str(i) for i in range(part.stop - part.start)]
             self._observation = Plot(self._server, self._term, names)
 
-    def _names_of(self, command: str, width: int) -> Sequence[str]:
-        names = self._player.env.find_command(command).drawn_names
-        return names if len(names) == width else [str(i) for i in range(width)]
-
     def _update_charts(self, frame: Frame) -> None:
-        env_id, frames = self.scene.env_id, list(self._player.history)
-        self._update_status(frame)
+        player, env_id, frames = self._player, self.scene.env_id, list(self._player.history)
+        # Status
+        speed = "paused" if player.paused else f"{player.measured_speed:.2f} x real time (chosen: {player.speed:g} x)"
+        episode = f"episode: {frame.episode_steps[env_id] * player.env.step_dt_s:.2f} s"
+        self._status.content = (
+            f'<div style="font-size:0.85em;padding:0 0.8em 0.4em">{speed}<br/>{episode}, return '
+            f"{frame.returns[env_id]:.2f}, step {frame.step}</div>"
+        )
+        # Bars and plots
         self._bars.update(frame, env_id)
         if self._term != self._chosen_term.value:  # here, because viser calls functions of controls in another thread
             with self._server.atomic():
@@ -282,19 +267,13 @@ class Page:
                 scene.env_id = int(env.value)
                 self._is_changed = True
 
-        switches = {
-            "Follow the robot": "follows_robot",
-            "Contact points and forces": "shows_contacts",
-            **(
-                {"Velocities: green commanded, blue measured": "shows_velocities"}
-                if self._player.velocity_command
-                else {}
-            ),
-            **({"Only this env": "hides_others"} if num_envs > 1 else {}),
-            "Collision shapes": "shows_collision_geoms",
-        }
-        for label, attribute in switches.items():
-            self._add_switch(label, attribute)
+        self._add_switch("Follow the robot", "follows_robot")
+        self._add_switch("Contact points and forces", "shows_contacts")
+        if self._player.velocity_command:
+            self._add_switch("Velocities: green commanded, blue measured", "shows_velocities")
+        if num_envs > 1:
+            self._add_switch("Only this env", "hides_others")
+        self._add_switch("Collision shapes", "shows_collision_geoms")
 
     def _add_switch(self, label: str, attribute: str) -> None:
         switch = self._server.gui.add_checkbox(label, getattr(self.scene, attribute))
@@ -303,6 +282,3 @@ class Page:
         def _(_: object) -> None:
             setattr(self.scene, attribute, switch.value)
             self._is_changed = True
-
-    def _place_camera(self, client: viser.ClientHandle) -> None:
-        client.camera.position, client.camera.look_at = self.scene.camera()

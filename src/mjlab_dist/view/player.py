@@ -147,7 +147,18 @@ class Player:
 
     def push(self, size: float = 1.0) -> Future[None]:
         """Add a velocity in a random direction to each robot."""
-        return self._ask(lambda: self._push(size))
+
+        def push() -> None:
+            velocities = self.env.sim.qvel
+            if self.robot.root is None:
+                velocities[:, self.robot.joints] += size * torch.randn(self.env.num_envs, len(self.robot.joints))
+            else:
+                angle = 2.0 * math.pi * torch.rand(self.env.num_envs)
+                start = self.robot.root.qvel.start
+                velocities[:, start : start + 2] += size * torch.stack([angle.cos(), angle.sin()], dim=1)
+            self._publish(self.env.actions)
+
+        return self._ask(push)
 
     def hold_command(
         self, name: str, numbers: Sequence[float] | None, heading_rad: float | None = None
@@ -248,11 +259,10 @@ class Player:
 
     def _step(self) -> None:
         actions = self._act()
-        observations, reward, dones, _ = self.env.step(actions)
+        self._observations, reward, dones, _ = self.env.step(actions)
         self._policy.reset(dones)
         self._num_steps += 1
         self._returns = (self._returns + reward).masked_fill(dones, 0.0)
-        self._observations = observations
         self._publish(actions)
 
     def _act(self) -> torch.Tensor:
@@ -266,16 +276,6 @@ class Player:
         self._policy.reset(torch.ones(self.env.num_envs, dtype=torch.bool))
         self._returns = torch.zeros(self.env.num_envs)
         self._publish(torch.zeros(self.env.num_envs, self.env.num_actions))
-
-    def _push(self, size: float) -> None:
-        velocities = self.env.sim.qvel
-        if self.robot.root is None:
-            velocities[:, self.robot.joints] += size * torch.randn(self.env.num_envs, len(self.robot.joints))
-        else:
-            angle = 2.0 * math.pi * torch.rand(self.env.num_envs)
-            start = self.robot.root.qvel.start
-            velocities[:, start : start + 2] += size * torch.stack([angle.cos(), angle.sin()], dim=1)
-        self._publish(self.env.actions)
 
     def _publish(self, actions: torch.Tensor) -> None:
         env = self.env

@@ -30,13 +30,26 @@ def view(train_config: TrainConfig, checkpoint: Path, config: PlayConfig) -> Non
     The viewer's threads are still running when this function returns, so the caller must end the process.
     """
     with contextlib.suppress(KeyboardInterrupt):
-        if choose_viewer(config, os.environ) == "web":
-            server = serve(config)
-            _show_page(server, _load(train_config, checkpoint, config), checkpoint)
-        else:
-            from mjlab_dist.view.native import run_native  # needs a display
+        if choose_viewer(config, os.environ) == "native":
+            # Needs a display. Imported before the env is loaded, which would choose another MUJOCO_GL
+            from mjlab_dist.view.native import run_native
 
             run_native(_load(train_config, checkpoint, config))
+            return
+
+        server = serve(config)
+        player = _load(train_config, checkpoint, config)
+
+        from mjlab_dist.view.page import Page  # imports viser
+
+        def checkpoints() -> list[Path]:
+            in_run = checkpoint.resolve().parent.name == CHECKPOINTS_DIR and not is_pack(checkpoint)
+            return list(list_checkpoints(run_of(checkpoint)).values()) if in_run else [checkpoint]
+
+        page = Page(server, player, checkpoints, checkpoint)
+        player.start()
+        emit("status", text=f"Viewer: {server.url}  (Ctrl-C ends it)")
+        page.run()
 
 
 def view_dump(train_config: TrainConfig, path: Path, config: PlayConfig) -> None:
@@ -72,6 +85,15 @@ def watch(run_dir: Path, train_config: TrainConfig, config: WatchConfig) -> None
         watcher.run()
 
 
+def _load(train_config: TrainConfig, checkpoint: Path, config: PlayConfig) -> Player:
+    env, policy = load_env_and_policy(train_config, checkpoint, config.num_played, config.seed)
+
+    from mjlab_dist.learn import load_policy  # imports torch
+    from mjlab_dist.view.player import Player  # imports torch
+
+    return Player(env, policy, functools.partial(load_policy, env, train_config))
+
+
 def serve(config: PlayConfig | WatchConfig) -> Server:
     """Start the server of a page. Call this before slow steps, so that the user learns at once if the port is taken."""
     from mjlab_dist.view.server import open_server  # imports viser
@@ -83,25 +105,3 @@ def serve(config: PlayConfig | WatchConfig) -> Server:
             "connection is not encrypted; an SSH tunnel to 127.0.0.1 is safer",
         )
     return open_server(config.host, config.port)
-
-
-def _load(train_config: TrainConfig, checkpoint: Path, config: PlayConfig) -> Player:
-    env, policy = load_env_and_policy(train_config, checkpoint, config.num_played, config.seed)
-
-    from mjlab_dist.learn import load_policy  # imports torch
-    from mjlab_dist.view.player import Player  # imports torch
-
-    return Player(env, policy, functools.partial(load_policy, env, train_config))
-
-
-def _show_page(server: Server, player: Player, checkpoint: Path) -> None:
-    from mjlab_dist.view.page import Page  # imports viser
-
-    def checkpoints() -> list[Path]:
-        in_run = checkpoint.resolve().parent.name == CHECKPOINTS_DIR and not is_pack(checkpoint)
-        return list(list_checkpoints(run_of(checkpoint)).values()) if in_run else [checkpoint]
-
-    page = Page(server, player, checkpoints, checkpoint)
-    player.start()
-    emit("status", text=f"Viewer: {server.url}  (Ctrl-C ends it)")
-    page.run()

@@ -104,29 +104,26 @@ class Run:
         """Read all files. Return whether a file of metrics has more rows than were read."""
         self.state = "unreadable"  # unless all files can be read
         with guarded():
-            return self._read()
+            # Read the lease before the rows. A launch writes its last row before it releases the lease. If the lease
+            # has been released, the rows that are read after it therefore include the last one.
+            held = self._lease.look()
+            length = read_length(self.run_dir)
+            metrics, of_ranks = self._metrics.read(), self._rank_metrics.read()
+            if metrics.is_cut:
+                self.history = History()
+            for row in metrics.rows:
+                self.history.add(row)
+            if of_ranks.is_cut:
+                self.ranks = {}
+            for row in of_ranks.rows:
+                self.ranks.setdefault(row.get("rank") or 0, History()).add(row)
+            self.task = length.task
+            self.iterations = length.iterations(self.history.newest, self.history.before)
+            with contextlib.suppress(OSError):  # keep the list if a network file system does not answer
+                self.checkpoints = list_checkpoints(self.run_dir)
+            self.state = state_of(held, self.history.newest, self.iterations)
+            return not (metrics.is_complete and of_ranks.is_complete)
         return False
-
-    def _read(self) -> bool:
-        # Read the lease before the rows. A launch writes its last row before it releases the lease. If the lease has
-        # been released, the rows that are read after it therefore include the last one.
-        held = self._lease.look()
-        length = read_length(self.run_dir)
-        metrics, of_ranks = self._metrics.read(), self._rank_metrics.read()
-        if metrics.is_cut:
-            self.history = History()
-        for row in metrics.rows:
-            self.history.add(row)
-        if of_ranks.is_cut:
-            self.ranks = {}
-        for row in of_ranks.rows:
-            self.ranks.setdefault(row.get("rank") or 0, History()).add(row)
-        self.task = length.task
-        self.iterations = length.iterations(self.history.newest, self.history.before)
-        with contextlib.suppress(OSError):  # keep the list if a network file system does not answer
-            self.checkpoints = list_checkpoints(self.run_dir)
-        self.state = state_of(held, self.history.newest, self.iterations)
-        return not (metrics.is_complete and of_ranks.is_complete)
 
     @property
     def progress(self) -> str:
@@ -175,28 +172,21 @@ class RunList:
 
     def _listed(self, run_dir: Path) -> Listed:
         with guarded():
-            return self._readable(run_dir)
+            held = self._leases.setdefault(run_dir, LeaseWatch(run_dir, self._now)).look()
+            # Length and last two rows, read again if a file has changed
+            stamp = (*stamp_of(run_dir / CONFIG_FILE), *stamp_of(run_dir / METRICS_FILE))
+            if self._read.get(run_dir, ((),))[0] != stamp:
+                self._read[run_dir] = (stamp, read_length(run_dir), _last_rows(run_dir / METRICS_FILE))
+            _, length, rows = self._read[run_dir]
+            before, newest = [None, None, *rows][-2:]
+            return Listed(
+                run_dir=run_dir,
+                task=length.task,
+                state=state_of(held, newest, length.iterations(newest, before)),
+                iteration=newest["iteration"] if newest is not None else None,
+                mean_return=newest.get("mean_return") if newest is not None else None,
+            )
         return Listed(run_dir=run_dir, task="?", state="unreadable", iteration=None, mean_return=None)
-
-    def _readable(self, run_dir: Path) -> Listed:
-        held = self._leases.setdefault(run_dir, LeaseWatch(run_dir, self._now)).look()
-        length, rows = self._length_and_rows(run_dir)
-        newest, before = [None, None, *rows][-1], [None, None, *rows][-2]
-        return Listed(
-            run_dir=run_dir,
-            task=length.task,
-            state=state_of(held, newest, length.iterations(newest, before)),
-            iteration=newest["iteration"] if newest is not None else None,
-            mean_return=newest.get("mean_return") if newest is not None else None,
-        )
-
-    def _length_and_rows(self, run_dir: Path) -> tuple[Length, Sequence[Row]]:
-        """Return the length and the last two rows of a run."""
-        files = (run_dir / CONFIG_FILE, run_dir / METRICS_FILE)
-        stamp = tuple(number for file in files for number in stamp_of(file))
-        if self._read.get(run_dir, ((),))[0] != stamp:
-            self._read[run_dir] = (stamp, read_length(run_dir), _last_rows(run_dir / METRICS_FILE))
-        return self._read[run_dir][1:]
 
 
 def stamp_of(file: Path) -> tuple[int, int]:

@@ -35,17 +35,6 @@ CONCERNED_COLOR = (230, 30, 30)
 SHOWN_GEOM_GROUPS = 3
 
 
-class _Bodies(ViserMujocoScene):
-    """mjviser's scene, except that the camera follows the robot instead of the first body that moves."""
-
-    def follow(self, body: int) -> None:
-        self._tracked_body_id = body
-
-    def show_groups(self, num_groups: int) -> None:
-        self.geom_groups_visible = [group < num_groups for group in range(len(self.geom_groups_visible))]
-        self._sync_visibilities()
-
-
 class Scene:
     """3D scene of all envs. Envs with the same origin are drawn side by side, around the chosen one.
 
@@ -75,8 +64,8 @@ class Scene:
         self._has_terrain = self._floor >= 0 and model.geom_type[self._floor] == mujoco.mjtGeom.mjGEOM_HFIELD
         if self._has_terrain:
             shown.geom_matid[self._floor], shown.geom_rgba[self._floor] = -1, 0.0
-        self._bodies = _Bodies(server, shown, num_envs)
-        self._bodies.follow(self._robot.body)
+        self._bodies = ViserMujocoScene(server, shown, num_envs)
+        self._bodies._tracked_body_id = self._robot.body  # instead of the first body that moves
         self._spacing_m = _spacing(model)
         self._others = self._add_fixed_geoms() if num_envs > 1 and not self._has_terrain else []
         self._arrows = [
@@ -87,6 +76,7 @@ class Scene:
             for name, color in (("commanded", COMMANDED_COLOR), ("measured", MEASURED_COLOR))
         ]  # fmt: skip
         self._marks: list[viser.SceneNodeHandle] = []
+        server.on_client_connect(self._place_camera)
 
     @property
     def follows_robot(self) -> bool:
@@ -124,12 +114,14 @@ class Scene:
 
     @shows_collision_geoms.setter
     def shows_collision_geoms(self, shows: bool) -> None:
-        self._bodies.show_groups(mujoco.mjNGROUP if shows else SHOWN_GEOM_GROUPS)
+        self._bodies.geom_groups_visible = [shows or group < SHOWN_GEOM_GROUPS for group in range(mujoco.mjNGROUP)]
+        self._bodies._sync_visibilities()
 
-    def camera(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return a position from which the camera shows the robot, and the point to look at."""
+    def _place_camera(self, client: viser.ClientHandle) -> None:
+        """Let the camera of a new page look at the robot."""
         center = np.zeros(3) if self.follows_robot else self._model.stat.center
-        return center + 2.6 * self._size_m() * np.array([0.7, -0.75, 0.45]), center
+        client.camera.position = center + 2.6 * self._size_m() * np.array([0.7, -0.75, 0.45])
+        client.camera.look_at = center
 
     def show(self, state: State, origins: np.ndarray, commands: State | None = None) -> None:
         """Show a state of all envs. An env whose state is not finite keeps its latest finite pose.
@@ -138,7 +130,12 @@ class Scene:
             origins: Start position of each env in the world frame, in m, (num_envs, 3).
         """
         positions, rotations = self._poses(state)
-        offsets = self._offsets(origins)
+        # Displacement of each env in the scene; 0 for the chosen env
+        offsets = np.zeros((self._num_envs, 3))
+        if not self._has_terrain and not np.ptp(origins, axis=0).any():
+            columns = math.ceil(math.sqrt(self._num_envs))
+            places = np.array([[i // columns, i % columns, 0.0] for i in range(self._num_envs)])
+            offsets = self._spacing_m * (places - places[self.env_id])
         shifted = positions + offsets[:, None, :]
         mocap = {name: state[name] for name in ("mocap_pos", "mocap_quat") if name in state}
         if "mocap_pos" in mocap:
@@ -188,21 +185,11 @@ class Scene:
                 self._positions[i], self._rotations[i] = self._data.xpos, self._data.xmat.reshape(-1, 3, 3)
         return self._positions, self._rotations
 
-    def _offsets(self, origins: np.ndarray) -> np.ndarray:
-        """Return the displacement of each env in the scene, in m, (num_envs, 3); 0 for the chosen env."""
-        if self._has_terrain or np.ptp(origins, axis=0).any():
-            return np.zeros((self._num_envs, 3))
-        columns = math.ceil(math.sqrt(self._num_envs))
-        places = np.array([[i // columns, i % columns, 0.0] for i in range(self._num_envs)])
-        return self._spacing_m * (places - places[self.env_id])
-
     def _size_m(self) -> float:
         """Return the extent of the robot, in m."""
-        own = [
-            geom for geom in range(self._model.ngeom) if not is_fixed_body(self._model, self._model.geom_bodyid[geom])
-        ]
-        sizes = self._model.geom_rbound[own]
-        return max(0.3, _extent(self._model, own) + float(sizes.max(initial=0.0)))
+        model = self._model
+        own = [geom for geom in range(model.ngeom) if not is_fixed_body(model, model.geom_bodyid[geom])]
+        return max(0.3, _extent(model, own) + float(model.geom_rbound[own].max(initial=0.0)))
 
     def _add_fixed_geoms(self) -> list[viser.SceneNodeHandle]:
         """Add the fixed geoms of the other envs, because mjviser adds the fixed geoms of only one env.
@@ -257,7 +244,7 @@ class Scene:
             np.array([cos * forward - sin * left, sin * forward + cos * left, 0.0]),
             np.array([*qvel[root.qvel][:2], 0.0]),
         ]
-        base = positions[self._robot.body] + (-positions[self._robot.body] if self.follows_robot else 0.0)
+        base = np.zeros(3) if self.follows_robot else positions[self._robot.body]
         start = base + np.array([0.0, 0.0, 0.6 * self._size_m()])
         for i, (arrow, velocity) in enumerate(zip(self._arrows, velocities, strict=True)):
             if np.isfinite(velocity).all():

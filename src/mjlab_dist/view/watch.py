@@ -146,14 +146,27 @@ class _Shown:
                 self._show_status("loading the task and its policy ...")
             follower.update()
             if follower.player is not None and self._page is None:
-                self._add_page()
+                self._tabs.remove()
+                self._page = Page(self._server, follower.player, None)
+                self._tabs = self._page.tabs
+                self._add_tabs(self._tabs)
+                self._follows.visible = self._checkpoint.visible = True
+                follower.player.start()
 
     def show(self, is_watched: bool) -> None:
         """Show the state and the curves."""
         self._show_status(self._policy())
         if is_watched:
-            self._show_checkpoints()
+            # Checkpoints, newest first
             run = self.follower.run
+            if (shown := self.follower.shown) is not None:
+                names = tuple(path.name for path in reversed(run.checkpoints.values()))
+                names = names if shown.name in names else (shown.name, *names)
+                if names != self._names:
+                    self._names = names
+                    self._checkpoint.options = names
+                self._checkpoint.value = (self.follower.chosen or shown).name
+            # Curves
             if run.history.newest is not self._newest:
                 self._newest = run.history.newest
                 self._curves.update(run)
@@ -192,15 +205,6 @@ class _Shown:
 
     # Parts of the page
 
-    def _add_page(self) -> None:
-        assert self.follower.player is not None
-        self._tabs.remove()
-        self._page = Page(self._server, self.follower.player, None)
-        self._tabs = self._page.tabs
-        self._add_tabs(self._tabs)
-        self._follows.visible = self._checkpoint.visible = True
-        self.follower.player.start()
-
     def _add_tabs(self, tabs: viser.GuiTabGroupHandle) -> None:
         gui = self._server.gui
         with tabs.add_tab("Curves", viser.Icon.CHART_LINE):
@@ -225,17 +229,6 @@ class _Shown:
         if follower.unreadable is not None:
             text += f"; {follower.unreadable.name} cannot be used"
         return self._problem or text
-
-    def _show_checkpoints(self) -> None:
-        names = tuple(path.name for path in reversed(self.follower.run.checkpoints.values()))
-        shown = self.follower.shown
-        if shown is None:
-            return
-        names = names if shown.name in names else (shown.name, *names)
-        if names != self._names:
-            self._names = names
-            self._checkpoint.options = names
-        self._checkpoint.value = (self.follower.chosen or shown).name
 
     # Functions that the controls call. Changes that this process makes have no client, and are ignored.
 
