@@ -33,11 +33,6 @@ def far(env: Env, limit: float) -> torch.Tensor:
     return env.sim.qpos[:, 0].abs() > limit
 
 
-def fast(env: Env, limit: float) -> torch.Tensor:
-    """Termination: the absolute value of the first velocity exceeds a limit."""
-    return env.sim.qvel[:, 0].abs() > limit
-
-
 def own_id(env: Env) -> torch.Tensor:
     """Observation: index of the env in the whole run; (num_envs, 1)."""
     return env.env_ids.unsqueeze(1).float()

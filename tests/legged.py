@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -278,6 +279,43 @@ def c_step(env: Env, copies: list[mujoco.MjData], ctrl: np.ndarray) -> None:
         data.ctrl = row
         for _ in range(env.cfg.sim.decimation):
             mujoco.mj_step(env.sim.model, data)
+
+
+def step(env: Env, num_steps: int = 1) -> None:
+    """Run control steps with actions of 0."""
+    for _ in range(num_steps):
+        env.step(torch.zeros(env.num_envs, env.num_actions))
+
+
+def swinging_legs(now: int, num_envs: int) -> torch.Tensor:
+    """Return actions that swing the legs up and down, with a different phase for each env and leg."""
+    phase = torch.arange(num_envs).unsqueeze(1) + 1.5 * torch.arange(4)
+    return 1.4 * torch.sin(now / (6.0 + 0.5 * torch.arange(num_envs).unsqueeze(1)) + phase).clamp_min(0.0)
+
+
+def assert_resumes(build: Callable[[int], Env], num_before: int = 10, num_after: int = 20) -> Env:
+    """Check that envs which load a saved state repeat every bit of the steps after it. Return the envs that saved it.
+
+    Args:
+        build: Builds envs whose random numbers begin with a seed.
+        num_before: Number of control steps before the state is saved.
+        num_after: Number of control steps after it.
+    """
+    env, other = build(0), build(5)
+    generator = torch.Generator().manual_seed(1)
+    actions = torch.randn(num_before + num_after, env.num_envs, env.num_actions, generator=generator)
+    for row in actions[:num_before]:
+        env.step(row)
+    random = torch.get_rng_state()
+    other.step(actions[-1])
+    other.load_state(env.state())
+    for one in (env, other):
+        torch.set_rng_state(random)
+        for row in actions[num_before:]:
+            one.step(row)
+    end = other.state()
+    assert [name for name, tensor in env.state().items() if not torch.equal(tensor, end[name])] == []
+    return env
 
 
 def assert_replays(env: Env, num_steps: int = 15) -> None:

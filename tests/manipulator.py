@@ -6,12 +6,14 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from legged import event, observe, reward
 
 from mjlab_dist.config import ActionConfig, EnvConfig, SimConfig
 from mjlab_dist.config.terms import action
 from mjlab_dist.env import Env
+from mjlab_dist.errors import UserError
 from mjlab_dist.mdp import actions, motors
 
 DATA = Path(__file__).parent / "data"
@@ -59,3 +61,17 @@ def make(num_envs: int, seed: int = 0, **changes: Any) -> Env:
     """Build envs of the arm from :data:`CONFIG` with changed fields."""
     torch.manual_seed(seed)
     return Env(dataclasses.replace(CONFIG, **changes), num_envs, "cpu")
+
+
+def refused(**changes: Any) -> str:
+    """Return the error message for envs with these changed fields, in one line."""
+    with pytest.raises(UserError) as caught:
+        make(2, **changes)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def drawn(env: Env, seed: int) -> torch.Tensor:
+    """Return random actions."""
+    return torch.randn(env.num_envs, env.num_actions, generator=torch.Generator().manual_seed(seed))

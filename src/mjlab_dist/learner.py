@@ -41,11 +41,7 @@ class Learner:
     build: Callable[[TrainConfig], Runner]
 
     def train(self, control: Control, parting: contextlib.ExitStack) -> Row:
-        """Train; with ``--env.sim.on-overflow grow``, restart with larger buffers as often as needed.
-
-        Returns:
-            The last row of metrics.
-        """
+        """Train; with ``--env.sim.on-overflow grow``, restart with larger buffers as often as needed."""
         while True:
             try:
                 return self.runner.train(control, parting)

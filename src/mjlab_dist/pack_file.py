@@ -110,12 +110,7 @@ def has_part(path: Path, name: str) -> bool:
 
 
 def read_part(path: Path, name: str) -> bytes:
-    """Return the contents of a file in a pack.
-
-    Raises:
-        OSError: If the pack cannot be read.
-        FileNotFoundError: If the pack does not have this file.
-    """
+    """Return the contents of a file in a pack."""
     with _opened(path) as archive:
         if name not in archive.namelist():
             raise FileNotFoundError(f"{path} has no {name}")
@@ -127,11 +122,7 @@ def read_part(path: Path, name: str) -> bytes:
 
 
 def write_pack(path: Path, contents: Mapping[str, bytes]) -> None:
-    """Write a pack. At any time there is either no file or a complete one. The same contents give the same bytes.
-
-    Raises:
-        OSError: If the file cannot be written.
-    """
+    """Write a pack. At any time there is either no file or a complete one. The same contents give the same bytes."""
     assert set(REQUIRED) <= set(contents) <= set(LIMITS)
     write_atomically(path, _zipped(contents))
 

@@ -17,9 +17,6 @@ def with_names(function: Callable[P, R], **values: object) -> Callable[P, R]:
 
     A copy is needed instead of :func:`patched` if a thread may still run the function after a launch has ended, because
     ``patched`` would already have restored the original values.
-
-    Raises:
-        AttributeError: If the module has no such global, for example because a new version of the library renamed it.
     """
     assert isinstance(function, FunctionType)
     names = function.__globals__
@@ -34,11 +31,7 @@ def with_names(function: Callable[P, R], **values: object) -> Callable[P, R]:
 
 @contextlib.contextmanager
 def patched(owner: object, name: str, value: object) -> Iterator[None]:
-    """Replace an attribute of a module, a class or an object, and restore it on exit.
-
-    Raises:
-        AttributeError: If the owner has no such attribute, for example because a new version of the library renamed it.
-    """
+    """Replace an attribute of a module, a class or an object, and restore it on exit."""
     getattr(owner, name)
     # Read the original from vars: getattr unwraps static methods, binds other methods, and finds inherited attributes.
     own = vars(owner)

@@ -60,11 +60,7 @@ def has_file(run: Path, name: str) -> bool:
 
 
 def read_file(run: Path, name: str) -> bytes:
-    """Return a file of a run directory or a pack.
-
-    Raises:
-        OSError: If the file cannot be read.
-    """
+    """Return a file of a run directory or a pack."""
     if run.is_file():
         return read_part(run, name)
     with open_file(run / name) as file:
@@ -72,11 +68,7 @@ def read_file(run: Path, name: str) -> bytes:
 
 
 def open_file(path: Path, flags: int = 0) -> BinaryIO:
-    """Open a file for reading. Unlike ``open``, this does not wait for a writer if the path is a FIFO.
-
-    Raises:
-        OSError: If there is no such file, or if it is not a regular file.
-    """
+    """Open a file for reading. Unlike ``open``, this does not wait for a writer if the path is a FIFO."""
     file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | flags), "rb")
     if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         return file

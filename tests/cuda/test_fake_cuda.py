@@ -76,65 +76,30 @@ def test_the_search_for_numbers_that_are_not_finite_stays_on_the_device(
     assert str(count.device) == DEVICE
 
 
-class _Wrong:
-    """Rewards that make the host wait for a GPU, or that mix devices."""
-
-    @staticmethod
-    def item(env: Env) -> torch.Tensor:
-        return env.actions.sum(dim=1) * env.actions.sum().item()
-
-    @staticmethod
-    def branch(env: Env) -> torch.Tensor:
-        return env.actions.sum(dim=1) if env.terminated.any() else env.actions.sum(dim=1).neg()
-
-    @staticmethod
-    def nonzero(env: Env) -> torch.Tensor:
-        return env.actions.sum(dim=1).index_fill(0, env.terminated.nonzero().squeeze(1), 0.0)
-
-    @staticmethod
-    def read_by_mask(env: Env) -> torch.Tensor:
-        return env.actions.sum(dim=1) - env.actions[env.terminated].sum()
-
-    @staticmethod
-    def written_by_mask(env: Env) -> torch.Tensor:
-        reward = env.actions.sum(dim=1)
-        reward[env.terminated] = torch.zeros(1, device=env.device)
-        return reward
-
-    @staticmethod
-    def mixed(env: Env) -> torch.Tensor:
-        return env.actions.sum(dim=1) + torch.ones(env.num_envs)
-
-    @staticmethod
-    def to_host(env: Env) -> torch.Tensor:
-        return env.actions.cpu().sum(dim=1).to(DEVICE)
-
-    @staticmethod
-    def copied(env: Env) -> torch.Tensor:
-        return torch.empty(env.actions.shape, device=DEVICE).copy_(torch.zeros(env.actions.shape)).sum(dim=1)
-
-    @staticmethod
-    def equal(env: Env) -> torch.Tensor:
-        return env.actions.sum(dim=1) * torch.equal(env.actions, env.previous_actions)
+def _writes_by_mask(env: Env) -> torch.Tensor:
+    reward = env.actions.sum(dim=1)
+    reward[env.terminated] = torch.zeros(1, device=env.device)
+    return reward
 
 
 @pytest.mark.parametrize(
     ("reward", "operation"),
     [
-        (_Wrong.item, "_local_scalar_dense"),
-        (_Wrong.branch, "_local_scalar_dense"),
-        (_Wrong.nonzero, "nonzero"),
-        (_Wrong.read_by_mask, "nonzero"),
-        (_Wrong.written_by_mask, "index_put_"),
-        (_Wrong.mixed, "device"),
-        (_Wrong.to_host, "_to_copy"),
-        (_Wrong.copied, "copy_"),
-        (_Wrong.equal, "equal"),
+        (lambda env: env.actions.sum(dim=1) * env.actions.sum().item(), "_local_scalar_dense"),
+        (lambda env: env.actions.sum(dim=1) if env.terminated.any() else 0.0, "_local_scalar_dense"),
+        (lambda env: env.actions.sum(dim=1).index_fill(0, env.terminated.nonzero().squeeze(1), 0.0), "nonzero"),
+        (lambda env: env.actions.sum(dim=1) - env.actions[env.terminated].sum(), "nonzero"),
+        (_writes_by_mask, "index_put_"),
+        (lambda env: env.actions.sum(dim=1) + torch.ones(env.num_envs), "device"),
+        (lambda env: env.actions.cpu().sum(dim=1).to(DEVICE), "_to_copy"),
+        (lambda env: torch.empty(env.num_envs, device=DEVICE).copy_(torch.zeros(env.num_envs)), "copy_"),
+        (lambda env: env.actions.sum(dim=1) * torch.equal(env.actions, env.previous_actions), "equal"),
     ],
 )
 def test_a_wrong_reward_is_found(
     reward: Callable[[Env], torch.Tensor], operation: str, build_env: Callable[[str], Env]
 ) -> None:
+    """Rewards that make the host wait for a GPU, or that mix devices."""
     real = build_env("cartpole-balance")
     with fake_cuda(), torch.inference_mode():
         env = on_fake_cuda(real)

@@ -274,102 +274,70 @@ def loop(build_env: Callable[[str], Env]) -> Loop:
 class _Reward:
     """A reward that a CUDA graph cannot compute correctly in every step."""
 
-    def __init__(self, env: Env) -> None:
+    kept: torch.Tensor | None = None
+
+    def __init__(self, env: Env, compute: Callable[[_Reward, torch.Tensor], torch.Tensor]) -> None:
         self.calls = 0
         self.now, self.before = torch.zeros(2, env.num_envs)
         self.sim = env.sim
+        self.compute = compute
 
     def __call__(self, env: Env) -> torch.Tensor:
         self.calls += 1
-        return self.compute(env.sim.qpos[:, 0])
-
-    def compute(self, position: torch.Tensor) -> torch.Tensor:
-        raise NotImplementedError
+        return self.compute(self, env.sim.qpos[:, 0])
 
 
-class _Counts(_Reward):
-    def compute(self, position: torch.Tensor) -> torch.Tensor:
-        return position * self.calls
+def _allocates_later(it: _Reward, position: torch.Tensor) -> torch.Tensor:
+    if it.calls == 2:
+        it.now = torch.zeros_like(position)
+    return it.now.copy_(position)
 
 
-class _BranchesOnData(_Reward):
-    def compute(self, position: torch.Tensor) -> torch.Tensor:
-        return position if position.sum() > 0 else position.neg()
+def _allocates_in_the_first_step(it: _Reward, position: torch.Tensor) -> torch.Tensor:
+    if it.kept is None:
+        it.kept = torch.zeros_like(position)
+    return it.kept.copy_(position)
 
 
-class _BranchesOnAnArray(_Reward):
-    def compute(self, position: torch.Tensor) -> torch.Tensor:
-        return position if position.numpy().sum() > 0 else position.neg()
+def _swaps(it: _Reward, position: torch.Tensor) -> torch.Tensor:
+    it.now, it.before = it.before, it.now
+    return it.now.copy_(position)
 
 
-class _BranchesOnTheCall(_Reward):
-    def compute(self, position: torch.Tensor) -> torch.Tensor:
-        return position if self.calls < 3 else position.neg()
+def _keeps_a_result(it: _Reward, position: torch.Tensor) -> torch.Tensor:
+    change = position - it.before
+    it.before = position.clone()
+    return change
 
 
-class _AllocatesLater(_Reward):
-    def compute(self, position: torch.Tensor) -> torch.Tensor:
-        if self.calls == 2:
-            self.now = torch.zeros_like(position)
-        return self.now.copy_(position)
-
-
-class _AllocatesInTheFirstStep(_Reward):
-    kept: torch.Tensor | None = None
-
-    def compute(self, position: torch.Tensor) -> torch.Tensor:
-        if self.kept is None:
-            self.kept = torch.zeros_like(position)
-        return self.kept.copy_(position)
-
-
-class _Swaps(_Reward):
-    def compute(self, position: torch.Tensor) -> torch.Tensor:
-        self.now, self.before = self.before, self.now
-        return self.now.copy_(position)
-
-
-class _KeepsAResult(_Reward):
-    def compute(self, position: torch.Tensor) -> torch.Tensor:
-        change = position - self.before
-        self.before = position.clone()
-        return change
-
-
-class _MakesATensor(_Reward):
-    def compute(self, position: torch.Tensor) -> torch.Tensor:
-        return position * torch.tensor(2.0)
-
-
-class _ChangesShape(_Reward):
-    def compute(self, position: torch.Tensor) -> torch.Tensor:
-        return position + torch.rand(len(position), self.calls).sum(dim=1)
-
-
-class _LaunchesKernels(_Reward):
-    def compute(self, position: torch.Tensor) -> torch.Tensor:
-        mjw.kinematics(self.sim._warp_model, self.sim._data)
-        return position
+def _launches_kernels(it: _Reward, position: torch.Tensor) -> torch.Tensor:
+    mjw.kinematics(it.sim._warp_model, it.sim._data)
+    return position
 
 
 @pytest.mark.parametrize(
-    ("reward", "message"),
+    ("compute", "message"),
     [
-        (_Counts, r"aten\.mul\.Tensor, test_replay\.py:\d+: argument 1 is 2, and was 1 before"),
-        (_BranchesOnData, r"aten\._local_scalar_dense\.default, test_replay\.py:\d+: waits"),
-        (_BranchesOnAnArray, r"numpy"),
-        (_BranchesOnTheCall, r"aten\.neg\.default, test_replay\.py:\d+: was aten\.\w+"),
-        (_AllocatesLater, r"aten\.zeros_like\.default, test_replay\.py:\d+: was aten\.copy_"),
-        (_AllocatesInTheFirstStep, r"aten\.copy_\.default, test_replay\.py:\d+: .* an earlier step"),
-        (_Swaps, r"aten\.copy_\.default, test_replay\.py:\d+: argument 0 is the memory float32\[4\]"),
-        (_KeepsAResult, r"aten\.sub\.Tensor, test_replay\.py:\d+: .* an earlier step"),
-        (_MakesATensor, r"aten\.lift_fresh\.default, test_replay\.py:\d+: "),
-        (_ChangesShape, r"aten\.rand\.default, test_replay\.py:\d+: argument 0 is \(4, 2\), and was \(4, 1\)"),
-        (_LaunchesKernels, r"Warp's kernel \S+, test_replay\.py:\d+: "),
+        (lambda it, x: x * it.calls, r"aten\.mul\.Tensor, test_replay\.py:\d+: argument 1 is 2, and was 1 before"),
+        (lambda _, x: x if x.sum() > 0 else x.neg(), r"aten\._local_scalar_dense\.default, test_replay\.py:\d+: waits"),
+        (lambda _, x: x if x.numpy().sum() > 0 else x.neg(), r"numpy"),
+        (lambda it, x: x if it.calls < 3 else x.neg(), r"aten\.neg\.default, test_replay\.py:\d+: was aten\.\w+"),
+        (_allocates_later, r"aten\.zeros_like\.default, test_replay\.py:\d+: was aten\.copy_"),
+        (_allocates_in_the_first_step, r"aten\.copy_\.default, test_replay\.py:\d+: .* an earlier step"),
+        (_swaps, r"aten\.copy_\.default, test_replay\.py:\d+: argument 0 is the memory float32\[4\]"),
+        (_keeps_a_result, r"aten\.sub\.Tensor, test_replay\.py:\d+: .* an earlier step"),
+        (lambda _, x: x * torch.tensor(2.0), r"aten\.lift_fresh\.default, test_replay\.py:\d+: "),
+        (
+            lambda it, x: x + torch.rand(len(x), it.calls).sum(dim=1),
+            r"aten\.rand\.default, test_replay\.py:\d+: argument 0 is \(4, 2\), and was \(4, 1\)",
+        ),
+        (_launches_kernels, r"Warp's kernel \S+, test_replay\.py:\d+: "),
     ],
 )
-def test_a_step_that_cannot_be_replayed_is_refused(loop: Loop, reward: type[_Reward], message: str) -> None:
-    loop.env._rewards[0] = reward(loop.env)
+def test_a_step_that_cannot_be_replayed_is_refused(
+    loop: Loop, compute: Callable[[_Reward, torch.Tensor], torch.Tensor], message: str
+) -> None:
+    loop.env._rewards[0] = _Reward(loop.env, compute)
     start = loop.start()
     with pytest.raises(ReplayError, match=message):
         loop.record(loop.restore(start))
@@ -384,14 +352,9 @@ def test_a_carried_tensor_must_be_declared(loop: Loop) -> None:
             recorder.record(lambda: loop.step(1, obs), {}, 1)
 
 
-class _ChangesLater(_Reward):
-    def compute(self, position: torch.Tensor) -> torch.Tensor:
-        return position * (1.0 if self.calls < 2 * NUM_RECORDED else 2.0)
-
-
 @pytest.mark.slow
 def test_a_replay_that_differs_is_detected(loop: Loop) -> None:
-    loop.env._rewards[0] = _ChangesLater(loop.env)
+    loop.env._rewards[0] = _Reward(loop.env, lambda it, x: x * (1.0 if it.calls < 2 * NUM_RECORDED else 2.0))
     with pytest.raises(AssertionError, match=r"step \d+: \['rewards'\]"):
         compare(loop)
 

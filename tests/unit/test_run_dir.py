@@ -32,7 +32,6 @@ from mjlab_dist.run_dir import (
     find_run,
     list_checkpoints,
     read_config_file,
-    read_metrics,
     to_yaml,
 )
 
@@ -88,16 +87,6 @@ def test_a_run_directory_is_named_by_root_task_time_and_name(config: TrainConfig
 
 
 @pytest.mark.usefixtures("stopped_clock")
-@pytest.mark.parametrize("run_name", ["", "same"])
-def test_runs_of_the_same_second_have_different_directories(config: TrainConfig, run_name: str):
-    config = dataclasses.replace(config, run_name=run_name)
-    made = [create_run_dir(config) for _ in range(12)]
-    assert len(set(made)) == 12
-    assert all(run_dir.is_dir() for run_dir in made)
-    assert all(run_dir.name.endswith(run_name) for run_dir in made)
-
-
-@pytest.mark.usefixtures("stopped_clock")
 def test_runs_created_concurrently_have_different_directories(config: TrainConfig):
     with ThreadPoolExecutor(8) as pool:
         made = list(pool.map(create_run_dir, [config] * 24))
@@ -130,32 +119,22 @@ def test_latest_is_the_newest(config: TrainConfig, names: list[str], newest: str
 
 
 @pytest.mark.usefixtures("stopped_clock")
-def test_latest_is_the_last_run_of_the_same_second(config: TrainConfig):
-    for _ in range(12):
-        last = create_run_dir(config)
-        (last / CONFIG_FILE).touch()
-        add_checkpoint(last, 1)
-        assert latest(config) == last
+@pytest.mark.parametrize("run_names", [[""] * 12, ["same"] * 12, ["zebra", "ant"]])
+def test_latest_is_the_last_run_of_the_same_second(config: TrainConfig, run_names: list[str]):
+    made: list[Path] = []
+    for run_name in run_names:
+        made.append(create_run_dir(dataclasses.replace(config, run_name=run_name)))
+        (made[-1] / CONFIG_FILE).touch()
+        add_checkpoint(made[-1], 1)
+        assert latest(config) == made[-1]
+        assert made[-1].name.endswith(run_name)
+    assert len(set(made)) == len(made)
 
 
-@pytest.mark.usefixtures("stopped_clock")
-def test_latest_is_the_last_run_of_the_same_second_with_different_names(config: TrainConfig):
-    for run_name in ("zebra", "ant"):
-        last = create_run_dir(dataclasses.replace(config, run_name=run_name))
-        (last / CONFIG_FILE).touch()
-        add_checkpoint(last, 1)
-    assert latest(config).name.endswith("ant")
-
-
-def test_latest_skips_a_directory_without_a_config(config: TrainConfig):
+def test_latest_skips_a_directory_without_a_config_and_runs_of_another_task(config: TrainConfig):
     run_dir = make_run(config, "2026-11-21_03-14-25")
     Path(config.log_root, config.task, "2026-11-21_03-14-26").mkdir()
-    assert latest(config) == run_dir
-
-
-def test_latest_skips_runs_of_another_task(config: TrainConfig):
-    run_dir = make_run(config, "2026-11-21_03-14-25")
-    make_run(dataclasses.replace(config, task="cartpole-swingup"), "2026-11-21_03-14-26")
+    make_run(dataclasses.replace(config, task="cartpole-swingup"), "2026-11-21_03-14-27")
     assert latest(config) == run_dir
 
 
@@ -231,30 +210,12 @@ def test_no_run_at_all_is_refused(config: TrainConfig):
     assert "--log-root" in message
 
 
-def test_a_run_is_found_by_its_path(config: TrainConfig):
+def test_a_path_must_be_a_run_of_the_task(config: TrainConfig, tmp_path: Path):
     run_dir = make_run(config, "2026-11-21_03-14-25")
     assert find_run("elsewhere", config.task, str(run_dir)) == run_dir
-
-
-def test_a_run_of_another_task_is_refused(config: TrainConfig):
-    run_dir = make_run(config, "2026-11-21_03-14-25")
     message = refusal_of(config.log_root, "cartpole-swingup", str(run_dir))
-    assert message.startswith(f"--run {run_dir}: ")
     assert re.search(r" cartpole-balance\b.* cartpole-swingup\b", message)
-
-
-def test_a_path_that_is_not_a_run_is_refused(config: TrainConfig, tmp_path: Path):
-    message = refusal_of(config.log_root, config.task, str(tmp_path))
-    assert message.startswith(f"--run {tmp_path}: ")
-    assert CONFIG_FILE in message
-
-
-def test_the_newest_checkpoint_has_the_highest_number(tmp_path: Path):
-    for iteration in (9, 100, 20):
-        path = checkpoint_path(tmp_path, iteration)
-        path.parent.mkdir(exist_ok=True)
-        path.touch()
-    assert find_checkpoint(tmp_path) == checkpoint_path(tmp_path, 100)
+    assert CONFIG_FILE in refusal_of(config.log_root, config.task, str(tmp_path))
 
 
 def test_a_file_with_another_name_is_not_a_checkpoint(tmp_path: Path):
@@ -276,6 +237,7 @@ def test_checkpoints_are_listed_from_the_oldest(tmp_path: Path):
         path.parent.mkdir(exist_ok=True)
         path.touch()
     assert list(list_checkpoints(tmp_path)) == [9, 20, 100]
+    assert find_checkpoint(tmp_path) == checkpoint_path(tmp_path, 100)
 
 
 def test_play_finds_the_newest_and_the_best_by_name(config: TrainConfig):
@@ -310,16 +272,6 @@ def test_a_run_without_a_checkpoint_is_refused(tmp_path: Path, names: list[str])
         find_checkpoint(tmp_path)
 
 
-def test_metrics_read_back_in_order(tmp_path: Path):
-    (tmp_path / METRICS_FILE).write_text(
-        '{"iteration": 1, "mean_return": null}\n{"iteration": 2, "mean_return": 3.5}\n'
-    )
-    assert read_metrics(tmp_path) == [
-        {"iteration": 1, "mean_return": None},
-        {"iteration": 2, "mean_return": 3.5},
-    ]
-
-
 @pytest.mark.parametrize(
     ("before", "after"),
     [
@@ -351,10 +303,3 @@ def test_a_parameter_of_the_wrong_type_is_found_among_others_of_its_name(config:
     number = text.splitlines().index("      weight: heavy") + 1
     with pytest.raises(UserError, match=rf"^--config {path}: line {number}: .*heavy"):
         read_config_file(path)
-
-
-def test_the_config_of_a_run_directory_reads_back(config: TrainConfig):
-    config = dataclasses.replace(config, gpu_ids=(0, 1), seed=7)
-    run_dir = make_run(config, "run")
-    assert read_config_file(run_dir) == config
-    assert read_config_file(run_dir / CONFIG_FILE) == config

@@ -37,3 +37,10 @@ def test_no_two_ranks_or_parts_of_a_run_draw_the_same(seed: int, places: set[tup
 @given(seed=seeds, ranks=st.sets(ranks, min_size=2, max_size=8))
 def test_generators_of_numpy_differ_between_ranks_too(seed: int, ranks: set[int]):
     assert len({drawn(seed, rank, 0)[1] for rank in ranks}) == len(ranks)
+
+
+def test_a_rank_has_the_seed_of_the_run_plus_its_rank_and_every_iteration_draws_anew():
+    assert drawn(1, 3, 0) == drawn(4, 0, 0)
+    assert all(a != b for a, b in zip(drawn(1, 0, 0), drawn(1, 0, 1), strict=True))
+    seed_generators(7)
+    assert random.random() == drawn(7, 0, 0)[0]

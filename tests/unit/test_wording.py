@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mjlab_dist import registry
-from mjlab_dist.wording import byte_size, did_you_mean, listed, nearest, printable
+from mjlab_dist.wording import did_you_mean, nearest, printable
 
 FLAGS = [
     *("--num-envs", "--total-num-envs", "--max-iterations", "--agent.learning-rate", "--agent.gamma", "--video"),
@@ -13,15 +13,6 @@ FLAGS = [
 ]
 
 TASKS = ["cartpole-balance", "cartpole-swingup", "quadruped-tracking", "quadruped-velocity-flat", "template"]
-
-
-@pytest.mark.parametrize(
-    ("items", "words"),
-    [([], ""), (["a"], "a"), (["a", "b"], "a or b"), (["a", "b", "c"], "a, b or c"), ([1, 2], "1 or 2")],
-)
-def test_listed_joins_names(items: list[object], words: str):
-    assert listed(items, "or") == words
-    assert listed(items) == words.replace(" or ", " and ")
 
 
 @pytest.mark.parametrize(
@@ -64,14 +55,6 @@ def test_the_number_of_suggested_names_is_limited():
     tasks = registry.task_names()
     assert nearest("gym", tasks, max_names=3) == [name for name in tasks if name.startswith("gym")][:3]
     assert did_you_mean("cartpole", TASKS, "", 2) == "did you mean cartpole-balance or cartpole-swingup?"
-
-
-@pytest.mark.parametrize(
-    ("num_bytes", "text"),
-    [(999, "999 bytes"), (1000, "1.0 kB"), (52_340, "52.3 kB"), (10**8, "100.0 MB"), (2 * 10**9, "2.0 GB")],
-)
-def test_a_size_is_shown_in_the_largest_unit(num_bytes: int, text: str):
-    assert byte_size(num_bytes) == text
 
 
 @pytest.mark.parametrize(

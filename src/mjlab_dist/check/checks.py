@@ -125,11 +125,7 @@ def _shown(names: Sequence[str]) -> str:
 
 
 def first_difference(mine: Iterable[Entry], theirs: Iterable[Entry]) -> str:
-    """Return the first difference between two rollouts. Earlier results are equal, so the named term is at fault.
-
-    Returns:
-        Place, tensors and step of the difference; empty if nothing differs.
-    """
+    """Return the first difference between two rollouts. Earlier results are equal, so the named term is at fault."""
     for one, other in zip(mine, theirs, strict=True):
         assert one.place == other.place
         names = [name for name, digest in one.digests.items() if other.digests.get(name) != digest]

@@ -159,11 +159,7 @@ class Recording:
     outputs: Mapping[str, Argument]
 
     def replay(self, carried: Mapping[str, torch.Tensor], row: int) -> dict[str, torch.Tensor]:
-        """Execute the operations again.
-
-        Returns:
-            Named tensors that the step returns.
-        """
+        """Execute the operations again."""
         results: list[Sequence[Any]] = []
 
         def value(argument: Argument) -> Any:
@@ -222,14 +218,7 @@ class Recorder:
     def record(
         self, step: Callable[[], Mapping[str, torch.Tensor]], carried: Mapping[str, torch.Tensor], row: int
     ) -> dict[str, torch.Tensor]:
-        """Run and record a step.
-
-        Returns:
-            The named tensors that the step returned.
-
-        Raises:
-            ReplayError: If the step breaks the contract.
-        """
+        """Run and record a step."""
         mode, reads = _StepMode(self, carried, row), HostReads(lambda function: f"{function}, {self._place()}")
         self._modes = [mode, reads]
         with _warp_recorded(mode, self._sim), reads, mode:

@@ -24,11 +24,7 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str], prog: str) -> None:
-    """Evaluate a policy, print the results, and exit with 1 if the mean return is below ``--min-return``.
-
-    Raises:
-        RankError: If a rank failed; its error has already been printed.
-    """
+    """Evaluate a policy, print the results, and exit with 1 if the mean return is below ``--min-return``."""
     # Flags
     task, flags = split_task(argv)
     changes, flags = take_group(_joined(flags, "--vary"), "--env.")

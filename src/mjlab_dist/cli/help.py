@@ -129,11 +129,7 @@ TRUST_FLAG = Flag(
 
 
 def take_help(argv: Sequence[str]) -> tuple[HelpRequest | None, list[str]]:
-    """Take ``-h``, ``--help``, ``--help PREFIX`` or ``--help-all`` out of argv.
-
-    Returns:
-        The request (None if argv has no such flag), and the other arguments.
-    """
+    """Take ``-h``, ``--help``, ``--help PREFIX`` or ``--help-all`` out of argv."""
     for i, arg in enumerate(argv):
         if arg == "--help-all":
             return HelpRequest(everything=True), [*argv[:i], *argv[i + 1 :]]

@@ -71,11 +71,7 @@ def print_completion(config: object, shell: str | None) -> None:
 
 
 def whole_number(text: str) -> int:
-    """Convert a text such as 1000, 1_000 or 1e3 to a whole number.
-
-    Raises:
-        ValueError: If the text is not a number, or the number is not whole.
-    """
+    """Convert a text such as 1000, 1_000 or 1e3 to a whole number."""
     try:
         return int(text)
     except ValueError:
@@ -107,11 +103,7 @@ def refuse_unknown(argv: Sequence[str], flags: Iterable[Flag], prog: str) -> Non
 
 
 def split_task(argv: Sequence[str]) -> tuple[str | None, list[str]]:
-    """Take the task's name from the front of argv.
-
-    Returns:
-        The task (None if argv starts with a flag), and the rest of argv.
-    """
+    """Take the task's name from the front of argv."""
     if argv and not argv[0].startswith("-"):
         return argv[0], list(argv[1:])
     return None, list(argv)
@@ -144,11 +136,7 @@ def take_switch(argv: Sequence[str], flag: str) -> tuple[bool, list[str]]:
 
 
 def take_group(argv: Sequence[str], prefix: str) -> tuple[list[str], list[str]]:
-    """Take all flags that start with a prefix out of argv, with their values.
-
-    Returns:
-        These flags, and the rest.
-    """
+    """Take all flags that start with a prefix out of argv, with their values."""
     taken: list[str] = []
     rest: list[str] = []
     group = rest

@@ -49,11 +49,7 @@ HELP = Page(
 
 
 def main(argv: Sequence[str], prog: str) -> None:
-    """Measure how training scales, print the results, and plot them if requested.
-
-    Raises:
-        RankError: If a rank failed; its error has already been printed.
-    """
+    """Measure how training scales, print the results, and plot them if requested."""
     # Flags
     as_json, rest = take_switch(argv, "--json")
     rounds, rest = take_flag(rest, "--rounds")

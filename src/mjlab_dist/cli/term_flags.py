@@ -25,9 +25,6 @@ def take_term_flags(config: TrainConfig, argv: Sequence[str]) -> tuple[TrainConf
       the parameter's default is added to the config. tyro then accepts the flag and converts the values.
     - The new value of a parameter is read as YAML if it is None, or if the current value is missing, None, a mapping,
       or a tuple whose parts are not scalars of one type.
-
-    Returns:
-        The changed config, and the other flags.
     """
     rest: list[str] = []
     flags = by_flag(argv)

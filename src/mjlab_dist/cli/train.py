@@ -57,11 +57,7 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str], prog: str) -> None:
-    """Train a policy.
-
-    Raises:
-        RankError: If training failed; its error has already been printed.
-    """
+    """Train a policy."""
     # Flags
     print_config, rest = take_switch(argv, "--print-config")
     only_plan, rest = take_switch(rest, "--dry-run")

@@ -36,11 +36,7 @@ HELP = Page(
 
 
 def main(argv: Sequence[str], prog: str) -> None:
-    """Run the checks, print the results, and exit with 1 if a check failed.
-
-    Raises:
-        RankError: If a rank failed; its error has already been printed.
-    """
+    """Run the checks, print the results, and exit with 1 if a check failed."""
     # Flags
     as_json, rest = take_switch(argv, "--json")
     config = read_config(

@@ -14,11 +14,7 @@ from mjlab_dist.messages import listening
 
 @contextlib.contextmanager
 def waiting_for_ranks(prog: str) -> Iterator[None]:
-    """Print events on standard error. At a signal, end the ranks, remove temporary files, and exit.
-
-    Raises:
-        RankError: If a rank failed; its report has been printed.
-    """
+    """Print events on standard error. At a signal, end the ranks, remove temporary files, and exit."""
     from mjlab_dist.launch.signals import handled_signals  # --help does not need it
 
     # Handle SIGTERM and SIGHUP like Ctrl-C: end the ranks, remove temporary files, and exit.

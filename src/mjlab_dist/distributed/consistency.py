@@ -24,10 +24,15 @@ def check_equal(tensors: Mapping[str, torch.Tensor], when: str) -> None:
     for name, *column in zip(names, *table, strict=True):
         groups = _groups(column)
         if len(groups) > 1:
+            # The ranks that differ from the majority; all ranks if there is no majority
+            others = sorted(rank for group in groups[1:] for rank in group)
+            who = f"{in_words(others)} differ{'s' if len(others) == 1 else ''} from the others"
+            if len(groups[0]) <= len(others):
+                who = f"{in_words(sorted(groups[0] + others))} differ"
             differing = sum(len(set(c)) > 1 for c in zip(*table, strict=True))
             more = f", the first of {differing} tensors that differ" if differing > 1 else ""
             raise DesyncError(
-                f"{when}: {_who(groups)} in {name}{more}; the run ends, because all ranks must hold equal parameters. "
+                f"{when}: {who} in {name}{more}; the run ends, because all ranks must hold equal parameters. "
                 "Resume from the last checkpoint; it is valid, because the parameters were equal when it was written"
             )
 
@@ -51,11 +56,3 @@ def _groups(column: list[int]) -> list[list[int]]:
     for rank, value in enumerate(column):
         ranks[value].append(rank)
     return sorted(ranks.values(), key=len, reverse=True)
-
-
-def _who(groups: list[list[int]]) -> str:
-    """Name the ranks that differ from the majority; all ranks if there is no majority."""
-    others = sorted(rank for group in groups[1:] for rank in group)
-    if len(groups[0]) > len(others):
-        return f"{in_words(others)} differ{'s' if len(others) == 1 else ''} from the others"
-    return f"{in_words(sorted(groups[0] + others))} differ"

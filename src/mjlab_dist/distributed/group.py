@@ -84,7 +84,12 @@ def process_group(rank: Rank, device: str, backend: str, store: Store | None) ->
     sys.excepthook = excepthook  # torch's own hook would prefix later tracebacks of the caller with [rank0]:
     # Train, then leave
     try:
-        with _local_sums(rank, device, store):
+        with contextlib.ExitStack() as stack:
+            # CPU ranks of one machine sum over ranks through sockets instead of gloo (docs/decisions/0013)
+            if device == "cpu" and rank.on_one_machine:
+                local_sum = LocalSum(store, rank.rank, rank.world_size, TIMEOUT_S)
+                stack.callback(local_sum.close)
+                stack.callback(_local_sum.reset, _local_sum.set(local_sum))
             yield
         dist.barrier()  # wait until all ranks have received what others sent them
     except BaseException:
@@ -92,24 +97,6 @@ def process_group(rank: Rank, device: str, backend: str, store: Store | None) ->
             dist.destroy_process_group()
         raise
     dist.destroy_process_group()
-
-
-@contextlib.contextmanager
-def _local_sums(rank: Rank, device: str, store: Store | None) -> Iterator[None]:
-    """If all ranks are CPU ranks of one machine, sum over ranks through sockets instead of gloo in this context.
-
-    The reason is in docs/decisions/0013.
-    """
-    if device != "cpu" or not rank.on_one_machine or store is None:
-        yield
-        return
-    local_sum = LocalSum(store, rank.rank, rank.world_size, TIMEOUT_S)
-    before = _local_sum.set(local_sum)
-    try:
-        yield
-    finally:
-        _local_sum.reset(before)
-        local_sum.close()
 
 
 def wait_for_all(store: Store | None, rank: Rank, key: str) -> None:

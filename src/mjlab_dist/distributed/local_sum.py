@@ -51,11 +51,7 @@ class LocalSum:
     """
 
     def __init__(self, store: Store, rank: int, world_size: int, timeout_s: float) -> None:
-        """Connect to every other rank, and wait until all ranks are connected.
-
-        Raises:
-            LostRankError: If the connection to another rank fails, or a rank does not connect within the timeout.
-        """
+        """Connect to every other rank, and wait until all ranks are connected."""
         self._rank = rank
         self._world_size = world_size
         self._timeout_s = timeout_s
@@ -100,19 +96,16 @@ class LocalSum:
 
     def _add_up(self, own: torch.Tensor, send: Sequence[torch.Tensor]) -> None:
         """Add the tensors of the other ranks to ``own``, in place."""
-        addends = self._buffer(own)
+        # Memory for one tensor per rank. It is reused: new memory would cause page faults in every sum.
+        key = (own.numel(), own.dtype)
+        if key not in self._buffers:
+            self._buffers[key] = own.new_empty(self._world_size, own.numel())
+        addends = self._buffers[key].unbind()
         addends[self._rank].copy_(own)
         self._exchange(send=send, receive=addends)
         torch.add(addends[0], addends[1], out=own)
         for addend in addends[2:]:
             own.add_(addend)
-
-    def _buffer(self, like: torch.Tensor) -> Sequence[torch.Tensor]:
-        """Return memory for one tensor per rank. It is reused: new memory would cause page faults in every sum."""
-        key = (like.numel(), like.dtype)
-        if key not in self._buffers:
-            self._buffers[key] = like.new_empty(self._world_size, like.numel())
-        return self._buffers[key].unbind()
 
     def _exchange(self, send: Sequence[torch.Tensor], receive: Sequence[torch.Tensor]) -> None:
         """Send one tensor to each other rank and receive one from it; both lists are in order of rank."""
@@ -128,15 +121,12 @@ class LocalSum:
             elif time.monotonic() < asleep_at:
                 os.sched_yield()
             else:
-                self._sleep(waiting)
-
-    def _sleep(self, waiting: Sequence[_Link]) -> None:
-        """Sleep until a connection can send or receive."""
-        poll = select.poll()
-        for link in waiting:
-            poll.register(link.connection, link.events)
-        if not any(poll.poll(wait_s * 1000) for wait_s in slices(self._timeout_s)):
-            raise _silent([link.rank for link in waiting], self._timeout_s)
+                # Sleep until a connection can send or receive
+                poll = select.poll()
+                for link in waiting:
+                    poll.register(link.connection, link.events)
+                if not any(poll.poll(wait_s * 1000) for wait_s in slices(self._timeout_s)):
+                    raise _silent([link.rank for link in waiting], self._timeout_s)
 
 
 class _Link:

@@ -74,11 +74,7 @@ def describe_device(device: str, egl_device: str | None) -> DeviceInfo:
 
 
 def exchange(store: Store | None, rank: int, world_size: int, key: str, value: Any) -> list[Any]:
-    """Wait until every rank has passed a value, and return the values of all ranks.
-
-    Returns:
-        The ranks' values, in order of rank.
-    """
+    """Wait until every rank has passed a value, and return the values of all ranks."""
     if store is None:
         return [value]
     store.set(f"{key}/{rank}", json.dumps(value))

@@ -123,11 +123,7 @@ class Sharding:
             module.reshard()
 
     def collect_gradients(self, prefix: str) -> list[torch.Tensor]:
-        """Move sharded gradients, which FSDP2 has reduced, to the tensors that the optimizer updates.
-
-        Returns:
-            This rank's parts of the gradients.
-        """
+        """Move sharded gradients, which FSDP2 has reduced, to the tensors that the optimizer updates."""
         parts: list[torch.Tensor] = []
         for entry in self.sharded.values():
             if entry.name.startswith(prefix):

@@ -61,9 +61,6 @@ def _numbers(text: str) -> Iterator[str]:
     """Yield the numbers of a list such as ``01-03,7``: 01, 02, 03, 7.
 
     The numbers of a range have at least as many digits as its lower bound.
-
-    Raises:
-        ValueError: If the text is not a list of numbers and ranges.
     """
     for piece in text.split(","):
         match = re.fullmatch(r"(\d+)(?:-(\d+))?", piece)

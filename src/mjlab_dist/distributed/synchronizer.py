@@ -80,18 +80,15 @@ class AllReduce:
         buffer /= world_size()
         if self._format is None:
             sum_over_ranks(buffer)
-        else:
-            buffer.copy_(sum_over_ranks(self._compressed(buffer, self._format)))
-
-    def _compressed(self, buffer: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+            return
         # After a resume with a different --fsdp-devices, the loaded error has the wrong shape: start with zero.
         if self.error is None or self.error.shape != buffer.shape:
             self.error = torch.zeros_like(buffer)
         self.error += buffer
-        sent = self.error.to(dtype)
+        sent = self.error.to(self._format)
         self.error -= sent
         self.error[-1] = 0.0  # the last element is the KL divergence, not a gradient: no error feedback
-        return sent
+        buffer.copy_(sum_over_ranks(sent))
 
     def due(self, iteration: int) -> bool:  # noqa: ARG002 (the protocol's)
         """Return False: parameters are always equal on all ranks."""
@@ -123,15 +120,14 @@ def make_synchronizer(config: SyncConfig) -> Synchronizer:
     """Return the synchronizer that a config selects, for the ranks of the process group.
 
     A user's class is instantiated only if there are several ranks: its constructor may need the process group.
-
-    Raises:
-        UserError: If the config names a class that does not exist or does not implement the protocol.
     """
     make = None if config.synchronizer is None else find_synchronizer(config.synchronizer)
     if world_size() == 1:
         return AllReduce()
     if make is not None:
-        return _create(f"--sync.synchronizer {config.synchronizer}", make)
+        made = make()
+        _check(f"--sync.synchronizer {config.synchronizer}", made, "keeps_equal")
+        return made
     return AllReduce(config.compression) if config.period == 1 else LocalUpdates(config.period)
 
 
@@ -152,12 +148,6 @@ def find_synchronizer(path: str) -> Callable[[], Synchronizer]:
         raise UserError(f"{flag}: {error}; give package.module:Class, a class without required arguments") from error
     _check(flag, found, "reduce", "due")
     return found
-
-
-def _create(flag: str, make: Callable[[], Synchronizer]) -> Synchronizer:
-    made = make()
-    _check(flag, made, "keeps_equal")
-    return made
 
 
 def _check(flag: str, found: object, *parts: str) -> None:

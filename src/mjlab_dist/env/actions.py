@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import re
@@ -9,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import mujoco
-import mujoco_warp as mjw
 import torch
 import warp as wp
 
@@ -43,7 +43,9 @@ class Actions:
         """Look up the actuators, make the terms and record the kernels."""
         # Terms
         found = list(_find(blocks, env.sim.model))
-        self.terms = terms = tuple(binder.make_actions(found))
+        self.terms = terms = tuple(
+            binder.make_class(f"actions.{block.name}", block.config, Action, block) for block in found
+        )
         configs = [term.block.config for term in terms for _ in term.names]
         self.names = [
             name if name in term.block.actuators else f"{term.block.name}.{name}"
@@ -79,8 +81,8 @@ class Actions:
             constants = [
                 wp.array([low for low, _ in bounds], dtype=float),
                 wp.array([high for _, high in bounds], dtype=float),
-                wp.from_torch(torch.cat([term.scale for term in terms])),
-                wp.from_torch(torch.cat([term.offset for term in terms])),
+                torch.cat([term.scale for term in terms]),
+                torch.cat([term.offset for term in terms]),
                 wp.array([action for action, _, _ in targets], dtype=int),
                 wp.array([address for _, address, _ in targets], dtype=wp.uint64),
                 wp.array([stride for _, _, stride in targets], dtype=wp.int64),
@@ -90,20 +92,12 @@ class Actions:
                 wp.array([config.latency[1] - config.latency[0] for config in configs], dtype=int),
                 wp.array([config.latency_jitter for config in configs], dtype=float),
             ]
-        # Values that change
-        memory = [wp.from_torch(tensor) for tensor in (self.actions, self.previous, self.sent)]
-        given, drawn = wp.from_torch(self._given), wp.from_torch(self._drawn)
-        lag, next_lag = wp.from_torch(self.lag), wp.from_torch(self.next_lag)
-
-        # Recorded functions
-        def send(model: mjw.Model, data: mjw.Data) -> None:  # noqa: ARG001 (every program takes them)
-            wp.launch(kernels.send_actions, (sim.num_envs, len(targets)), [given, *constants, lag], memory)
-
-        def draw(model: mjw.Model, data: mjw.Data) -> None:  # noqa: ARG001 (every program takes them)
-            wp.launch(kernels.draw_lags, tuple(shape), [sim.reset_mask, drawn, *lags], [lag, next_lag])
-
-        self._send = sim.record(send, changes_state=False)
-        self._draw_lags = sim.record(draw, changes_state=False) if self._has_latency else None
+        # Recorded kernels
+        record = functools.partial(sim.record_launch, changes_state=False)
+        sent = [self._given, *constants, self.lag, self.actions, self.previous, self.sent]
+        self._send = record(kernels.send_actions, (sim.num_envs, len(targets)), sent)
+        drawn = [sim.reset_mask, self._drawn, *lags, self.lag, self.next_lag]
+        self._draw_lags = record(kernels.draw_lags, shape, drawn) if self._has_latency else None
 
     def apply(self, actions: torch.Tensor) -> None:
         """Set the actuator inputs of the next step from the policy's output.

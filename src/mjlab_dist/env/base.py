@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import mujoco_warp as mjw
 import torch
-import warp as wp
 
 from mjlab_dist.env import kernels
 from mjlab_dist.sim import Simulation
@@ -28,14 +24,8 @@ class Base:
         self._heading = torch.zeros(sim.num_envs, device=sim.device)
         self._acceleration = sim.field("gravity")
         results = (self._gravity, self._linear_velocity, self._level_velocity, self._heading)
-        arrays: list[Any] = [
-            wp.from_torch(t) for t in (sim.qpos[:, qpos], sim.qvel[:, qvel], self._acceleration, *results)
-        ]
-
-        def measure(model: mjw.Model, data: mjw.Data) -> None:  # noqa: ARG001 (every program takes them)
-            wp.launch(kernels.measure_base, sim.num_envs, arrays)
-
-        self._measure = sim.record(measure, changes_state=False)
+        arrays = [sim.qpos[:, qpos], sim.qvel[:, qvel], self._acceleration, *results]
+        self._measure = sim.record_launch(kernels.measure_base, sim.num_envs, arrays, changes_state=False)
         self._version: tuple[int, ...] | None = None
 
     @property

@@ -9,7 +9,7 @@ import functools
 import inspect
 import re
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -17,6 +17,7 @@ import typeguard
 
 from mjlab_dist.config import (
     ActionConfig,
+    EventConfig,
     MetricConfig,
     ObservationConfig,
     ParamValue,
@@ -27,7 +28,7 @@ from mjlab_dist.config import (
 from mjlab_dist.config.references import resolve
 from mjlab_dist.config.serialization import as_tuples
 from mjlab_dist.config.type_words import in_words
-from mjlab_dist.env.action import Action, ActionBlock
+from mjlab_dist.env.action import ActionBlock
 from mjlab_dist.env.observation_group import ObservationGroup
 from mjlab_dist.env.term import Curriculum, OutsideOfGraphs, Term, is_capturable
 from mjlab_dist.errors import UserError
@@ -40,17 +41,8 @@ T = TypeVar("T")
 
 TermT = TypeVar("TermT", bound=Term)
 
-# Singular of each kind of term, for the names of metrics
-_SINGULAR = {
-    "actions": "action",
-    "commands": "command",
-    "events": "event",
-    "metrics": "metric",
-    "observations": "observation",
-    "rewards": "reward",
-    "sensors": "sensor",
-    "terminations": "termination",
-}
+# A part of the config with a function or class, and its parameters
+_Config = TermConfig | RewardConfig | ObservationConfig | EventConfig | ActionConfig
 
 
 class Binder:
@@ -67,29 +59,22 @@ class Binder:
         self.uncapturable: list[str] = []
         self._env = env
 
-    def make_call(self, where: str, func: str, params: Mapping[str, ParamValue], *, num_args: int = 1) -> Any:
+    def make_call(self, where: str, config: _Config, *, num_args: int = 1) -> Any:
         """Make a term and return the function that a control step calls."""
-        term = NamedTerm(f"env.{where}", func, self._make(where, func, params, num_args=num_args))
+        term = NamedTerm(f"env.{where}", config.func, self._make(where, config, num_args=num_args))
         return self.outside_of_graphs(term)
 
-    def make_calls(
-        self, kind: str, configs: Mapping[str, TermConfig | RewardConfig | ObservationConfig]
-    ) -> list[Callable[..., Any]]:
+    def make_calls(self, kind: str, configs: Mapping[str, _Config]) -> list[Callable[..., Any]]:
         """Make the terms of a kind and return the functions that a control step calls, in config order."""
-        return [self.make_call(f"{kind}.{name}", config.func, config.params) for name, config in configs.items()]
+        return [self.make_call(f"{kind}.{name}", config) for name, config in configs.items()]
 
     def make_classes(self, kind: str, configs: Mapping[str, TermConfig], base: type[TermT]) -> dict[str, TermT]:
         """Make all terms of a kind whose terms must be classes, such as sensors."""
-        return {name: self._make_class(f"{kind}.{name}", config, base) for name, config in configs.items()}
+        return {name: self.make_class(f"{kind}.{name}", config, base) for name, config in configs.items()}
 
-    def make_actions(self, blocks: Sequence[ActionBlock]) -> list[Action]:
-        """Make the term of each block of actions."""
-        return [self._make_class(f"actions.{block.name}", block.config, Action, block) for block in blocks]
-
-    def _make_class(
-        self, where: str, config: TermConfig | ActionConfig, base: type[TermT], *more_args: ActionBlock
-    ) -> TermT:
-        term = self._make(where, config.func, config.params, more_args=more_args)
+    def make_class(self, where: str, config: _Config, base: type[TermT], *more_args: ActionBlock) -> TermT:
+        """Make a term that must be an instance of a class."""
+        term = self._make(where, config, *more_args)
         if not isinstance(term, base):
             raise UserError(
                 f"--env.{where}.func {config.func}: does not derive from {base.__name__}; use a class that does"
@@ -128,20 +113,28 @@ class Binder:
             found = [] if isinstance(term, Curriculum) else list(term.metrics())
             if found:
                 kind, _, rest = where.partition(".")
-                metrics.extend((f"{_SINGULAR[kind]}/{rest.replace('.', '/')}/{name}", "mean") for name in found)
-                measures.append(term.metrics if is_capturable(term) else _MetricsOutsideOfGraphs(term, self._env))
+                metrics.extend((f"{kind.removesuffix('s')}/{rest.replace('.', '/')}/{name}", "mean") for name in found)
+                measures.append(term.metrics if is_capturable(term) else _outside_of_graphs(term, self._env))
         return measures, metrics
 
-    def _make(
-        self,
-        where: str,
-        func: str,
-        params: Mapping[str, ParamValue],
-        *,
-        num_args: int = 1,
-        more_args: Sequence[ActionBlock] = (),
-    ) -> Any:
-        term = bind(f"--env.{where}.func", func, params, self._env, num_args=num_args, more_args=more_args)
+    def _make(self, where: str, config: _Config, *more_args: ActionBlock, num_args: int = 1) -> Any:
+        """Import a term and bind its parameters; create an instance if it is a class."""
+        flag, func, env = f"--env.{where}.func", config.func, self._env
+        found = import_term(flag, func)
+        is_class = isinstance(found, type)
+        args = [env, *more_args] if is_class else [env] * num_args
+        try:
+            # Call bind_partial first, so that a misspelled parameter is reported as unknown and not as missing.
+            inspect.signature(found).bind_partial(*args, **config.params)
+            inspect.signature(found).bind(*args, **config.params)
+        except TypeError as error:
+            raise UserError(f"{flag} {func}: {error}; change the params of the term") from error
+        params: dict[str, Any] = _checked(flag, found, config.params) | env.parameters.within(f"{where}.params.")
+        if is_class:
+            with naming(f"env.{where}", func):
+                term = found(*args, **params)
+        else:
+            term = functools.partial(found, **params)
         if isinstance(term, Term):
             self.memories[where] = term
         if not is_capturable(term):
@@ -149,21 +142,17 @@ class Binder:
         return term
 
 
-class _MetricsOutsideOfGraphs:
-    """The metrics of a term that cannot be part of a CUDA graph and is therefore called between two graphs."""
+def _outside_of_graphs(term: Term, env: Env) -> Callable[[], dict[str, torch.Tensor]]:
+    """Return a function that computes the metrics of a term, which is called between two graphs."""
+    names = list(term.metrics())
+    measure = OutsideOfGraphs(lambda: torch.stack(list(term.metrics().values())), env.sim)
 
-    def __init__(self, term: Term, env: Env) -> None:
-        self._term = term
-        self._names = list(term.metrics())
-        self._measure = OutsideOfGraphs(self._stacked, env.sim)
-
-    def __call__(self) -> dict[str, torch.Tensor]:
-        values = self._measure()
+    def metrics() -> dict[str, torch.Tensor]:
+        values = measure()
         assert values is not None
-        return dict(zip(self._names, values.unbind(), strict=True))
+        return dict(zip(names, values.unbind(), strict=True))
 
-    def _stacked(self) -> torch.Tensor:
-        return torch.stack(list(self._term.metrics().values()))
+    return metrics
 
 
 def look_up(kind: str, name: str, known: Mapping[str, T]) -> T:
@@ -171,34 +160,6 @@ def look_up(kind: str, name: str, known: Mapping[str, T]) -> T:
     if name not in known:
         raise UserError(f"{kind} {name}: does not exist; the task has {', '.join(known) or 'none'}")
     return known[name]
-
-
-def bind(
-    flag: str,
-    func: str,
-    params: Mapping[str, ParamValue],
-    env: Env,
-    *,
-    num_args: int = 1,
-    more_args: Sequence[ActionBlock] = (),
-) -> Callable[..., Any]:
-    """Import a term and bind its parameters; create an instance if it is a class."""
-    found = import_term(flag, func)
-    is_class = isinstance(found, type)
-    args = [env, *more_args] if is_class else [env] * num_args
-    try:
-        # Call bind_partial first, so that a misspelled parameter is reported as unknown and not as missing.
-        inspect.signature(found).bind_partial(*args, **params)
-        inspect.signature(found).bind(*args, **params)
-    except TypeError as error:
-        raise UserError(f"{flag} {func}: {error}; change the params of the term") from error
-    params = _checked(flag, found, params)
-    where = flag.removeprefix("--").removesuffix(".func")
-    changing = env.parameters.within(f"{where.removeprefix('env.')}.params.")
-    if not is_class:
-        return functools.partial(found, **{**params, **changing})
-    with naming(where, func):
-        return found(*args, **{**params, **changing})
 
 
 def import_term(flag: str, func: str) -> Callable[..., Any]:
@@ -267,7 +228,14 @@ def _checked(flag: str, func: Callable[..., Any], params: Mapping[str, ParamValu
 
     The command line cannot check this, as it does not import the term.
     """
-    hints, checked = _hints(func), dict(params)
+    # Types of the parameters; none if they cannot be resolved
+    function = inspect.unwrap(func.__init__ if isinstance(func, type) else func)
+    names = _Names(vars(builtins) | getattr(function, "__globals__", {}))
+    hints: dict[str, Any] = {}
+    with contextlib.suppress(AttributeError, NameError, TypeError):
+        hints = typing.get_type_hints(function, localns=names)
+    # Values
+    checked = dict(params)
     for name, value in params.items():
         hint = hints.get(name, object)
         if isinstance(value, str) and hint in {tuple[str, ...], tuple[str, ...] | None}:
@@ -286,13 +254,3 @@ class _Names(dict[str, Any]):
 
     def __missing__(self, name: str) -> Any:
         return object
-
-
-def _hints(func: Callable[..., Any]) -> dict[str, Any]:
-    """Return the types of the parameters of a function or class; an empty dict if they cannot be resolved."""
-    function = inspect.unwrap(func.__init__ if isinstance(func, type) else func)
-    names = _Names(vars(builtins) | getattr(function, "__globals__", {}))
-    try:
-        return typing.get_type_hints(function, localns=names)
-    except (AttributeError, NameError, TypeError):
-        return {}

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
-import mujoco_warp as mjw
 import torch
-import warp as wp
 from rsl_rl.env import VecEnv
 from tensordict import TensorDict
 
@@ -22,11 +20,10 @@ from mjlab_dist.env.actions import Actions
 from mjlab_dist.env.base import Base
 from mjlab_dist.env.binding import Binder, look_up
 from mjlab_dist.env.command_group import CommandGroup
-from mjlab_dist.env.episodes import Episodes, EpisodeTotals
+from mjlab_dist.env.episodes import Episodes, EpisodeTotals, NotFinite
 from mjlab_dist.env.events import Events
 from mjlab_dist.env.finding import Finder
 from mjlab_dist.env.joints import all_joints
-from mjlab_dist.env.not_finite import NotFinite
 from mjlab_dist.env.parameters import Parameters
 from mjlab_dist.env.randomization import Randomizations, changed_fields
 from mjlab_dist.env.term import Command, Curriculum, LazySensor, Sensor, Term, state_part
@@ -128,7 +125,14 @@ class Env(Finder, VecEnv):
         self.weights = torch.tensor([one.weight * self.reward_scale for one in config.rewards.values()], device=device)
         self.parameters = Parameters(config, device)
         self._bind_terms()
-        self._record_bookkeeping()
+        # Two kernels: one advances the clocks in a step, and one clears state of terms and env in a reset
+        episodes, sizes = self._episodes, [self.max_episode_length, self.step_dt_s]
+        clocks = [*sizes, self.episode_length_buf, episodes.steps, self._events.left_s]
+        inputs = [*clocks, self.timed_out, self.terminated, episodes.limit_row]
+        self._begin_step = self.sim.record_launch(kernels.begin_step, num_envs, inputs, changes_state=False)
+        of_terms = [tensor for term in self._other_terms for tensor in term.cleared()]
+        own = [self.episode_length_buf, *episodes.rewards]
+        self._clear = self.sim.record_clearing([*self._actions.cleared(), *of_terms, *own])
         self.reset()
 
     def _bind_terms(self) -> None:
@@ -175,21 +179,6 @@ class Env(Finder, VecEnv):
         self._episode_ends = [binder.outside_of_graphs(one.episode_ends) for one in self._curricula.values()]
         self._other_terms = [one for one in self._memories.values() if not isinstance(one, Command)]
         self._resets = [binder.outside_of_graphs(term.reset) for term in self._other_terms]
-
-    def _record_bookkeeping(self) -> None:
-        """Record two kernels: one advances the clocks in a step, and one clears state of terms and env in a reset."""
-        left_s, episodes = self._events.left_s, self._episodes
-        flags = (self.timed_out, self.terminated, episodes.limit_row)
-        clocks = (self.episode_length_buf, episodes.steps, left_s, *flags)
-        arrays: list[Any] = [wp.from_torch(tensor) for tensor in clocks]
-
-        def begin_step(model: mjw.Model, data: mjw.Data) -> None:  # noqa: ARG001 (every program takes them)
-            wp.launch(kernels.begin_step, self.num_envs, [self.max_episode_length, self.step_dt_s, *arrays])
-
-        self._begin_step = self.sim.record(begin_step, changes_state=False)
-        of_terms = [tensor for term in self._other_terms for tensor in term.cleared()]
-        own = [self.episode_length_buf, *self._episodes.rewards]
-        self._clear = self.sim.record_clearing([*self._actions.cleared(), *of_terms, *own])
 
     def reset(self) -> TensorDict:
         """Start a new episode in every env and return the first observations."""

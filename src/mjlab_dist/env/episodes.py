@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
-import mujoco_warp as mjw
 import torch
 import warp as wp
 
@@ -14,14 +14,6 @@ from mjlab_dist.env import kernels
 from mjlab_dist.env.columns import is_convertible
 from mjlab_dist.errors import UserError
 from mjlab_dist.sim import Simulation
-
-_REDUCTIONS: dict[Reduction, int] = {
-    "mean": kernels.MEAN,
-    "sum": kernels.SUM,
-    "max": kernels.MAX,
-    "min": kernels.MIN,
-    "last": kernels.LAST,
-}
 
 
 class EpisodeTotals(NamedTuple):
@@ -104,30 +96,17 @@ class Episodes:
         self._memory = torch.zeros(num_metrics, sim.num_envs, device=sim.device)
         self._totals = torch.zeros(len(self._ledger), device=sim.device)
 
-        self._record(sim, timed_out, terminated, reasons[1:])
-
-    def _record(
-        self, sim: Simulation, timed_out: torch.Tensor, terminated: torch.Tensor, endings: torch.Tensor
-    ) -> None:
-        """Record the kernels of a step."""
+        # Kernels of a step
         with wp.ScopedDevice(sim.device):
-            is_time_out = wp.array([is_time_out for _, is_time_out in self._terminations], dtype=wp.bool)
-            reductions = wp.array([_REDUCTIONS[reduction] for _, reduction in self._metrics], dtype=int)
-        arrays = map(wp.from_torch, (self._ended_by, timed_out, terminated, endings))
-        by_terms: list[Any] = [next(arrays), is_time_out, *arrays]
-        inputs: list[Any] = [*map(wp.from_torch, (timed_out, self.broken, self._values)), reductions]
-        changed = (terminated, self.earned, self._counts, self.done, self.time_outs, self._finished, self.rewards)
-        sums = (self._memory, self.metrics, self._weights, self.reward)
-        outputs = [*map(wp.from_torch, (self.steps, *changed, *sums))]
-
-        def end_by_terms(model: mjw.Model, data: mjw.Data) -> None:  # noqa: ARG001 (every program takes them)
-            wp.launch(kernels.end_by_terms, sim.num_envs, by_terms)
-
-        def end_step(model: mjw.Model, data: mjw.Data) -> None:  # noqa: ARG001 (every program takes them)
-            wp.launch(kernels.end_step, sim.num_envs, [*inputs, *outputs])
-
-        self._end_by_terms = sim.record(end_by_terms, changes_state=False) if self._terminations else None
-        self._end_step = sim.record(end_step, changes_state=False)
+            is_time_out = wp.array([is_time_out for _, is_time_out in terminations], dtype=wp.bool)
+            reductions = wp.array([getattr(kernels, reduction.upper()) for _, reduction in metrics], dtype=int)
+        ends = [self._ended_by, is_time_out, timed_out, terminated, reasons[1:]]
+        inputs = [timed_out, self.broken, self._values, reductions, self.steps]
+        changed = [terminated, self.earned, self._counts, self.done, self.time_outs, self._finished, self.rewards]
+        sums = [self._memory, self.metrics, weights, self.reward]
+        record = functools.partial(sim.record_launch, size=sim.num_envs, changes_state=False)
+        self._end_by_terms = record(kernels.end_by_terms, arguments=ends) if terminations else None
+        self._end_step = record(kernels.end_step, arguments=[*inputs, *changed, *sums])
 
     def count_all(self, counts: bool) -> None:
         """Set whether the running episodes count.
@@ -166,12 +145,8 @@ class Episodes:
         """
         if not self._is_checked:
             self._check([f"env.rewards.{name}" for name in self._rewards], rewards, is_convertible, "float32")
-            self._check(
-                [name.replace("metric/", "env.metrics.") for name, _ in self._metrics],
-                metrics,
-                is_convertible,
-                "float32",
-            )
+            names = [name.replace("metric/", "env.metrics.") for name, _ in self._metrics]
+            self._check(names, metrics, is_convertible, "float32")
             self._is_checked = True
         torch.stack(list(rewards), out=self.earned)
         if metrics:
@@ -222,3 +197,34 @@ class Episodes:
                     continue
                 given = f"{tuple(result.shape)} of {str(result.dtype).removeprefix('torch.')}"
             raise UserError(f"{name}: returned {given}; it must return ({self._num_envs},) of {wanted}")
+
+
+class NotFinite:
+    """Search for numbers that are not finite, if ``nan_policy`` is reset.
+
+    Attributes:
+        num_resets: Number of episodes that ended because of such numbers, a scalar of int64.
+    """
+
+    def __init__(self, sim: Simulation, episodes: Episodes) -> None:
+        self.num_resets = torch.zeros((), dtype=torch.long, device=sim.device)
+        self._state = (sim.qpos, sim.qvel, sim.view("act"))
+        self._episodes = episodes
+
+    def find(self) -> None:
+        """Mark and count the envs with a non-finite number in the physics, a reward or the latest observation."""
+        broken = self._episodes.broken
+        numbers = torch.cat([*self._state, self._episodes.earned.T], dim=1)
+        broken.logical_or_(numbers.isfinite().all(dim=1).logical_not_())
+        self.num_resets += broken.sum()
+
+    def replace(self, observed: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return observations with 0 in place of non-finite numbers, and mark the envs that have any.
+
+        Args:
+            observed: Observations by group, (num_envs, width) each.
+        """
+        finite = {name: torch.nan_to_num(row, 0.0, 0.0, 0.0) for name, row in observed.items()}
+        replaced = torch.cat([finite[name] != row for name, row in observed.items()], dim=1)
+        torch.any(replaced, dim=1, out=self._episodes.broken)
+        return finite

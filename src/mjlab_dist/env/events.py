@@ -38,7 +38,7 @@ class Events:
         self._is_checked = False
         made: list[tuple[EventConfig, Change]] = []
         for name, config in configs.items():
-            event = binder.make_call(f"events.{name}", config.func, config.params, num_args=2)
+            event = binder.make_call(f"events.{name}", config, num_args=2)
             made.append((config, functools.partial(self._change, name, event)))
         self._startup = [event for config, event in made if config.when == "startup"]
         self._reset = [event for config, event in made if config.when == "reset"]

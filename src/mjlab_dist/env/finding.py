@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import mujoco
 import torch
 
 from mjlab_dist.config import EnvConfig
@@ -19,13 +18,6 @@ from mjlab_dist.names import find_names
 from mjlab_dist.sim import Simulation
 from mjlab_dist.sim.entities import element_names
 from mjlab_dist.sim.sensors import declared_distances
-
-_KINDS = {
-    "body": ("bodies", mujoco.mjtObj.mjOBJ_BODY),
-    "site": ("sites", mujoco.mjtObj.mjOBJ_SITE),
-    "geom": ("geoms", mujoco.mjtObj.mjOBJ_GEOM),
-}
-"""Plural and type of each kind of frame."""
 
 
 class Distances(NamedTuple):
@@ -120,7 +112,7 @@ class Finder:
             UserError: If a pattern matches no joint or is not a regular expression, or there is no such entity.
         """
         model, entities = self.sim.model, self.cfg.sim.entities
-        names = element_names(model, mujoco.mjtObj.mjOBJ_JOINT, entity, entities)
+        names = element_names(model, "jnt", entity, entities)
         return select_joints(model, patterns, self.device, names)
 
     def find_bodies(self, patterns: tuple[str, ...], entity: str | None = None) -> Frames:
@@ -184,9 +176,8 @@ class Finder:
         Raises:
             UserError: If a pattern matches nothing or is not a regular expression, or there is no such entity.
         """
-        plural, object_type = _KINDS[kind]
-        names = element_names(self.sim.model, object_type, entity, self.cfg.sim.entities)
-        ids = tuple(find_names(plural, patterns, names))
+        names = element_names(self.sim.model, kind, entity, self.cfg.sim.entities)
+        ids = tuple(find_names("bodies" if kind == "body" else f"{kind}s", patterns, names))
         if (kind, ids) not in self._frames:
             self._frames[kind, ids] = make_frames(self.sim, kind, ids)
         return self._frames[kind, ids]

@@ -69,16 +69,12 @@ def all_joints(model: mujoco.MjModel) -> Joints:
     Args:
         model: The MuJoCo model.
     """
-    joints = [model.joint(i) for i in range(model.njnt)]
-    return Joints(
-        {
-            joint.name: Joint(
-                slice(int(joint.qposadr[0]), int(joint.qposadr[0]) + len(joint.qpos0)),
-                slice(int(joint.dofadr[0]), int(joint.dofadr[0]) + len(joint.damping)),
-            )
-            for joint in joints
-        }
-    )
+    joints = Joints()
+    for i in range(model.njnt):
+        joint = model.joint(i)
+        qpos, qvel = int(joint.qposadr[0]), int(joint.dofadr[0])
+        joints[joint.name] = Joint(slice(qpos, qpos + len(joint.qpos0)), slice(qvel, qvel + len(joint.damping)))
+    return joints
 
 
 def select_joints(

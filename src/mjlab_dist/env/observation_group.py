@@ -46,7 +46,12 @@ class ObservationGroup:
             for name, term in zip(configs, terms, strict=True)
         ]
         for (name, config), width in zip(configs.items(), self._widths, strict=True):
-            _check_noise(f"--env.observations.{group}.{name}", config, width)
+            for kind, noise in (("uniform", config.uniform_noise), ("gaussian", config.gaussian_noise)):
+                if isinstance(noise, tuple) and len(noise) != width:
+                    raise UserError(
+                        f"--env.observations.{group}.{name}.{kind}-noise {' '.join(map(str, noise))}: has {len(noise)} "
+                        f"numbers, and the term has {width} columns; give one number, or one per column"
+                    )
         per_term = list(configs.values())
         changes = {
             field: [changing.get(f"{name}.{field}") for name in configs]
@@ -89,11 +94,8 @@ class ObservationGroup:
         # Delay and history
         if not any(self._memories):
             return row
-        parts = row.split(self._widths, dim=1)
-        return torch.cat(
-            [part if memory is None else memory.push(part) for part, memory in zip(parts, self._memories, strict=True)],
-            dim=1,
-        )
+        parts = zip(row.split(self._widths, dim=1), self._memories, strict=True)
+        return torch.cat([part if memory is None else memory.push(part) for part, memory in parts], dim=1)
 
     def reset(self, mask: torch.Tensor) -> None:
         """Discard values of the previous episode and draw new delays.
@@ -149,16 +151,6 @@ def _width(name: str, value: object, num_envs: int) -> int:
             return value.shape[1]
         given = f"{tuple(value.shape)} of {str(value.dtype).removeprefix('torch.')}"
     raise UserError(f"{name}: returned {given}; it must return ({num_envs}, width) of float32")
-
-
-def _check_noise(flag: str, config: ObservationConfig, width: int) -> None:
-    for kind, noise in (("uniform", config.uniform_noise), ("gaussian", config.gaussian_noise)):
-        if isinstance(noise, tuple) and len(noise) != width:
-            given = " ".join(map(str, noise))
-            raise UserError(
-                f"{flag}.{kind}-noise {given}: has {len(noise)} numbers, and the term has {width} columns; "
-                "give one number, or one per column"
-            )
 
 
 class _Memory:

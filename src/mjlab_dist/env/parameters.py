@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from mjlab_dist.config import EnvConfig, ObservationConfig, ParamValue, RandomizationConfig
 from mjlab_dist.env.binding import import_term, naming
-from mjlab_dist.env.term import Curriculum
+from mjlab_dist.env.term import Curriculum, state_part
 from mjlab_dist.errors import UserError
 from mjlab_dist.wording import did_you_mean, listed
 
@@ -23,14 +22,6 @@ _FIELDS: dict[type, tuple[str, ...]] = {
 }
 
 
-@dataclass(frozen=True)
-class _Parameter:
-    # The numbers, (k,) of float32; a curriculum changes them in place
-    numbers: torch.Tensor
-    # The value that the term receives: a 0-dim view of the number, or a tuple of such views
-    value: torch.Tensor | tuple[torch.Tensor, ...]
-
-
 class Parameters:
     """The parameters that the curricula of a task change, by path, such as ``rewards.track.params.std_m_s``."""
 
@@ -38,7 +29,10 @@ class Parameters:
         """Make a tensor for each parameter."""
         self._device = device
         self._terms = _terms(config)
-        self._found: dict[str, _Parameter] = {}
+        # The numbers of each parameter, (k,) of float32; a curriculum changes them in place
+        self._found: dict[str, torch.Tensor] = {}
+        # The values that the terms receive: a 0-dim view of the number, or a tuple of such views
+        self._views: dict[str, torch.Tensor | tuple[torch.Tensor, ...]] = {}
         for name, one in config.curricula.items():
             curriculum = import_term(f"--env.curricula.{name}.func", one.func)
             if isinstance(curriculum, type) and issubclass(curriculum, Curriculum):
@@ -49,13 +43,13 @@ class Parameters:
     def find(self, path: str) -> torch.Tensor:
         """Return the numbers of a parameter, (k,) of float32, to be changed in place; k is 1 for one number."""
         if path in self._found:
-            return self._found[path].numbers
+            return self._found[path]
         whole, _, index = path.rpartition(".")
         if whole not in self._found or not index.isdecimal():
             raise UserError(
                 f"parameter {path}: is unknown to the env; return it from changes(params) of the curriculum"
             )
-        return self._found[whole].numbers[int(index) :][:1]
+        return self._found[whole][int(index) :][:1]
 
     def within(self, where: str) -> dict[str, Any]:
         """Return the values of a term's parameters that curricula change, by their paths relative to the term.
@@ -63,11 +57,11 @@ class Parameters:
         Returns:
             0-dim tensors, and tuples of them.
         """
-        return {path.removeprefix(where): one.value for path, one in self._found.items() if path.startswith(where)}
+        return {path.removeprefix(where): value for path, value in self._views.items() if path.startswith(where)}
 
     def numbers(self, where: str) -> dict[str, torch.Tensor]:
         """Return the numbers of a term's parameters that curricula change, (k,) each, by path relative to the term."""
-        return {path.removeprefix(where): one.numbers for path, one in self._found.items() if path.startswith(where)}
+        return state_part(self._found, where)
 
     def _add(self, path: str) -> None:
         # Find the number or tuple
@@ -94,8 +88,8 @@ class Parameters:
         self._check_readable(path, where, whole)
         # Make the tensor
         if whole not in self._found:
-            tensor = torch.tensor(numbers, dtype=torch.float32, device=self._device)
-            self._found[whole] = _Parameter(tensor, tensor.unbind() if isinstance(value, tuple) else tensor[0])
+            tensor = self._found[whole] = torch.tensor(numbers, dtype=torch.float32, device=self._device)
+            self._views[whole] = tensor.unbind() if isinstance(value, tuple) else tensor[0]
 
     def _near_term(self, path: str) -> str:
         """Return a suggestion for the message if no term matches a path."""

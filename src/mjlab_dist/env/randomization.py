@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import mujoco
+import numpy as np
 import torch
 
 from mjlab_dist.config import EnvConfig, RandomizationConfig
@@ -20,25 +21,11 @@ from mjlab_dist.sim.model_fields import MOVING_STATIC
 if TYPE_CHECKING:
     from mjlab_dist.env.parameters import Parameters
 
-# Kind of object that a row of a field describes, by the prefix of the field. Other fields, such as gravity, have one
-# row.
-_OBJECTS = {
-    "body": mujoco.mjtObj.mjOBJ_BODY,
-    "jnt": mujoco.mjtObj.mjOBJ_JOINT,
-    "dof": mujoco.mjtObj.mjOBJ_JOINT,
-    "qpos0": mujoco.mjtObj.mjOBJ_JOINT,
-    "qpos": mujoco.mjtObj.mjOBJ_JOINT,
-    "geom": mujoco.mjtObj.mjOBJ_GEOM,
-    "site": mujoco.mjtObj.mjOBJ_SITE,
-    "cam": mujoco.mjtObj.mjOBJ_CAMERA,
-    "light": mujoco.mjtObj.mjOBJ_LIGHT,
-    "tendon": mujoco.mjtObj.mjOBJ_TENDON,
-    "actuator": mujoco.mjtObj.mjOBJ_ACTUATOR,
-    "pair": mujoco.mjtObj.mjOBJ_PAIR,
-    "eq": mujoco.mjtObj.mjOBJ_EQUALITY,
-    "sensor": mujoco.mjtObj.mjOBJ_SENSOR,
-    "mat": mujoco.mjtObj.mjOBJ_MATERIAL,
-}
+# Kinds of objects that the rows of fields describe, by the prefix of the fields
+_KINDS = ("body", "jnt", "geom", "site", "cam", "light", "tendon", "actuator", "pair", "eq", "sensor", "mat")
+
+# The same for all prefixes. Other fields, such as gravity, have one row.
+_OBJECTS = {"dof": "jnt", "qpos0": "jnt", "qpos": "jnt", **{kind: kind for kind in _KINDS}}
 
 
 def changed_fields(config: EnvConfig) -> tuple[str, ...]:
@@ -59,12 +46,10 @@ class Randomizations:
         """Look up the objects and apply the startup randomizations."""
         # Startup, and the constants that derive from the drawn fields
         configs, entities = config.randomizations, config.sim.entities
-        draws = {
-            name: _Draw(
-                f"--env.randomizations.{name}", one, sim, entities, parameters.within(f"randomizations.{name}.")
-            )
-            for name, one in configs.items()
-        }
+        draws: dict[str, _Draw] = {}
+        for name, one in configs.items():
+            changing = parameters.within(f"randomizations.{name}.")
+            draws[name] = _Draw(f"--env.randomizations.{name}", one, sim, entities, changing)
         everywhere = torch.ones(sim.num_envs, dtype=torch.bool, device=sim.device)
         for name, draw in draws.items():
             if configs[name].when == "startup":
@@ -224,17 +209,10 @@ def _rows(
     """Return, for each row, whether the config selects the row's object."""
     prefix = config.field.partition("_")[0]
     # A joint with several degrees of freedom has several rows; its name selects all of them.
-    of_qpos = _joint_of_qpos(model)
-    owners = {"dof": list(model.dof_jntid), "qpos0": of_qpos, "qpos": of_qpos}.get(prefix, list(range(num_rows)))
+    of_qpos = np.repeat(range(model.njnt), np.diff([*model.jnt_qposadr, model.nq]))
+    owners = {"dof": model.dof_jntid, "qpos0": of_qpos, "qpos": of_qpos}.get(prefix, range(num_rows))
     check_entity(f"{flag}.entity", config.entity, entities)
     elements = element_names(model, _OBJECTS[prefix], config.entity, entities)
     names = [elements[int(owner)] for owner in owners]
     found = set(find_names(f"{flag}.names", config.names, names))
     return [row in found for row in range(num_rows)]
-
-
-def _joint_of_qpos(model: mujoco.MjModel) -> list[int]:
-    ends = [*model.jnt_qposadr[1:], model.nq]
-    return [
-        joint for joint, (start, end) in enumerate(zip(model.jnt_qposadr, ends, strict=True)) for _ in range(start, end)
-    ]

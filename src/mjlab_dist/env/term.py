@@ -6,9 +6,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import mujoco_warp as mjw
 import torch
-import warp as wp
 
 from mjlab_dist.env import kernels
 from mjlab_dist.errors import UserError
@@ -252,12 +250,8 @@ class Command(Term):
         self._held: torch.Tensor | None = None
         self._is_held_anew = False
         self._due = torch.zeros(env.num_envs, dtype=torch.bool, device=env.device)
-        arrays: list[Any] = [wp.from_torch(tensor) for tensor in (self._drawn_s, self.left_s, self._due)]
-
-        def advance(model: mjw.Model, data: mjw.Data) -> None:  # noqa: ARG001 (every program takes them)
-            wp.launch(kernels.advance_command, env.num_envs, [env.step_dt_s, env.sim.reset_mask, *arrays])
-
-        self._advance = env.sim.record(advance, changes_state=False)
+        inputs = [env.step_dt_s, env.sim.reset_mask, self._drawn_s, self.left_s, self._due]
+        self._advance = env.sim.record_launch(kernels.advance_command, env.num_envs, inputs, changes_state=False)
 
     def draw(self, env: Env, mask: torch.Tensor) -> None:
         """Draw new values.

@@ -58,15 +58,7 @@ class Evaluated:
 
 
 def evaluate(train_config: TrainConfig, checkpoint: Path, config: EvaluateConfig) -> list[Evaluated]:
-    """Evaluate a policy on the chosen devices.
-
-    Returns:
-        One result for each combination of values and each kind of actions. In the list, the kind of actions varies
-        fastest, followed by the value of the last ``--vary``.
-
-    Raises:
-        RankError: If one of several ranks ended early. If there is only one rank, its error is raised unchanged.
-    """
+    """Evaluate a policy on the chosen devices."""
     # Batches
     points = make_points(train_config, config.vary)
     kinds = ("mean", "sampled") if config.actions == "both" else (config.actions,)

@@ -65,14 +65,7 @@ def check(config: ExportConfig) -> None:
 
 
 def export(train_config: TrainConfig, checkpoint: Path, config: ExportConfig) -> Exported:
-    """Export a policy.
-
-    Returns:
-        Files, description and largest difference.
-
-    Raises:
-        CheckError: If a file gives different results from the policy. In this case, no file is written.
-    """
+    """Export a policy."""
     # Directory first, so that an error occurs early
     directory = _default_directory(checkpoint) if config.output is None else Path(config.output)
     try:

@@ -80,11 +80,7 @@ class LauncherGroup(LauncherAgentGroup[Any]):
         return cls
 
     def __post_init__(self) -> None:
-        """Wait until every agent has connected.
-
-        Raises:
-            AgentFailedError: If any agent has not connected after ``agent_timeout`` seconds.
-        """
+        """Wait until every agent has connected."""
         deadline = time.monotonic() + self.agent_timeout
         with self.changed:
             while len(self.agents) < self.world_size - 1 and not self.is_aborted.is_set():
@@ -119,9 +115,6 @@ class LauncherGroup(LauncherAgentGroup[Any]):
         """Receive an object from each agent, send all objects to all agents, and return them.
 
         The launcher's own object comes first, then those of the agents in order of rank.
-
-        Raises:
-            AgentFailedError: If an agent has ended, or does not answer in time.
         """
         try:
             # Receive the objects of the agents, in the order in which they arrive
@@ -163,11 +156,7 @@ class AgentGroup(LauncherAgentGroup[Any]):
         self._launcher.send_bytes(b"agent %d" % self.rank)
 
     def _all_gather(self, obj: Any) -> list[Any]:
-        """Return the objects of the launcher and of all agents, in order of rank.
-
-        Raises:
-            AgentFailedError: If the launcher has ended, or does not answer in time.
-        """
+        """Return the objects of the launcher and of all agents, in order of rank."""
         try:
             self._launcher.send_bytes(cloudpickle.dumps(obj))
             if not self._launcher.poll(self.agent_timeout):

@@ -78,12 +78,6 @@ def waiting_agents(
     """Start an agent on each machine, and end the agents when the context ends.
 
     The signals that stop a run do not reach the agents.
-
-    Yields:
-        The agents, in the order of the hosts.
-
-    Raises:
-        RankError: If a machine cannot be reached; a restart may help.
     """
     command = [sys.executable, *MODULE, *arguments]
     with contextlib.ExitStack() as stack:

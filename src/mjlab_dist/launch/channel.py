@@ -103,11 +103,7 @@ def address_of(listener: socket.socket) -> str:
 
 
 def connect(variable: str) -> socket.socket:
-    """Connect to a listener of the launcher, and prove that this process belongs to the launch.
-
-    Raises:
-        OSError: If the launcher has ended.
-    """
+    """Connect to a listener of the launcher, and prove that this process belongs to the launch."""
     address, _, port = os.environ[variable].rpartition(":")
     peer = socket.create_connection((address, int(port)), PATIENCE_S)
     authenticate(peer, secret_of(os.environ), listens=False)

@@ -20,11 +20,7 @@ TIMEOUT_S = 60
 
 
 def examine_hosts(hosts: Sequence[str], ssh_config: str | None) -> dict[str, list[Finding]]:
-    """Run the checks of ``mjlab-dist doctor`` on other machines, in parallel.
-
-    Returns:
-        The findings of each machine.
-    """
+    """Run the checks of ``mjlab-dist doctor`` on other machines, in parallel."""
     with ThreadPoolExecutor(max(1, len(hosts))) as pool:
         return dict(zip(hosts, pool.map(lambda host: _examine(host, ssh_config), hosts), strict=True))
 

@@ -88,11 +88,7 @@ def own_address(hosts: Sequence[str]) -> str:
 
 
 def listen_on(address: str, port: int = 0) -> socket.socket:
-    """Return a socket that listens on an address of this machine.
-
-    Raises:
-        OSError: If the port is in use.
-    """
+    """Return a socket that listens on an address of this machine."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     return socket.create_server((address, port), family=family)
 
@@ -119,11 +115,7 @@ def end_on_hosts(hosts: Sequence[str], ssh_config: str | None, launch: str) -> l
 
 
 def is_this_machine(host: str) -> bool:
-    """Return whether a name or address belongs to this machine, where ranks start without SSH.
-
-    Raises:
-        OSError: If the name does not resolve.
-    """
+    """Return whether a name or address belongs to this machine, where ranks start without SSH."""
     import psutil  # slow to import, and needed only with --hosts
 
     own = {each.address.partition("%")[0] for addresses in psutil.net_if_addrs().values() for each in addresses}

@@ -66,14 +66,7 @@ def run_ranks(
     left: dict[str, list[str]] | None = None,
     secret: str | None = None,
 ) -> list[T]:
-    """Start ranks on one or several machines, and wait for their results.
-
-    Returns:
-        The ranks' results, in order of rank.
-
-    Raises:
-        RankError: If a rank ended early or hung.
-    """
+    """Start ranks on one or several machines, and wait for their results."""
     ranks = Ranks(_hosts_of_ranks(plan), listen, control)
     logs = log_dir(config, plan.run_dir, os.environ)
     with _one_at_a_time(), child_errors() as errors, contextlib.ExitStack() as stack:
@@ -235,11 +228,7 @@ class _LogProcess(ForkProcess):
         self._lock = threading.Lock()
 
     def start(self) -> None:
-        """Start the process.
-
-        Raises:
-            RuntimeError: If it was killed before.
-        """
+        """Start the process."""
         with self._lock:
             if self.is_stopped:
                 raise RuntimeError("the launch has ended")

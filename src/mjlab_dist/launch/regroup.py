@@ -28,9 +28,6 @@ def regroup(config: TrainConfig, plan: RunPlan, control: Control) -> RunPlan:
 
     A machine that an earlier attempt left out is used again if it answers. If fewer than ``--min-hosts`` machines
     answer, wait for up to ``--hang-timeout``, because a machine may be rebooting.
-
-    Raises:
-        TooFewHostsError: If too few machines answered before the timeout or a stop request.
     """
     if len(plan.entries) < 2:
         return plan

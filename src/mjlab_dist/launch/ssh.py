@@ -61,12 +61,6 @@ def verifying(connection: fabric.Connection, ssh_config: str | None) -> fabric.C
 
     These options of SSH's config file apply, as in OpenSSH: StrictHostKeyChecking, UserKnownHostsFile,
     GlobalKnownHostsFile, HostKeyAlias and HashKnownHosts. If OpenSSH would ask the user, the key is refused.
-
-    Returns:
-        The same connection. Opening it raises :class:`HostKeyError` if a key is refused.
-
-    Raises:
-        ValueError: If the list of known_hosts files in SSH's config file cannot be parsed.
     """
     step: object = connection
     while isinstance(step, fabric.Connection):

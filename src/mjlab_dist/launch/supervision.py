@@ -119,14 +119,7 @@ class Ranks:
             self._changed.notify()
 
     def wait(self, launched: Future[Any], hang_timeout_s: float, helper_ended: Callable[[], Ended | None]) -> list[Any]:
-        """Wait for all ranks' results.
-
-        Returns:
-            The ranks' results, in order of rank.
-
-        Raises:
-            RankError: If a rank ended early or hung.
-        """
+        """Wait for all ranks' results."""
         checked_at = time.monotonic()
         while True:
             # Wait for the next event, or for the next check of the processes
@@ -172,11 +165,7 @@ class Ranks:
         return [self._results[rank] for rank in range(self._num_ranks)]
 
     def _forward_stop(self) -> None:
-        """Ask one rank to stop, once. That rank passes the request on to all ranks, together with its metrics.
-
-        Raises:
-            RankError: If the rank has not answered in time.
-        """
+        """Ask one rank to stop, once. That rank passes the request on to all ranks, together with its metrics."""
         if not self._control.stop_requested or self._is_stopping or not self._pids:
             return
         if self._asked_at is None:

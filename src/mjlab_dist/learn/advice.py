@@ -48,28 +48,29 @@ class Advice:
                 if text is not None:
                     emit("warning", text=text)
         if self._watches_memory and iteration % MEMORY_INTERVAL == 0:
-            text = memory_advice(*self._memory_bytes(), self._memory_place(), self._config)
+            text = self._memory_advice()
             self._watches_memory = text is None
             if text is not None:
                 emit("warning", text=text)
 
-    def _memory_bytes(self) -> tuple[float, float]:
-        """Return the free memory and the memory that the run can use in total, in bytes."""
+    def _memory_advice(self) -> str | None:
+        """Return advice if the memory is nearly full; None otherwise."""
+        # Free memory, memory that the run can use in total, and their place. Rank 0 prints the warnings of all ranks,
+        # so "this machine" is the machine of rank 0.
+        rank = self._rank
         if self._device != "cpu":
-            return torch.cuda.mem_get_info(self._device)
-        # A container may get only a part of the machine's memory, so the total is the sum of the free memory and the
-        # memory that the ranks of this run use. All ranks use about as much as this rank.
-        free = free_cpu_bytes()
-        return free, free + 1e6 * memory_mb(torch.device("cpu")) * (self._config.cpu_ranks or 1)
-
-    def _memory_place(self) -> str:
-        """Return a name for the GPU or machine whose memory this rank checks.
-
-        Rank 0 prints the warnings of all ranks, so "this machine" is the machine of rank 0.
-        """
-        if self._device != "cpu":
-            return "the GPU" if self._rank.world_size == 1 else f"the GPU of rank {self._rank.rank}"
-        return "this machine" if self._rank.is_main else f"the machine of rank {self._rank.rank}"
+            free, total = torch.cuda.mem_get_info(self._device)
+            place = "the GPU" if rank.world_size == 1 else f"the GPU of rank {rank.rank}"
+        else:
+            # A container may get only a part of the machine's memory, so the total is the sum of the free memory and
+            # the memory that the ranks of this run use. All ranks use about as much as this rank.
+            free = free_cpu_bytes()
+            total = free + 1e6 * memory_mb(torch.device("cpu")) * (self._config.cpu_ranks or 1)
+            place = "this machine" if rank.is_main else f"the machine of rank {rank.rank}"
+        if free > MIN_FREE * total:
+            return None
+        left = f"only {byte_size(free)} of memory is left on {place}"
+        return f"{left}; the run may fail; lower --num-envs (now {self._config.num_envs})"
 
 
 def waiting_advice(shares: Sequence[float], config: TrainConfig) -> str | None:
@@ -87,11 +88,3 @@ def waiting_advice(shares: Sequence[float], config: TrainConfig) -> str | None:
         problem = f"{in_words(waiting)} {verb} for rank {slowest}, which is slowest, up to {longest:.0%} of the time"
         fix = f"end other programs on rank {slowest}'s device, choose equal GPUs with --gpu-ids, or raise --sync.period"
     return f"{problem}; {fix}; mjlab-dist scaling {config.task} shows where the time is spent"
-
-
-def memory_advice(free: float, total: float, where: str, config: TrainConfig) -> str | None:
-    """Return advice if the memory is nearly full; None otherwise."""
-    if free > MIN_FREE * total:
-        return None
-    left = f"only {byte_size(free)} of memory is left on {where}"
-    return f"{left}; the run may fail; lower --num-envs (now {config.num_envs})"

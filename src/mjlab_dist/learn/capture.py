@@ -110,21 +110,19 @@ class CapturedStep:
             self._record(batch)
         if self._batch is None:
             self._until_recording -= 1  # below 0 after a failed recording, so there is no second attempt
-            self._run_eagerly(batch)
+            # Use the stream of the later capture, because autograd keeps the stream on which a gradient first
+            # accumulates.
+            stream = self._sequence.stream
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                self._backward(batch)
+                self._reduce()
+                self._apply()
+            torch.cuda.current_stream().wait_stream(stream)
             return
         for static, new in zip(tensors_of(self._batch), tensors_of(batch), strict=True):
             static.copy_(new)
         self._sequence.replay()
-
-    def _run_eagerly(self, batch: Batch) -> None:
-        # Use the stream of the later capture, because autograd keeps the stream on which a gradient first accumulates.
-        stream = self._sequence.stream
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            self._backward(batch)
-            self._reduce()
-            self._apply()
-        torch.cuda.current_stream().wait_stream(stream)
 
     def _record(self, batch: Batch) -> None:
         static = copy_batch(batch)

@@ -11,7 +11,7 @@ import math
 import os
 import re
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,6 @@ from mjlab_dist.learn.checkpoint_content import (
     check_iteration,
     read_rows,
 )
-from mjlab_dist.learn.host_copy import copy_to_host
 from mjlab_dist.lease import Lease
 from mjlab_dist.messages import emit
 from mjlab_dist.pack_file import CHECKPOINT, is_pack, read_part
@@ -67,20 +66,15 @@ class CheckpointStore:
     """
 
     def __init__(self, run_dir: Path, config: CheckpointConfig, lease: Lease | None = None) -> None:
-        """Remove the temporary files, and update the links, that a killed process may have left.
-
-        Raises:
-            OSError: If the directory cannot be written. The message is one line with the fix.
-            TakenOverError: If another launch has taken over this run.
-        """
+        """Remove the temporary files, and update the links, that a killed process may have left."""
         self._run_dir = run_dir
         self._lease = lease
         self._config = config
         self._directory = run_dir / CHECKPOINTS_DIR
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._writing: Future[None] | None = None
-        returns = {n: row["mean_return"] for n, row in read_rows(run_dir).items() if row.get("mean_return") is not None}
-        self._returns = {n: mean for n, mean in returns.items() if math.isfinite(mean)}
+        returns = {n: row.get("mean_return") for n, row in read_rows(run_dir).items()}
+        self._returns = {n: mean for n, mean in returns.items() if mean is not None and math.isfinite(mean)}
         self._written: collections.deque[tuple[int, Path]] = collections.deque()
         self.receive: Callable[[Path, int], None] = lambda _path, _iteration: None
         self.check()
@@ -92,12 +86,7 @@ class CheckpointStore:
             self._link()
 
     def save(self, iteration: int, content: Mapping[str, Any], mean_return: float | None) -> None:
-        """Copy a checkpoint and write it in the thread. This waits for the copy and for the previous checkpoint.
-
-        Raises:
-            OSError: If the previous checkpoint could not be written; this one is not written either.
-            TypeError: If the content has a value that :func:`load` refuses to read.
-        """
+        """Copy a checkpoint and write it in the thread. This waits for the copy and for the previous checkpoint."""
         self.wait()
         self._writing = self._pool.submit(self._write, iteration, snapshot(content), mean_return)
 
@@ -116,11 +105,7 @@ class CheckpointStore:
             self.wait()
 
     def close(self) -> None:
-        """Wait until all checkpoints are on disk, and end the thread.
-
-        Raises:
-            OSError: As in :meth:`check`.
-        """
+        """Wait until all checkpoints are on disk, and end the thread."""
         try:
             self.wait()
         finally:
@@ -131,12 +116,6 @@ class CheckpointStore:
 
         Newer checkpoints that cannot be read, or that contradict their names or the run's metrics, are renamed, with a
         warning. The method also removes old checkpoints that the previous writer had no time to remove.
-
-        Returns:
-            The path and the file's bytes; None if the run has no checkpoint yet.
-
-        Raises:
-            OSError: If a file cannot be renamed or removed. The message is one line with the fix.
         """
         assert self._writing is None, "read before anything is written"
         # Newest first, until one can be read
@@ -153,7 +132,15 @@ class CheckpointStore:
                 refused[path] = error
                 continue
             # Rename unreadable files. Then link and prune, which the previous writer may not have finished
-            self._set_aside(refused, path)
+            for unreadable, error in refused.items():
+                aside = unreadable.with_name(f"{unreadable.name}.unreadable")
+                with explaining(self._run_dir, unreadable):
+                    unreadable.rename(aside)
+                emit(
+                    "warning",
+                    text=f"checkpoint {unreadable}: cannot be read ({error}); using {path.name} instead; "
+                    f"the unreadable file is now {aside.name}",
+                )
             with explaining(self._run_dir, self._directory):
                 self._link()
                 self._prune(path)
@@ -166,17 +153,6 @@ class CheckpointStore:
                 "restore one from a backup, or start a new run"
             )
         return None
-
-    def _set_aside(self, refused: Mapping[Path, UnreadableError], taken: Path) -> None:
-        for path, error in refused.items():
-            aside = path.with_name(f"{path.name}.unreadable")
-            with explaining(self._run_dir, path):
-                path.rename(aside)
-            emit(
-                "warning",
-                text=f"checkpoint {path}: cannot be read ({error}); using {taken.name} instead; "
-                f"the unreadable file is now {aside.name}",
-            )
 
     def _write(self, iteration: int, content: dict[str, Any], mean_return: float | None) -> None:
         path = checkpoint_path(self._run_dir, iteration)
@@ -191,11 +167,7 @@ class CheckpointStore:
         self._written.append((iteration, path))
 
     def wait(self) -> None:
-        """Wait for the checkpoint that is being written.
-
-        Raises:
-            OSError: As in :meth:`check`.
-        """
+        """Wait for the checkpoint that is being written."""
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.result()
@@ -281,6 +253,15 @@ def snapshot(content: Any) -> Any:
     _map_plain(content, tensors.append)
     copies = iter(copy_to_host(tensors))
     return _map_plain(content, lambda _: next(copies))
+
+
+def copy_to_host(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Copy tensors to the CPU, each to its own memory, with only one wait for the device."""
+    # Copies from a GPU go to pinned memory, so that they run while the host continues.
+    copies = [tensor.detach().to("cpu", non_blocking=True, copy=True) for tensor in tensors]
+    for device in {tensor.device for tensor in tensors if tensor.is_cuda}:
+        torch.cuda.current_stream(device).synchronize()
+    return copies
 
 
 def _map_plain(value: Any, replace: Callable[[torch.Tensor], Any], name: str = "content") -> Any:

@@ -20,11 +20,7 @@ class UnreadableError(ValueError):
 
 
 def check_entries(content: dict[str, Any], needed: Mapping[str, type]) -> None:
-    """Raise if a checkpoint lacks an entry, or its value has the wrong type.
-
-    Raises:
-        UnreadableError: With the name of the entry.
-    """
+    """Raise if a checkpoint lacks an entry, or its value has the wrong type."""
     for name, kind in needed.items():
         value: Any = content
         for part in name.split("."):
@@ -34,11 +30,7 @@ def check_entries(content: dict[str, Any], needed: Mapping[str, type]) -> None:
 
 
 def check_iteration(content: dict[str, Any], path: Path | None) -> None:
-    """Raise if a checkpoint's own iteration, if it has one, is not a number of iterations or contradicts its file.
-
-    Raises:
-        UnreadableError: With both iterations.
-    """
+    """Raise if a checkpoint's own iteration, if it has one, is not a number of iterations or contradicts its file."""
     if "iter" not in content:
         return  # only a policy
     found = content["iter"]
@@ -57,11 +49,7 @@ def check_iteration(content: dict[str, Any], path: Path | None) -> None:
 
 
 def check_counters(content: dict[str, Any], iteration: int, rows: Mapping[int, Mapping[str, Any]]) -> None:
-    """Raise if the counters of a checkpoint, if it has any, have wrong types or contradict the run's metrics.
-
-    Raises:
-        UnreadableError: With the value of the counter, and that of the metrics.
-    """
+    """Raise if the counters of a checkpoint, if it has any, have wrong types or contradict the run's metrics."""
     counters = content.get("counters")
     if counters is None:
         return  # unmodified rsl_rl has none

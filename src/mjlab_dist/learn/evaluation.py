@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-
 import torch
 
 from mjlab_dist.config import EnvConfig, TrainConfig
@@ -51,8 +48,9 @@ class Evaluation(Hook):
         state = runner.alg.sharding.whole_state(runner.alg.models["actor"])  # a collective if the policy is sharded
         names = episode_columns(runner.env)
         sums = torch.zeros(len(self._firsts), len(names), dtype=torch.float64)
-        # Play the batches of this rank
-        with self._separate_draws(runner.env.device):
+        # Play the batches of this rank, and restore the state of all random generators
+        before = random_state(runner.env.device)
+        try:
             self._build(runner.env)
             obs, num_actions = runner.env.get_observations(), runner.env.num_actions
             actor, _ = make_networks(self._config.agent, obs, num_actions, runner.env.device)
@@ -65,6 +63,8 @@ class Evaluation(Hook):
                     actor.reset()
                     values = play_episodes(env, actor, actor.reset, lambda: self._control.beat(iteration))
                     sums[index] = values.sum(dim=1)
+        finally:
+            restore_random_state(before, runner.env.device)
         # Each batch has a row, which is 0 on all ranks except one, so the sum over ranks is exact
         total = sum_over_ranks(sums.to(runner.env.device)).cpu().sum(dim=0) / self._config.evaluate_episodes
         # Columns
@@ -89,12 +89,3 @@ class Evaluation(Hook):
             seed_generators(self._config.seed, index)
             self._envs[index] = Env(training.cfg, num_envs, training.device, first)
             self._starts[index] = self._envs[index].state()
-
-    @contextlib.contextmanager
-    def _separate_draws(self, device: str) -> Iterator[None]:
-        """Restore the state of all random generators at the end of the context."""
-        before = random_state(device)
-        try:
-            yield
-        finally:
-            restore_random_state(before, device)

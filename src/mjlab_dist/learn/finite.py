@@ -110,7 +110,10 @@ class FiniteCheck:
         kept = found[steps[found].argsort(stable=True)][:MAX_KEPT]
         end = int(steps[kept].max())
         # Name the non-finite numbers, and copy the envs
-        columns = {**column_names(self._env), "value": ["critic"], "reward": self._reward_names(totals)}
+        finite = totals.terms.isfinite().tolist()
+        terms = [name for name, is_finite in zip(self._env.reward_names, finite, strict=True) if not is_finite]
+        reward = ", ".join(terms) or "the value at a time-out"
+        columns = {**column_names(self._env), "value": ["critic"], "reward": [reward]}
         storage = self._storage
         return Dump(
             task=task,
@@ -161,11 +164,6 @@ class FiniteCheck:
             if found:
                 names[part.kind] = list(dict.fromkeys(found))
         return names
-
-    def _reward_names(self, totals: EpisodeTotals) -> list[str]:
-        finite = totals.terms.isfinite().tolist()
-        terms = [name for name, is_finite in zip(self._env.reward_names, finite, strict=True) if not is_finite]
-        return [", ".join(terms) or "the value at a time-out"]
 
 
 def load(path: Path, task: str) -> Dump:

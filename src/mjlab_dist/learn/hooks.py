@@ -37,16 +37,3 @@ class Hook:
             iteration: The iteration.
         """
         return {}
-
-
-def hook_columns(runner: Runner, iteration: int) -> Row:
-    """Return the columns that all hooks add to the row of an iteration.
-
-    Args:
-        runner: The training loop.
-        iteration: The iteration.
-    """
-    row: Row = {}
-    for hook in runner.hooks:
-        row |= hook.columns(runner, iteration)
-    return row

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import collections
 import math
-import os
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
+import psutil
 import torch
 
 from mjlab_dist.distributed.group import sum_over_ranks
@@ -29,8 +28,7 @@ def memory_mb(device: torch.device) -> float:
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return (total - free) / 1e6
-    resident_pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return resident_pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+    return psutil.Process().memory_info().rss / 1e6
 
 
 class Sample(NamedTuple):
@@ -138,7 +136,9 @@ class Metrics:
         # Sums over ranks, and over the newest episodes
         sums, totals = self._sum(sample)
         mean = {name: total / self._world_size for name, total in sums.items()}
-        self._remember([sums["episodes"], sums["steps"], *(sums[name] for name in self._episode_names)])
+        self._episodes.append([sums["episodes"], sums["steps"], *(sums[name] for name in self._episode_names)])
+        while sum(e[0] for e in self._episodes) - self._episodes[0][0] >= WINDOW_EPISODES:
+            self._episodes.popleft()
         count, length, *rest = (sum(column) for column in zip(*self._episodes, strict=True))
         means = {name: total / count if count else None for name, total in zip(self._episode_names, rest, strict=True)}
         rewards = [mean for name, mean in means.items() if name.startswith("reward/") and mean is not None]
@@ -198,29 +198,23 @@ class Metrics:
             "memory_mb": own["memory_mb"],
         }
 
-    def _of_ranks(self, sample: Sample) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
-        """Return slots for the tensors and for the numbers of each rank. Slots of other ranks contain zeros."""
-        device = sample.reward.device
-        tensors = {"not_finite": sample.not_finite}
-        numbers = {"collect_s": sample.collect_s, "learn_s": sample.learn_s, "wait_s": sample.wait_s}
-        if self._log_ranks:
-            tensors |= {"episodes": sample.totals.episodes, "return": sample.totals.terms.sum()}
-            numbers |= {"memory_mb": memory_mb(device)}
-        ranks = [(r, r == self._rank) for r in range(self._world_size)]
-        return (
-            {f"{name}/{r}": t if own else torch.zeros_like(t) for name, t in tensors.items() for r, own in ranks},
-            {f"{name}/{r}": number * own for name, number in numbers.items() for r, own in ranks},
-        )
-
     def _sum(self, sample: Sample) -> tuple[dict[str, float], EpisodeTotals]:
         """Return all sums over ranks by name. Also return the totals of the episodes as tensors.
 
         Per-rank quantities have one slot per rank. Each rank fills only its own slot and leaves 0 in the others, so the
         sum contains all ranks' values.
         """
-        slots, times = self._of_ranks(sample)
-        # Collect the tensors, without waiting for the device
         device = sample.reward.device
+        # Per-rank tensors, and numbers of the host
+        of_rank = {"not_finite": sample.not_finite}
+        numbers = {"collect_s": sample.collect_s, "learn_s": sample.learn_s, "wait_s": sample.wait_s}
+        if self._log_ranks:
+            of_rank |= {"episodes": sample.totals.episodes, "return": sample.totals.terms.sum()}
+            numbers["memory_mb"] = memory_mb(device)
+        ranks = [(r, r == self._rank) for r in range(self._world_size)]
+        on_host = {f"{name}/{r}": number * own for name, number in numbers.items() for r, own in ranks}
+        on_host |= {"stop": float(sample.wants_stop), "save": float(sample.wants_save)}
+        # Tensors, without waiting for the device
         of_episodes = (sample.totals.terms, sample.totals.terminations, sample.totals.metrics)
         scalars: dict[str, torch.Tensor] = {
             "episodes": sample.totals.episodes,
@@ -236,25 +230,14 @@ class Metrics:
             "spread": sample.spread,
             "overflows": sample.overflows,
             "nan_resets": sample.nan_resets,
-            **slots,
+            **{f"{name}/{r}": t if own else torch.zeros_like(t) for name, t in of_rank.items() for r, own in ranks},
         }
-        # Add the numbers of the host
-        times |= {"stop": float(sample.wants_stop), "save": float(sample.wants_save)}
         # Sum everything in one collective, and transfer the result once
-        packed = torch.cat(
-            [
-                torch.stack([s.detach().double() for s in scalars.values()]),
-                torch.tensor(list(times.values()), dtype=torch.float64, device=device),
-            ]
-        )
+        on_device = torch.stack([s.detach().double() for s in scalars.values()])
+        packed = torch.cat([on_device, torch.tensor(list(on_host.values()), dtype=torch.float64, device=device)])
         with self._clock.waiting():
             sum_over_ranks(packed)
         sizes = [1, 1, *map(len, of_episodes), len(sample.totals.unweighted)]
         episodes, steps, terms, terminations, metrics, unweighted = packed[: sum(sizes)].float().split(sizes)
         totals = EpisodeTotals(episodes[0], steps[0], terms, unweighted, terminations, metrics)
-        return dict(zip((*scalars, *times), packed.tolist(), strict=True)), totals
-
-    def _remember(self, episodes: list[float]) -> None:
-        self._episodes.append(episodes)
-        while sum(e[0] for e in self._episodes) - self._episodes[0][0] >= WINDOW_EPISODES:
-            self._episodes.popleft()
+        return dict(zip((*scalars, *on_host), packed.tolist(), strict=True)), totals

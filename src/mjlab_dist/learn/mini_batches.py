@@ -10,6 +10,9 @@ from tensordict import TensorDict
 
 Batch = RolloutStorage.Batch
 
+# Fields of a mini-batch that are single tensors
+_TENSORS = ("actions", "values", "advantages", "returns", "old_actions_log_prob")
+
 
 def shuffled_mini_batches(storage: RolloutStorage, order: torch.Tensor, advantages: torch.Tensor) -> list[Batch]:
     """Gather all samples of a rollout into mini-batches of equal size."""
@@ -57,27 +60,14 @@ def copy_batch(batch: Batch) -> Batch:
     assert batch.old_distribution_params is not None
     return Batch(
         observations=batch.observations.clone(),
-        actions=_clone(batch.actions),
-        values=_clone(batch.values),
-        advantages=_clone(batch.advantages),
-        returns=_clone(batch.returns),
-        old_actions_log_prob=_clone(batch.old_actions_log_prob),
         old_distribution_params=tuple(p.clone() for p in batch.old_distribution_params),
+        **{name: getattr(batch, name).clone() for name in _TENSORS},
     )
-
-
-def _clone(tensor: torch.Tensor | None) -> torch.Tensor:
-    assert tensor is not None
-    return tensor.clone()
 
 
 def tensors_of(batch: Batch) -> list[torch.Tensor]:
     """Return the tensors of a mini-batch, in a fixed order."""
     assert batch.observations is not None
     assert batch.old_distribution_params is not None
-    fields = (batch.actions, batch.values, batch.advantages, batch.returns, batch.old_actions_log_prob)
-    return [
-        *batch.observations.to_dict().values(),
-        *(t for t in fields if t is not None),
-        *batch.old_distribution_params,
-    ]
+    tensors = [getattr(batch, name) for name in _TENSORS]
+    return [*batch.observations.to_dict().values(), *tensors, *batch.old_distribution_params]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from rsl_rl.models import MLPModel, RNNModel
-from rsl_rl.modules import MLP, EmpiricalNormalization
+from rsl_rl.modules import EmpiricalNormalization
 from tensordict import TensorDict
 from torch import nn
 
@@ -30,27 +30,35 @@ def make_networks(config: AgentConfig, obs: TensorDict, num_actions: int, device
 
     The value function reads the observations of the group ``critic``, or of ``actor`` if there is no such group.
     """
+    make: Callable[..., MLPModel] = MLPModel
+    if config.rnn != "none":
+        make = functools.partial(
+            RNNModel,
+            rnn_type=config.rnn,
+            rnn_hidden_dim=config.rnn_hidden_dim,
+            rnn_num_layers=config.rnn_num_layers,
+        )
+    make = functools.partial(make, activation=config.activation, obs_normalization=config.obs_normalization)
     gaussian = functools.partial(
         BoundedGaussian, init_std=config.init_std, min_std=config.min_std, std_type=config.std_type
     )
-    critic_group = "critic" if "critic" in set(obs.keys()) else "actor"
+    distribution = {"class_name": gaussian}
     # Weights are drawn in this order. Another order would change the initial weights of every run.
-    actor = _make_network(
-        config,
-        obs,
-        group="actor",
-        output_dim=num_actions,
-        hidden_dims=config.actor_hidden_dims,
-        distribution=gaussian,
-    ).to(device)
-    critic = _make_network(
-        config, obs, group=critic_group, output_dim=1, hidden_dims=config.critic_hidden_dims, distribution=None
-    ).to(device)
+    dims = config.actor_hidden_dims
+    actor = make(obs, {"actor": ["actor"]}, "actor", num_actions, dims, distribution_cfg=distribution).to(device)
+    group = "critic" if "critic" in set(obs.keys()) else "actor"
+    critic = make(obs, {group: [group]}, group, 1, config.critic_hidden_dims).to(device)
     # The last layer of the policy has a small gain, so that at first the actions hardly depend on the observation.
     for network, last_gain in ((actor, 0.01), (critic, 1.0)):
-        _activate_in_place(network)
+        # Activations that overwrite their input save memory. Nothing else in rsl_rl's MLP reads this input.
+        for layer in network.mlp:
+            if isinstance(layer, IN_PLACE):
+                layer.inplace = True
+        # Random orthogonal matrices as the initial weights of all layers, except recurrent ones
         if config.orthogonal_init:
-            _init_orthogonal(network, last_gain)
+            gains = [math.sqrt(2.0)] * len(network.mlp)
+            gains[max(i for i, layer in enumerate(network.mlp) if isinstance(layer, nn.Linear))] = last_gain
+            network.mlp.init_weights(tuple(gains))  # pyright: ignore[reportArgumentType]
         if config.obs_clip is not None:
             assert isinstance(network.obs_normalizer, EmpiricalNormalization)
             shape = network.obs_normalizer.mean.shape
@@ -90,53 +98,6 @@ def _loaded(config: TrainConfig, path: Path, content: Mapping[str, Any], obs: Te
     check_fit({"actor": actor}, content, f"checkpoint {path}")
     actor.load_state_dict(content["actor_state_dict"])
     return actor.eval()
-
-
-def _make_network(
-    config: AgentConfig,
-    obs: TensorDict,
-    *,
-    group: str,
-    output_dim: int,
-    hidden_dims: tuple[int, ...],
-    distribution: functools.partial[BoundedGaussian] | None,
-) -> MLPModel:
-    make = MLPModel
-    if config.rnn != "none":
-        make = functools.partial(
-            RNNModel,
-            rnn_type=config.rnn,
-            rnn_hidden_dim=config.rnn_hidden_dim,
-            rnn_num_layers=config.rnn_num_layers,
-        )
-    return make(
-        obs,
-        {group: [group]},
-        group,
-        output_dim,
-        hidden_dims=hidden_dims,
-        activation=config.activation,
-        obs_normalization=config.obs_normalization,
-        distribution_cfg=distribution and {"class_name": distribution},
-    )
-
-
-def _init_orthogonal(network: nn.Module, last_gain: float) -> None:
-    """Replace the initial weights of all layers, except recurrent layers, by random orthogonal matrices."""
-    for mlp in network.modules():
-        if isinstance(mlp, MLP):
-            gains = [math.sqrt(2.0)] * len(mlp)
-            gains[max(i for i, layer in enumerate(mlp) if isinstance(layer, nn.Linear))] = last_gain
-            mlp.init_weights(tuple(gains))  # pyright: ignore[reportArgumentType]
-
-
-def _activate_in_place(network: nn.Module) -> None:
-    """Make activations overwrite their input, which saves memory. Nothing else in rsl_rl's MLP reads this input."""
-    for mlp in network.modules():
-        if isinstance(mlp, MLP):
-            for layer in mlp:
-                if isinstance(layer, IN_PLACE):
-                    layer.inplace = True
 
 
 def check_fit(models: Mapping[str, nn.Module], saved: Mapping[str, Any], flag: str) -> None:

@@ -1,4 +1,4 @@
-"""Adam, the schedules of its learning rate, and its state in checkpoints."""
+"""All gradients in one buffer, Adam, the schedules of its learning rate, and its state in checkpoints."""
 
 from __future__ import annotations
 
@@ -12,6 +12,29 @@ from mjlab_dist.distributed.sharding import Sharding
 
 # Range of the adaptive learning rate, as in rsl_rl
 MIN_LEARNING_RATE, MAX_LEARNING_RATE = 1e-5, 1e-2
+
+
+class FlatGradients:
+    """A flat buffer whose views are the ``.grad`` of the parameters, with a slot for one more number.
+
+    Attributes:
+        buffer: (number of parameters + 1,) in fp32. The last slot is reduced with the gradients.
+        groups: For each group of parameters, the part of the buffer with its gradients.
+    """
+
+    def __init__(self, groups: Sequence[Sequence[torch.nn.Parameter]], device: str) -> None:
+        """Allocate the buffer, and set every parameter's ``.grad`` to a view of it."""
+        sizes = [sum(p.numel() for p in group) for group in groups]
+        self.buffer = torch.zeros(sum(sizes) + 1, device=device)
+        self.groups = self.buffer[:-1].split(sizes)
+        for group, part in zip(groups, self.groups, strict=True):
+            for parameter, gradient in zip(group, part.split([p.numel() for p in group]), strict=True):
+                parameter.grad = gradient.view_as(parameter)
+
+    @property
+    def extra(self) -> torch.Tensor:
+        """The number that is reduced with the gradients, a scalar view."""
+        return self.buffer[-1]
 
 
 class Adam(torch.optim.Adam):

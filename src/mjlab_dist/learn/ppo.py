@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from typing import Any
 
@@ -14,20 +15,18 @@ from rsl_rl.modules import EmpiricalNormalization
 from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 
-from mjlab_dist.config import AgentConfig, TrainConfig
+from mjlab_dist.config import TrainConfig
 from mjlab_dist.distributed.group import world_size
 from mjlab_dist.distributed.sharding import Sharding
 from mjlab_dist.distributed.synchronizer import FORMATS, AllReduce, Synchronizer
 from mjlab_dist.learn.capture import CapturedCall, CapturedStep
 from mjlab_dist.learn.clock import Clock
 from mjlab_dist.learn.distribution import BoundedGaussian
-from mjlab_dist.learn.gradients import FlatGradients
 from mjlab_dist.learn.losses import surrogate_loss, value_loss
 from mjlab_dist.learn.mini_batches import Batch, recurrent_mini_batches, shuffled_mini_batches
 from mjlab_dist.learn.moments import NormalizerMoments, RewardScale, advantage_moments, normalize
 from mjlab_dist.learn.networks import make_networks
-from mjlab_dist.learn.optimizer import Adam, adapt_rate, load_whole_state, whole_state
-from mjlab_dist.learn.precision import precision
+from mjlab_dist.learn.optimizer import Adam, FlatGradients, adapt_rate, load_whole_state, whole_state
 from mjlab_dist.learn.replicas import Replicas
 from mjlab_dist.patching import patched
 
@@ -95,12 +94,6 @@ class PPO(rsl_rl.algorithms.PPO):
         self._advantage_normalization = agent.advantage_normalization
         self.models = {"actor": self._raw_actor, "critic": self._raw_critic}
         self._is_recurrent = actor.is_recurrent or critic.is_recurrent
-        # Optimizer, mean and variance for normalization, and CUDA graphs
-        self._make_optimizer(config)
-        self._make_moments(agent)
-        self._make_programs(agent)
-
-    def _make_optimizer(self, config: TrainConfig) -> None:
         # Parameters: all ranks start with the parameters of rank 0. Then sharding divides the parameters between ranks.
         if world_size() > 1:
             self.broadcast_parameters()
@@ -112,15 +105,13 @@ class PPO(rsl_rl.algorithms.PPO):
             [[p for p in model.parameters() if id(p) not in self.sharding.sharded] for model in self.models.values()],
             self.device,
         )
-        # Optimizer
+        # Optimizer, and the copies of the learner on all ranks
         self.optimizer = Adam(
             [self.sharding.optimized(p) for p in self._parameters],
             lr=self.rate,
             fused=True,
             capturable=self.device != "cpu",
         )
-
-    def _make_moments(self, agent: AgentConfig) -> None:
         self._normalizers = {
             name: NormalizerMoments(model.obs_normalizer)
             for name, model in self.models.items()
@@ -134,14 +125,13 @@ class PPO(rsl_rl.algorithms.PPO):
             sharding=self.sharding,
             clock=self.clock,
         )
+        # Scale of the rewards, and sums of the losses
         scales = agent.reward_normalization
         self._reward_scale = RewardScale(self.storage.num_envs, self.gamma, self.device) if scales else None
         self._raw_rewards = torch.zeros_like(self.storage.rewards) if scales else torch.empty(0)
         self._totals = torch.zeros(4, device=self.device)
-
-    def _make_programs(self, agent: AgentConfig) -> None:
-        # CUDA graphs need the same sizes and addresses in every call. Recurrent mini-batches vary in size, and FSDP2
-        # allocates and gathers parameters in each forward pass.
+        # CUDA graphs, which need the same sizes and addresses in every call. Recurrent mini-batches vary in size, and
+        # FSDP2 allocates and gathers parameters in each forward pass.
         can_capture = self.device != "cpu" and not self._is_recurrent and not self.sharding.sharded
         self._captures = agent.capture and can_capture
         self._step = self._make_step()
@@ -315,9 +305,31 @@ class PPO(rsl_rl.algorithms.PPO):
 
     def _backward(self, batch: Batch) -> None:
         """Compute this rank's gradients and KL divergence for a mini-batch, and store them in the buffer."""
+        assert batch.observations is not None
+        assert batch.actions is not None
+        assert batch.old_actions_log_prob is not None
+        assert batch.advantages is not None
+        assert batch.values is not None
+        assert batch.returns is not None
+        assert batch.old_distribution_params is not None
         self._gradients.buffer.zero_()
+        actor_memory, critic_memory = batch.hidden_states
         with precision(self.device, is_bf16=self.use_mixed_precision):
-            surrogate, value, entropy, kl = self._losses(batch)
+            # Policy. Only its mean is computed, because no actions are drawn here.
+            mean = self.actor(batch.observations, masks=batch.masks, hidden_state=actor_memory)
+            self._distribution.update(mean)
+            log_prob = self._raw_actor.get_output_log_prob(batch.actions)
+            old_log_prob, advantages = batch.old_actions_log_prob.squeeze(-1), batch.advantages.squeeze(-1)
+            surrogate = surrogate_loss(log_prob, old_log_prob, advantages, self.clip_param)
+            # Value function
+            values = self.critic(batch.observations, masks=batch.masks, hidden_state=critic_memory)
+            clip = self.clip_param if self.use_clipped_value_loss else None
+            value = value_loss(values, batch.values, batch.returns, clip)
+            # KL divergence, which is not part of the loss
+            with torch.no_grad():
+                params = self._raw_actor.output_distribution_params
+                kl = self._raw_actor.get_kl_divergence(batch.old_distribution_params, params).mean()
+            entropy = self._raw_actor.output_entropy.mean()
             loss = surrogate + self.value_loss_coef * value - self.entropy_coef * entropy
         loss.backward()
         self._gradients.extra.copy_(kl)
@@ -342,31 +354,6 @@ class PPO(rsl_rl.algorithms.PPO):
             # Copies, because the standard deviation is a view of the parameter, which the next mini-batches change
             batch.old_distribution_params = tuple(p.to(torch.float32, copy=True) for p in params)
             batch.values = values.float()
-
-    def _losses(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        assert batch.observations is not None
-        assert batch.actions is not None
-        assert batch.old_actions_log_prob is not None
-        assert batch.advantages is not None
-        assert batch.values is not None
-        assert batch.returns is not None
-        assert batch.old_distribution_params is not None
-        actor_memory, critic_memory = batch.hidden_states
-        # Policy. Only its mean is computed, because no actions are drawn here.
-        mean = self.actor(batch.observations, masks=batch.masks, hidden_state=actor_memory)
-        self._distribution.update(mean)
-        log_prob = self._raw_actor.get_output_log_prob(batch.actions)
-        old_log_prob, advantages = batch.old_actions_log_prob.squeeze(-1), batch.advantages.squeeze(-1)
-        surrogate = surrogate_loss(log_prob, old_log_prob, advantages, self.clip_param)
-        # Value function
-        values = self.critic(batch.observations, masks=batch.masks, hidden_state=critic_memory)
-        clip = self.clip_param if self.use_clipped_value_loss else None
-        value = value_loss(values, batch.values, batch.returns, clip)
-        # KL divergence, which is not part of the loss
-        with torch.no_grad():
-            params = self._raw_actor.output_distribution_params
-            kl = self._raw_actor.get_kl_divergence(batch.old_distribution_params, params).mean()
-        return surrogate, value, self._raw_actor.output_entropy.mean(), kl
 
     def _reduce(self) -> None:
         with self.clock.waiting():
@@ -394,6 +381,19 @@ class PPO(rsl_rl.algorithms.PPO):
         factor = (self.max_grad_norm / (squares.sqrt() + 1e-6)).clamp(max=1.0)
         for gradient in (gradients, *parts):
             gradient.mul_(factor)
+
+
+@contextlib.contextmanager
+def precision(device: str, *, is_bf16: bool) -> Iterator[None]:
+    """Compute networks in bf16, as far as torch supports it, or in fp32. Parameters and gradients are in fp32."""
+    kind = torch.device(device).type
+    with contextlib.ExitStack() as stack:
+        if is_bf16 and kind == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+            # On a processor without bf16, an LSTM in bf16 fails in oneDNN. Without oneDNN, torch computes it in fp32.
+            stack.callback(setattr, torch.backends.mkldnn, "enabled", torch.backends.mkldnn.enabled)
+            torch.backends.mkldnn.enabled = False
+        stack.enter_context(torch.autocast(kind, torch.bfloat16, enabled=is_bf16))
+        yield
 
 
 def flatten(state: dict[str, Any]) -> dict[str, torch.Tensor]:

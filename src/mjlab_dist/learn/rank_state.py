@@ -11,11 +11,7 @@ RankState = dict[str, torch.Tensor]
 
 
 def pack(state: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Concatenate the bytes of all tensors, in the order of their names.
-
-    Returns:
-        (bytes,) of uint8, on the CPU.
-    """
+    """Concatenate the bytes of all tensors, in the order of their names."""
     names = sorted(state)
     on_device = [name for name in names if state[name].device.type != "cpu"]
     parts = {name: _bytes(state[name]) for name in names}

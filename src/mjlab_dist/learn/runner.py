@@ -29,7 +29,7 @@ from mjlab_dist.learn.advice import Advice
 from mjlab_dist.learn.capture import CapturedCall, can_capture_steps
 from mjlab_dist.learn.checkpoint import LEARNER, CheckpointStore
 from mjlab_dist.learn.finite import FiniteCheck, describe
-from mjlab_dist.learn.hooks import Hook, hook_columns
+from mjlab_dist.learn.hooks import Hook
 from mjlab_dist.learn.metrics import Metrics, Row, Sample
 from mjlab_dist.learn.networks import check_fit
 from mjlab_dist.learn.optimizer import linear_rate
@@ -134,8 +134,8 @@ class Runner:
         self.alg.train_mode()
         with contextlib.ExitStack() as stack:
             # Start or resume
-            if self._output_dir:
-                self._store = CheckpointStore(self._output_dir, self._config.checkpoint, self._lease)
+            if self._run_dir and self._rank.is_main:
+                self._store = CheckpointStore(self._run_dir, self._config.checkpoint, self._lease)
                 stack.callback(self._store.close)
             content = self._newest_checkpoint()
             obs = self._start() if content is None else self._resume(content)
@@ -174,10 +174,6 @@ class Runner:
                 (parting or stack).push(writing.pop_all())
             return row
 
-    @property
-    def _output_dir(self) -> Path | None:
-        return self._run_dir if self._rank.is_main else None
-
     def _newest_checkpoint(self) -> dict[str, Any] | None:
         """Return the newest checkpoint. Rank 0 reads and sends it, because only rank 0 may have access to the file."""
         newest = self._store.read_newest(LEARNER) if self._store else None
@@ -186,16 +182,16 @@ class Runner:
 
     def _writers(self, done: int) -> list[Writer]:
         """Return the writers of rank 0. They remove older rows of iterations after ``done``, where the run resumes."""
-        if not self._output_dir or not self._store:
+        if not self._run_dir or not self._store:
             return []
         self._store.check()
-        has_rows = (self._output_dir / METRICS_FILE).exists()
-        rows, loggers = writers(self._config, self._output_dir, done if has_rows else None)
+        has_rows = (self._run_dir / METRICS_FILE).exists()
+        rows, loggers = writers(self._config, self._run_dir, done if has_rows else None)
         outputs = [rows, loggers, CheckpointWriter(self._store, loggers)]
         if self._config.video_interval is not None:
             from mjlab_dist.learn.videos import VideoWriter
 
-            self._videos = VideoWriter(self._output_dir, self._config, loggers)
+            self._videos = VideoWriter(self._run_dir, self._config, loggers)
             outputs.append(self._videos)
         return outputs
 
@@ -224,16 +220,15 @@ class Runner:
                 "status",
                 text=f"Resuming from iteration {done}{'' if same else difference(len(states), self._rank.world_size)}.",
             )
-        if same:
-            return self._restore(states[self._rank.rank], obs)
-        # Otherwise, start new episodes. They must not repeat the random numbers of the start of the run.
-        seed_generators(self._config.seed, self._rank.rank, resumed_iteration=done)
-        self.env.resume_curricula([state_part(state, "env/") for state in states])
-        self.env.reset()
-        self.env.stagger()
-        return self.env.get_observations()
-
-    def _restore(self, state: RankState, obs: TensorDict) -> TensorDict:
+        if not same:
+            # Start new episodes. They must not repeat the random numbers of the start of the run.
+            seed_generators(self._config.seed, self._rank.rank, resumed_iteration=done)
+            self.env.resume_curricula([state_part(state, "env/") for state in states])
+            self.env.reset()
+            self.env.stagger()
+            return self.env.get_observations()
+        # Restore the state
+        state = states[self._rank.rank]
         self.env.load_state(state_part(state, "env/"))
         self._overflow.ignore_restored()
         self.alg.load_memory(state_part(state, "memory/"))
@@ -257,6 +252,7 @@ class Runner:
 
     def _iterate(self, obs: TensorDict, metrics: Metrics, outputs: list[Writer]) -> Row:
         row: Row = {}
+        check_interval = self._config.sync.check_interval
         self._control.beat(self.current_learning_iteration)
         self._saved_at = time.monotonic()
         for iteration in range(self.current_learning_iteration + 1, self.max_iterations + 1):
@@ -277,7 +273,7 @@ class Runner:
             # Buffers of the physics, before numbers that are not finite: buffers that are too small can cause these
             stops |= self._overflow.must_end(row)
             self._raise_if_not_finite(row, not_finite, sample)
-            row |= hook_columns(self, iteration)
+            row |= {name: value for hook in self.hooks for name, value in hook.columns(self, iteration).items()}
             # Curricula and warnings
             self.env.end_iteration(totals)
             self._advice.check(iteration, wait_shares)
@@ -288,7 +284,7 @@ class Runner:
             # Checkpoint, or only a comparison of the ranks; a checkpoint includes the comparison
             if self._run_dir and (saves or stops or save_is_due):
                 self._checkpoint(obs, metrics, row)
-            elif self._are_ranks_equal(row) and self._check_is_due():
+            elif self._are_ranks_equal(row) and iteration // check_interval > self._last_check // check_interval:
                 self._compared_state()
             self._control.beat(iteration)
             if stops:
@@ -333,10 +329,6 @@ class Runner:
         """Return whether all ranks have the same learner after the iteration of a row."""
         return self.alg.synchronizer.keeps_equal or row["parameter_spread"] is not None
 
-    def _check_is_due(self) -> bool:
-        interval = self._config.sync.check_interval
-        return self.current_learning_iteration // interval > self._last_check // interval
-
     def _compared_state(self) -> dict[str, Any]:
         """Return the learner's state with its iteration and task, after checking that it is equal on all ranks."""
         state = self.alg.save()
@@ -366,6 +358,8 @@ class Runner:
         done = clock.mark()
         if self.env.device != "cpu":
             torch.cuda.synchronize(self.env.device)
+        # A checkpoint is due by the clock of rank 0, whose result all ranks use
+        saves = self._rank.is_main and time.monotonic() - self._saved_at >= (self._interval_s or math.inf)
         # Measurements of this rank, still on the device
         return obs, Sample(
             totals=self.env.pop_episode_totals(),
@@ -383,7 +377,7 @@ class Runner:
             not_finite=not_finite,
             nan_resets=self.env.pop_nan_resets(),
             wants_stop=self._control.stop_requested,
-            wants_save=self._is_save_due(),
+            wants_save=saves,
         )
 
     def _take_steps(self, obs: TensorDict) -> TensorDict:
@@ -402,10 +396,6 @@ class Runner:
         self.alg.process_env_step(obs, rewards, dones, extras)
         self._reward += rewards.mean()
         return obs
-
-    def _is_save_due(self) -> bool:
-        """Return whether a checkpoint is due by the clock of rank 0. All ranks use the result of rank 0."""
-        return self._rank.is_main and time.monotonic() - self._saved_at >= (self._interval_s or math.inf)
 
     def _raise_if_not_finite(self, row: Row, ranks: list[int], sample: Sample) -> None:
         """Raise on every rank if a number of any rank is not finite. A rank with such numbers dumps the envs."""

@@ -73,8 +73,5 @@ def writers(config: TrainConfig, run_dir: Path, resumed_at: int | None) -> tuple
 
 
 def _line_of(row: Row) -> str:
-    return json.dumps({k: _jsonable(v) for k, v in row.items()}) + "\n"
-
-
-def _jsonable(value: float | int | None) -> float | int | None:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
+    return json.dumps(finite) + "\n"

@@ -80,11 +80,7 @@ def find_gpus() -> list[Gpu]:
 
 @contextlib.contextmanager
 def nvml() -> Iterator[None]:
-    """Use NVML inside the context.
-
-    Raises:
-        pynvml.NVMLError: If there is no driver.
-    """
+    """Use NVML inside the context."""
     import pynvml
 
     pynvml.nvmlInit()

@@ -181,9 +181,6 @@ def run_program(program: str, *args: str, timeout_s: float) -> str:
     """Run Python code in a process of its own and return what it prints.
 
     A thread is not enough: if the code waits for a name server that does not answer, only a process can be stopped.
-
-    Raises:
-        OSError: If the code takes too long, or raises an exception. In the second case, it has the exception's message.
     """
     command = [sys.executable, "-I", "-S", "-c", program, *args]
     try:

@@ -75,11 +75,7 @@ def _wandb_setting(environ: Mapping[str, str], name: str) -> str | None:
 
 
 def _wandb_peer(environ: Mapping[str, str]) -> tuple[str, int]:
-    """Return the host and port that Weights & Biases connects to: its server, or a proxy.
-
-    Raises:
-        ValueError: If the address of the server or proxy is not a URL.
-    """
+    """Return the host and port that Weights & Biases connects to: its server, or a proxy."""
     from urllib.request import getproxies, proxy_bypass  # slow to import, and needed here only
 
     url, whose = urlsplit(_wandb_server(environ)), "its"

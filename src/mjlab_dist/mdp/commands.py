@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import mujoco_warp as mjw
 import torch
-import warp as wp
 
 from mjlab_dist.env.columns import write_rows
 from mjlab_dist.env.term import Command, Range
@@ -73,13 +71,8 @@ class Velocity(Command):
         self.has_heading = torch.zeros(env.num_envs, dtype=torch.bool, device=env.device)
         self.error_m_s, self.error_rad_s = torch.zeros(2, env.num_envs, device=env.device)
         velocity = env.sim.qvel[:, env.joints[joint].qvel]
-        read = (self.value, self._base.level_velocity, velocity, self.error_m_s, self.error_rad_s)
-        arrays: list[Any] = [wp.from_torch(tensor) for tensor in read]
-
-        def measure(model: mjw.Model, data: mjw.Data) -> None:  # noqa: ARG001 (every program takes them)
-            wp.launch(kernels.measure_tracking, env.num_envs, arrays)
-
-        self._measure = env.sim.record(measure, changes_state=False)
+        arrays = [self.value, self._base.level_velocity, velocity, self.error_m_s, self.error_rad_s]
+        self._measure = env.sim.record_launch(kernels.measure_tracking, env.num_envs, arrays, changes_state=False)
 
     def hold_heading(self, angle_rad: float | None) -> None:
         """Set a target heading to use with the velocities of :meth:`hold`. The yaw rate then follows the heading error.

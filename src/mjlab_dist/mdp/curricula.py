@@ -211,11 +211,8 @@ class RewardWeight(Curriculum):
     def iteration_ends(self, env: Env, totals: EpisodeTotals) -> None:
         reached = ((self._measure.update(env, totals) - self._low) / (self._high - self._low)).clamp(0.0, 1.0)
         self.progress.copy_(torch.fmax(self.progress, reached))
-        self._weight.copy_(
-            torch.lerp(
-                torch.full_like(self.progress, self._start), torch.full_like(self.progress, self._end), self.progress
-            )
-        )
+        start, end = (torch.full_like(self.progress, weight) for weight in (self._start, self._end))
+        self._weight.copy_(torch.lerp(start, end, self.progress))
 
     def state(self) -> dict[str, torch.Tensor]:
         return {"weight": self._weight, "progress": self.progress, **self._measure.state()}

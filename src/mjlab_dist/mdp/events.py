@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import zipfile
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import mujoco
-import mujoco_warp as mjw
 import numpy as np
 import torch
-import warp as wp
 
 from mjlab_dist.env.columns import Bounds, Columns, uniform, write_rows
 from mjlab_dist.env.term import Range, Term
@@ -107,13 +104,8 @@ class DrawRoot(Term):
         self._drawn = torch.zeros(env.num_envs, len(ranges), device=env.device)
         home, pose, velocity = env.reference.qpos[:, qpos], env.sim.qpos[:, qpos], env.sim.qvel[:, qvel]
         self._bounds = Bounds(ranges, env.device)
-        read = (self._mask, self._drawn, self._bounds.low, self._bounds.high, home, env.origins, pose, velocity)
-        arrays: list[Any] = [wp.from_torch(tensor) for tensor in read]
-
-        def draw(model: mjw.Model, data: mjw.Data) -> None:  # noqa: ARG001 (the signature of recorded programs)
-            wp.launch(kernels.draw_root, env.num_envs, arrays)
-
-        self._draw = env.sim.record(draw)
+        arrays = [self._mask, self._drawn, self._bounds.low, self._bounds.high, home, env.origins, pose, velocity]
+        self._draw = env.sim.record_launch(kernels.draw_root, env.num_envs, arrays)
 
     def __call__(self, env: Env, mask: torch.Tensor) -> None:  # noqa: ARG002 (every event takes the env)
         self._mask.copy_(mask)
@@ -178,7 +170,7 @@ class Wrench(Term):
             duration_s: Range of the duration.
             entity: Entity that the bodies belong to; None for all.
         """
-        names = element_names(env.sim.model, mujoco.mjtObj.mjOBJ_BODY, entity, env.cfg.sim.entities)
+        names = element_names(env.sim.model, "body", entity, env.cfg.sim.entities)
         ids = find_names("bodies", bodies, names)
         self._bodies = Columns(ids, env.device)
         self._applied = env.sim.view("xfrc_applied")
@@ -249,10 +241,16 @@ def _read_states(env: Env, file: str) -> list[np.ndarray]:
             f"{flag}: is neither an npz file with the arrays qpos and qvel, nor an npy file; write it with numpy.savez "
             "or numpy.save"
         ) from error
-    found = _split(flag, loaded, nq, nv) if isinstance(loaded, np.ndarray) else loaded
-    num_states = found["qpos"].shape[0] if found["qpos"].ndim else 0
+    if isinstance(loaded, np.ndarray):
+        if loaded.ndim != 2 or loaded.shape[1] != nq + nv:
+            raise UserError(
+                f"{flag}: has the shape {loaded.shape}; it must be (states, {nq + nv}), {nq} positions and then {nv} "
+                "velocities"
+            )
+        loaded = {"qpos": loaded[:, :nq], "qvel": loaded[:, nq:]}
+    num_states = loaded["qpos"].shape[0] if loaded["qpos"].ndim else 0
     for name, width in (("qpos", nq), ("qvel", nv)):
-        states = found[name]
+        states = loaded[name]
         if states.dtype.kind not in "fiu":
             raise UserError(f"{flag}: {name} has the type {states.dtype}; write it with numbers, such as float32")
         if states.shape != (num_states, width) or not num_states:
@@ -262,14 +260,4 @@ def _read_states(env: Env, file: str) -> list[np.ndarray]:
             )
         if not np.isfinite(states).all():
             raise UserError(f"{flag}: {name} contains numbers that are not finite; remove these states")
-    return [found[name].astype(np.float32) for name in ("qpos", "qvel")]
-
-
-def _split(flag: str, states: np.ndarray, nq: int, nv: int) -> dict[str, np.ndarray]:
-    """Split an array, (states, nq + nv), into positions and velocities."""
-    if states.ndim != 2 or states.shape[1] != nq + nv:
-        raise UserError(
-            f"{flag}: has the shape {states.shape}; it must be (states, {nq + nv}), {nq} positions and then {nv} "
-            "velocities"
-        )
-    return {"qpos": states[:, :nq], "qvel": states[:, nq:]}
+    return [loaded[name].astype(np.float32) for name in ("qpos", "qvel")]

@@ -6,7 +6,6 @@ import copy
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import mujoco
 import mujoco_warp as mjw
 import numpy as np
 import torch
@@ -70,7 +69,7 @@ class HeightScan(LazySensor):
         """
         # Geoms to scan, and the grid of points
         model = env.sim.model
-        names = element_names(model, mujoco.mjtObj.mjOBJ_GEOM, entity, env.cfg.sim.entities)
+        names = element_names(model, "geom", entity, env.cfg.sim.entities)
         chosen = find_names("geoms", geoms, names)
         self.offsets = torch.from_numpy(_grid(size_m, spacing_m)).to(env.device)
         env.base(joint)  # raises if the joint is not a free joint

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-import mujoco
 import torch
 
 from mjlab_dist.env.columns import Columns, write_rows
@@ -79,7 +78,7 @@ class Motion(Command):
         names = list(found.motions)
         chosen = [found.motions[names[i]][:, order] for i in find_names(f"motions {file}", motions, names)]
         # Robot and sites
-        site_names = element_names(model, mujoco.mjtObj.mjOBJ_SITE, entity, env.cfg.sim.entities)
+        site_names = element_names(model, "site", entity, env.cfg.sim.entities)
         ids = find_names("sites", sites, site_names) if sites else []
         self._body = int(model.joint(env.joints.known(joint)).bodyid[0])
         robot = Robot(

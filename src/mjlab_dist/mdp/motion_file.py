@@ -150,8 +150,13 @@ def _cut(robot: Robot, frames: Floats, fps: float, dt_s: float) -> Reference:
     # Velocities by central differences, except for the first frame, which has no frame before it
     around = [(max(i - 1, 0), min(i + 1, steps)) for i in range(steps)]
     qvel = np.stack([_difference(model, qpos[a], qpos[b], (b - a) * dt_s) for a, b in around])
+    # Displacement (x, y, yaw) from the first pose to the last: first rotate by yaw, then translate
+    first, last = qpos[0, robot.qpos[:7]], qpos[-1, robot.qpos[:7]]
+    yaw = float(heading(torch.from_numpy(last[3:])) - heading(torch.from_numpy(first[3:])))
+    cos, sin = np.cos(yaw), np.sin(yaw)
+    x, y = first[:2]
     onward = np.zeros((steps, 3))
-    onward[-1] = _ground_move(qpos[0, robot.qpos[:7]], qpos[-1, robot.qpos[:7]])
+    onward[-1] = last[0] - (cos * x - sin * y), last[1] - (sin * x + cos * y), yaw
     return Reference(
         pose=qpos[:-1, robot.qpos],
         velocity=qvel[:, robot.qvel],
@@ -173,14 +178,6 @@ def _difference(model: mujoco.MjModel, before: Floats, after: Floats, time_s: fl
     velocity = np.zeros(model.nv)
     mujoco.mj_differentiatePos(model, velocity, time_s, before, after)
     return velocity
-
-
-def _ground_move(first: Floats, last: Floats) -> Floats:
-    """Return the displacement (x, y, yaw) from the first pose to the last: first rotate by yaw, then translate."""
-    yaw = float(heading(torch.from_numpy(last[3:])) - heading(torch.from_numpy(first[3:])))
-    cos, sin = np.cos(yaw), np.sin(yaw)
-    x, y = first[:2]
-    return np.array([last[0] - (cos * x - sin * y), last[1] - (sin * x + cos * y), yaw])
 
 
 def _sites(robot: Robot, qpos: Floats, qvel: Floats) -> Floats:

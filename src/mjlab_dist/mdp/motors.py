@@ -21,13 +21,6 @@ if TYPE_CHECKING:
     from mjlab_dist.env.env import Env
     from mjlab_dist.sim import Limits
 
-_ACTIVATIONS: dict[str, int] = {
-    "softsign": motor_kernels.SOFTSIGN,
-    "elu": motor_kernels.ELU,
-    "relu": motor_kernels.RELU,
-    "tanh": motor_kernels.TANH,
-}
-
 
 class DcMotor(Action):
     """DC motor: a PD controller tracks the target joint positions, within the limits of the motor.
@@ -188,7 +181,7 @@ class LearnedMotor(Action):
         tensors = [wp.from_torch(tensor) for tensor in (self.values, self._errors, self._velocities)]
         scales = [position_scale, velocity_scale]
         self._inputs: list[Any] = [*ids, tensors[0], ages, *scales, velocities_first, *tensors[1:]]
-        self._activation = _ACTIVATIONS[activation]
+        self._activation = getattr(motor_kernels, activation.upper())
         self._effort = (effort_scale, math.inf if effort_limit is None else effort_limit)
 
     def _find_positions(self, env: Env) -> list[tuple[int, ...]]:

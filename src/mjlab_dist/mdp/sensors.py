@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import mujoco_warp as mjw
 import torch
 import warp as wp
 
@@ -73,18 +72,11 @@ class Contact(Sensor):
             everywhere = wp.full(env.num_envs, True, dtype=wp.bool)
         # Without a history, the kernel does not write to the last array, so any other array can take its place.
         kept = self.state() | {"force_history_n": self.force_history_n if history else self.force_n.unsqueeze(1)}
-        outputs: list[Any] = [wp.from_torch(tensor) for tensor in kept.values()]
-        inputs = [wp.from_torch(env.sim.view("sensordata")), addresses, sums, history]
-
-        # Recorded programs
-        def read(model: mjw.Model, data: mjw.Data) -> None:  # noqa: ARG001 (the signature of recorded programs)
-            wp.launch(kernels.read_contacts, shape, [everywhere, *inputs, env.step_dt_s], outputs)
-
-        def read_start(model: mjw.Model, data: mjw.Data) -> None:  # noqa: ARG001 (the signature of recorded programs)
-            wp.launch(kernels.read_contacts, shape, [env.sim.reset_mask, *inputs, 0.0], outputs)
-
-        self._read = env.sim.record(read, changes_state=False)
-        self._read_start = env.sim.record(read_start, changes_state=False)
+        inputs, outputs = [env.sim.view("sensordata"), addresses, sums, history], kept.values()
+        self._read, self._read_start = (
+            env.sim.record_launch(kernels.read_contacts, shape, [mask, *inputs, dt_s, *outputs], changes_state=False)
+            for mask, dt_s in ((everywhere, env.step_dt_s), (env.sim.reset_mask, 0.0))
+        )
 
     def touching(self, min_force_n: Number) -> torch.Tensor:
         """Return whether each body touches something with at least min_force_n N; (num_envs, k) of bool."""

@@ -38,9 +38,6 @@ def find_touching(
 
     MuJoCo ignores contacts between a link and its parent only if both can move. A contact that the joints cannot open
     has no solution: it holds the joints, and MuJoCo Warp can compute infinite numbers.
-
-    Returns:
-        Pairs of bodies.
     """
     import mujoco
 

@@ -23,12 +23,7 @@ NUM_ENVS = 8
 
 
 def try_task(names: Names, parent: Path) -> tuple[TrainConfig | None, list[Check]]:
-    """Import the config of a task, build its envs on the CPU, and step them.
-
-    Returns:
-        The config, or None if it cannot be imported; and a list of the failed checks, which is empty if the task is
-        ready.
-    """
+    """Import the config of a task, build its envs on the CPU, and step them."""
     from mjlab_dist.check.checks import failed  # imports torch
     from mjlab_dist.check.run import try_out
 

@@ -43,11 +43,7 @@ REMEDY = (
 
 
 def convert(flag: str, urdf: Path, tree: ET.Element, folder: Path, *, floating: bool) -> Path:
-    """Convert a URDF to an MJCF.
-
-    Returns:
-        The MJCF.
-    """
+    """Convert a URDF to an MJCF."""
     if floating:
         _float(flag, tree)
     _refuse_incomplete_inertials(flag, tree)

@@ -69,14 +69,7 @@ def _check_new(output: Path) -> None:
 
 
 def pack(source: Source, config: PackConfig) -> Mapping[str, bytes]:
-    """Write a pack.
-
-    Returns:
-        The packed files by name.
-
-    Raises:
-        CheckError: If the exported policy computes different actions from the policy.
-    """
+    """Write a pack."""
     import torch
 
     from mjlab_dist.learn import checkpoint as checkpoints

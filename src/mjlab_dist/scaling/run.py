@@ -64,9 +64,6 @@ def measure(config: TrainConfig, rounds: int, until_return: float | None) -> Sca
 
     Each round launches all runs once: every number of ranks with every kind of scaling. If the machine is slow for a
     while, this therefore affects all numbers of ranks.
-
-    Raises:
-        RankError: If a rank ended early.
     """
     # Runs. The run with one rank is the same for both kinds of scaling, so it is launched only once per round.
     _check(config)

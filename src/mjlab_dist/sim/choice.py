@@ -27,7 +27,13 @@ def choose_engine(config: SimConfig, device: str, model: mujoco.MjModel | None =
         return "warp"
     import mujoco  # not needed on GPUs
 
-    found = model or _without_terrain(config)
+    if model is None:
+        from mjlab_dist.sim.scene import build_model  # not needed on GPUs
+
+        # The terrain has no degrees of freedom, and takes longer than everything else
+        found: mujoco.MjModel = build_model(dataclasses.replace(config, terrain=TerrainConfig()))
+    else:
+        found = model
     sleeps = bool(found.opt.enableflags & mujoco.mjtEnableBit.mjENBL_SLEEP)
     if config.engine == "mujoco" and sleeps:
         raise UserError(
@@ -35,10 +41,3 @@ def choose_engine(config: SimConfig, device: str, model: mujoco.MjModel | None =
             "use --env.sim.engine warp"
         )
     return "warp" if sleeps or (config.engine == "auto" and found.nv < ON_C) else "mujoco"
-
-
-def _without_terrain(config: SimConfig) -> mujoco.MjModel:
-    from mjlab_dist.sim.scene import build_model  # not needed on GPUs
-
-    # The terrain has no degrees of freedom, and takes longer than everything else
-    return build_model(dataclasses.replace(config, terrain=TerrainConfig()))

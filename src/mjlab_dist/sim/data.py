@@ -1,11 +1,13 @@
-"""Create MuJoCo Warp's data: start state, buffers, fields."""
+"""MuJoCo Warp's data: start state, buffers, fields, and its device memory."""
 
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import mujoco
 import mujoco_warp as mjw
+import warp as wp
 
 from mjlab_dist.errors import UserError
 
@@ -36,3 +38,23 @@ def put_data(model: mujoco.MjModel, key: int | None, num_envs: int, njmax: int, 
 def per_env_names() -> list[str]:
     """Return the fields of ``mujoco_warp.Data`` with a row per env."""
     return [field.name for field in dataclasses.fields(mjw.Data) if getattr(field.type, "shape", ("",))[0] == "nworld"]
+
+
+def array_bytes(*holders: Any) -> dict[int, int]:
+    """Return the size in bytes of every Warp array in dataclasses, tuples and lists.
+
+    Keys are addresses, so that memory that several arrays share counts once.
+    """
+    found: dict[int, int] = {}
+    for holder in holders:
+        if isinstance(holder, wp.array):
+            inner = {holder.ptr: holder.capacity} if holder.ptr else {}
+        elif dataclasses.is_dataclass(holder):
+            inner = array_bytes(*(getattr(holder, field.name) for field in dataclasses.fields(holder)))
+        elif isinstance(holder, tuple | list):
+            inner = array_bytes(*holder)
+        else:
+            continue
+        for pointer, size in inner.items():
+            found[pointer] = max(size, found.get(pointer, 0))
+    return found

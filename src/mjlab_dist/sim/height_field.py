@@ -95,18 +95,15 @@ def _with_ceiling(model: mujoco.MjModel, ground: Any) -> Any:
     # A geom can touch the ground only within its bounding radius. The window covers the largest moving geom.
     moving = model.body_weldid[model.geom_bodyid] != 0
     ground.window = int(np.ceil(model.geom_rbound[moving].max(initial=0.0) / min(ground.cell))) + 2
-    ground.ceiling = wp.array(_ceiling(ground.heights.numpy(), ground.window), dtype=float)
-    return ground
-
-
-def _ceiling(heights: np.ndarray, window: int) -> np.ndarray:
-    """Return, for each point, the maximum height within ``window`` points along both axes."""
+    # For each point, the maximum height within the window along both axes
+    heights, window = ground.heights.numpy(), ground.window
     for axis in (0, 1):
         widths = [(window, window) if axis == i else (0, 0) for i in (0, 1)]
         padded = np.moveaxis(np.pad(heights, widths, mode="edge"), axis, 0)
         shifted = (padded[start : start + heights.shape[axis]] for start in range(2 * window + 1))
         heights = np.moveaxis(functools.reduce(np.maximum, shifted), 0, axis)
-    return np.ascontiguousarray(heights)
+    ground.ceiling = wp.array(np.ascontiguousarray(heights), dtype=float)
+    return ground
 
 
 def _launch(ground: Any, pairs: np.ndarray, ids: np.ndarray) -> Callable[[mjw.Model, mjw.Data], None]:

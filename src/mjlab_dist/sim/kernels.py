@@ -44,12 +44,16 @@ def _make_loaded(device: str, variants: Sequence[Variant]) -> None:
     if not needed:
         return
     # Compile what the cache lacks, in one rank per machine.
-    with _cache_lock():
+    fd = os.open(_cache_dir() / "mjlab_dist.lock", os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
         missing = [variant for variant in needed if not _is_cached(device, *variant)]
         if missing:
             emit("compiling", done=0, total=len(missing))
             for done, _ in enumerate(_compile(device, missing), start=1):
                 emit("compiling", done=done, total=len(missing))
+    finally:
+        os.close(fd)  # releases the lock
     # Load the rest from the cache, without the lock.
     for _ in _load(device, needed):
         pass
@@ -155,13 +159,3 @@ def _is_cached(device: str, module: wp.Module, block_dim: int) -> bool:
 def _cache_dir() -> Path:
     assert wp.config.kernel_cache_dir is not None, "set by wp.init()"
     return Path(wp.config.kernel_cache_dir)
-
-
-@contextlib.contextmanager
-def _cache_lock() -> Iterator[None]:
-    fd = os.open(_cache_dir() / "mjlab_dist.lock", os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(fd)  # releases the lock

@@ -117,7 +117,8 @@ def groups(model: mujoco.MjModel, fields: Iterable[str]) -> int:
 def batched_fields() -> list[str]:
     """Return the real-valued fields of ``mujoco_warp.Model`` that may have one value per env."""
     specs: list[tuple[str, Any]] = [(field.name, field.type) for field in dataclasses.fields(mjw.Model)]
-    return [name for name, spec in specs if getattr(spec, "shape", ("",))[0] == "*" and _is_real(spec.dtype)]
+    per_env = [(name, spec.dtype) for name, spec in specs if getattr(spec, "shape", ("",))[0] == "*"]
+    return [name for name, dtype in per_env if getattr(dtype, "_wp_scalar_type_", dtype) in (float, wp.float32)]
 
 
 def no_field(model: mujoco.MjModel, name: str) -> UserError:
@@ -189,7 +190,3 @@ def unanchored(put: mjw.Model) -> mjw.Model:
 def _offered(model: mujoco.MjModel) -> list[str]:
     computed = {name for names in _GROUPS.values() for name in names} - {"eq_data"}
     return [name for name in batched_fields() if name not in computed and getattr(model, name).size] + list(OPTIONS)
-
-
-def _is_real(dtype: Any) -> bool:
-    return getattr(dtype, "_wp_scalar_type_", dtype) in (float, wp.float32)

@@ -91,7 +91,10 @@ class MujocoEngine(Engine):
         self._state = {name: (tensor, self._bound(name, tensor)) for name, tensor in arrays.physics.items()}
         self._changed = [pair for name, pair in self._state.items() if name in _CHANGED_BY_STEPS]
         self._results = {name: (arrays.views[name], self._bound(name, arrays.views[name])) for name in results}
-        self._fields = [(tensor, self._expanded(name, tensor)) for name, tensor in arrays.fields.items()]
+        self._fields: list[_Pair] = []
+        for name, tensor in arrays.fields.items():
+            array = self._batch.expand(f"opt.{name}" if name in model_fields.OPTIONS else name)
+            self._fields.append((tensor, torch.from_numpy(array).view(tensor.shape)))
         # Fields that MuJoCo derives constants from, with their values at the latest derivation; and the envs whose
         # constants of record are older than that
         derived_from = [name for name in arrays.written if name in model_fields.OPTIONS or name in _INPUTS]
@@ -180,10 +183,6 @@ class MujocoEngine(Engine):
         array.flags.writeable = True
         return torch.from_numpy(array).view(tensor.shape)
 
-    def _expanded(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        array = self._batch.expand(f"opt.{name}" if name in model_fields.OPTIONS else name)
-        return torch.from_numpy(array).view(tensor.shape)
-
     def _call(
         self, call: Callable[..., None], changed: Iterable[_Pair] = (), *, with_results: bool = True, **arguments: Any
     ) -> None:
@@ -198,14 +197,16 @@ class MujocoEngine(Engine):
         _copy(changed, back=True)
         if with_results:
             _copy(self._results.values(), back=True)
-        if failed is not None:
-            self._fail(failed)
+        if failed is not None:  # NaN positions are handled by nan_policy
+            env, reason = self._reason(failed)
+            emit("warning", text=f"env {env}: MuJoCo: {reason}; its state counts as not finite")
+            self._arrays.views["qpos"][torch.from_numpy(failed.ids).long()] = torch.nan
         self._warn_if_full()
 
     def _run(self, call: Callable[..., None], arguments: Mapping[str, Any]) -> SimulationError | None:
         """Call MuJoCo, and return its error if it could not simulate some envs."""
         try:
-            with warnings_to(_ignore):
+            with warnings_to(lambda _: None):  # what a warning is about is found in the results
                 call(**arguments)
         except SimulationError as error:
             return error
@@ -238,12 +239,6 @@ class MujocoEngine(Engine):
             env, reason = self._reason(failed)
             raise UserError(f"{_FLAG}: MuJoCo cannot compute the constants of env {env}: {reason}")
 
-    def _fail(self, error: SimulationError) -> None:
-        """Set the positions of envs that MuJoCo could not simulate to NaN, so that ``nan_policy`` handles them."""
-        env, reason = self._reason(error)
-        emit("warning", text=f"env {env}: MuJoCo: {reason}; its state counts as not finite")
-        self._arrays.views["qpos"][torch.from_numpy(error.ids).long()] = torch.nan
-
     def _reason(self, error: SimulationError) -> tuple[int, str]:
         """Return the first env that MuJoCo could not simulate, and MuJoCo's message, as one line."""
         env = int(error.ids[0])
@@ -266,10 +261,6 @@ def _copy(pairs: Iterable[_Pair], *, back: bool = False) -> None:
             tensor.copy_(array)
         else:
             array.copy_(tensor)
-
-
-def _ignore(text: str) -> None:
-    """Ignore a warning: what it is about is found in the results."""
 
 
 def _missing(name: str) -> UserError:

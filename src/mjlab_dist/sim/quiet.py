@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import mujoco
@@ -44,20 +44,13 @@ def quiet() -> Iterator[None]:
             yield
     finally:
         for warning in caught:
-            if _is_of_mujoco(warning, texts):
-                texts[str(warning.message)] = None
+            # Warnings of MuJoCo's bindings name the file of the code that called them, such as a file of this package
+            text, file = str(warning.message), Path(warning.filename)
+            is_repeated = bool(texts) and text.startswith(tuple(texts))
+            is_of_call = file.is_relative_to(_PACKAGE) or "is deprecated" in text
+            if is_repeated or is_of_call or "mujoco_warp" in file.parts:
+                texts[text] = None
             else:
                 warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
         for text in texts:
             emit("debug", text=f"MuJoCo: {' '.join(text.split())}")
-
-
-def _is_of_mujoco(warning: warnings.WarningMessage, texts: Collection[str]) -> bool:
-    """Return whether a Python warning is from MuJoCo Warp or MuJoCo's bindings.
-
-    Warnings of the bindings name the file of the code that called them, such as a file of this package.
-    """
-    text, file = str(warning.message), Path(warning.filename)
-    is_repeated = bool(texts) and text.startswith(tuple(texts))
-    is_of_call = file.is_relative_to(_PACKAGE) or "is deprecated" in text
-    return is_repeated or is_of_call or "mujoco_warp" in file.parts

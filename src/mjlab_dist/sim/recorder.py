@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable
 
 import warp as wp
@@ -31,7 +32,7 @@ class Recorder:
             emit("warning", text=f"the physics is not captured, which is slower: {reason}")
         self.captures, self._prepares = captures and not reason, not reason
         self.graphs: dict[Run, wp.Graph] = {}
-        self.launch: Callable[[Run], None] = _launch_now
+        self.launch: Callable[[Run], None] = operator.call
         self.num_changes = 0
         self._device = device
         self._stream = wp.stream_from_torch(device) if device != "cpu" else None
@@ -71,7 +72,3 @@ class Recorder:
 def _call_all(programs: tuple[Run, ...]) -> None:
     for program in programs:
         program()
-
-
-def _launch_now(launch: Run) -> None:
-    launch()

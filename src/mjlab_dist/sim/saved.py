@@ -41,10 +41,9 @@ def limits_of(model: mujoco.MjModel) -> dict[str, Limits]:
 def copy_state(
     source: Mapping[str, torch.Tensor], target: Mapping[str, torch.Tensor], limits: Mapping[str, Limits] | None = None
 ) -> None:
-    """Copy tensors in place to the tensors of the same names, because recorded graphs contain the targets' addresses.
+    """Copy tensors in place to those of the same names, because recorded graphs contain the targets' addresses.
 
-    Raises:
-        UserError: If names or shapes differ, or a number is outside of its limits; in that case nothing is copied.
+    If names or shapes differ, or a number is outside of its limits, nothing is copied.
     """
     for name in {**source, **target}:
         there, here = (str(tuple(held[name].shape)) if name in held else "missing" for held in (source, target))
@@ -61,11 +60,7 @@ def copy_state(
 
 
 def check_limits(name: str, value: torch.Tensor, dtype: torch.dtype, limits: Limits) -> None:
-    """Raise if a saved tensor has another type, or a number outside of its limits.
-
-    Raises:
-        UserError: One line with the first number outside of the limits.
-    """
+    """Raise if a saved tensor has another type, or a number outside of its limits."""
     if value.dtype != dtype:
         raise UserError(f"{name} is of type {value.dtype}, but must be of type {dtype}; it is damaged")
     value = value.cpu()

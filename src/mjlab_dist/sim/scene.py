@@ -34,33 +34,23 @@ _INPUTS = {
     "effort": mujoco.mjtCtrlInput.mjINPUT_FF,
 }
 
-_INTEGRATORS = {
-    "euler": mujoco.mjtIntegrator.mjINT_EULER,
-    "implicit": mujoco.mjtIntegrator.mjINT_IMPLICIT,
-    "implicitfast": mujoco.mjtIntegrator.mjINT_IMPLICITFAST,
-    "rk4": mujoco.mjtIntegrator.mjINT_RK4,
-}
-
-_CONES = {"pyramidal": mujoco.mjtCone.mjCONE_PYRAMIDAL, "elliptic": mujoco.mjtCone.mjCONE_ELLIPTIC}
-
-_SOLVERS = {"newton": mujoco.mjtSolver.mjSOL_NEWTON, "cg": mujoco.mjtSolver.mjSOL_CG}
-
 
 @quiet()
 def build_model(config: SimConfig) -> mujoco.MjModel:
-    """Assemble a scene and compile it.
-
-    Returns:
-        The model. Bodies of ``config.model`` come first, then entities in their order; actuators of the MJCFs come
-        first, then those of ``config.actuators`` in their order; sensors of the MJCFs come first, then those of
-        ``config.contacts`` and ``config.distances``. Keyframes include entities and the targets of position motors.
-
-    Raises:
-        UserError: If something in the config does not exist or does not compile. The message is one line with the
-            flag, its value and the fix.
-    """
+    """Assemble a scene and compile it."""
     spec, flag = _load_spec("--env.sim", config.model, config.model_params), f"--env.sim.model {_shown(config.model)}"
-    motors = _compile(flag, lambda: _add_parts(spec, config))
+
+    def add_parts() -> dict[str, ActuatorConfig]:
+        """Add the parts of the config to the scene, and return the motor of each joint."""
+        add_terrain(spec, config.terrain)
+        for name, entity in config.entities.items():
+            _attach(spec, name, entity)
+        motors = add_motors(spec, config.actuators)
+        add_contacts(spec, config.contacts, config.entities)
+        add_distances(spec, config.distances, config.entities)
+        return motors
+
+    motors = _compile(flag, add_parts)  # MuJoCo refuses repeated names
     _set_options(spec.option, config.options)
     model = _compile(flag, spec.compile)
     # The joint positions of a keyframe are also the targets of position motors: the motors then hold the start state.
@@ -68,18 +58,6 @@ def build_model(config: SimConfig) -> mujoco.MjModel:
         if motor.kind == "position":
             model.key_ctrl[:, model.actuator(name).id] = model.key_qpos[:, model.jnt_qposadr[model.joint(name).id]]
     return model
-
-
-def _add_parts(spec: mujoco.MjSpec, config: SimConfig) -> dict[str, ActuatorConfig]:
-    """Add the parts of a config to a scene, and return the motor of each joint. MuJoCo refuses repeated names."""
-    if config.terrain.parts:
-        add_terrain(spec, config.terrain)
-    for name, entity in config.entities.items():
-        _attach(spec, name, entity)
-    motors = add_motors(spec, config.actuators)
-    add_contacts(spec, config.contacts, config.entities)
-    add_distances(spec, config.distances, config.entities)
-    return motors
 
 
 @quiet()
@@ -108,11 +86,7 @@ def ignored_options(config: SimConfig) -> list[str]:
 
 @quiet()
 def load_model(model: str) -> mujoco.MjModel:
-    """Compile an MJCF without anything added to it.
-
-    Raises:
-        UserError: If the file, package or function does not exist, or MuJoCo does not accept it.
-    """
+    """Compile an MJCF without anything added to it."""
     return _compile(f"--env.sim.model {_shown(model)}", _load_spec("--env.sim", model, {}).compile)
 
 
@@ -139,13 +113,18 @@ def _read_spec(config_flag: str, model: str, params: Mapping[str, ParamValue]) -
 
 
 def find_file(flag: str, file: str) -> Path:
-    """Return the path of a file.
-
-    Raises:
-        UserError: If there is no such file or package.
-    """
+    """Return the path of a file."""
     module, colon, name = file.rpartition(":")
-    path = _folder_of(flag, module) / name if colon else Path(file)
+    path = Path(file)
+    if colon:
+        spec = find_module(module)  # imports nothing
+        if spec is None:
+            raise UserError(f"{flag}: there is no package {module}")
+        if spec.submodule_search_locations:
+            path = Path(next(iter(spec.submodule_search_locations))) / name
+        else:
+            assert spec.origin is not None
+            path = Path(spec.origin).parent / name
     if not path.is_file():
         raise UserError(f"{flag}: there is no file {path}")
     return path
@@ -178,16 +157,6 @@ def _call(flag: str, function: str, params: Mapping[str, ParamValue]) -> mujoco.
     return made
 
 
-def _folder_of(flag: str, module: str) -> Path:
-    spec = find_module(module)  # imports nothing
-    if spec is None:
-        raise UserError(f"{flag}: there is no package {module}")
-    if spec.submodule_search_locations:
-        return Path(next(iter(spec.submodule_search_locations)))
-    assert spec.origin is not None
-    return Path(spec.origin).parent
-
-
 def _shown(model: str) -> str:
     """Return a short form of the model for messages: XML is cut off after 30 characters."""
     return f"{' '.join(model.split())[:30]}..." if model.lstrip().startswith("<") else model
@@ -204,11 +173,7 @@ def _attach(spec: mujoco.MjSpec, name: str, entity: EntityConfig) -> None:
 
 
 def add_motors(spec: mujoco.MjSpec, configs: Mapping[str, ActuatorConfig]) -> dict[str, ActuatorConfig]:
-    """Add the motors of a config to a scene, and return each motor's config by the name of its joint.
-
-    Raises:
-        UserError: If a value is not valid, a pattern matches no joint, or two groups have the same joint.
-    """
+    """Add the motors of a config to a scene, and return each motor's config by the name of its joint."""
     added: dict[str, ActuatorConfig] = {}
     for name, config in configs.items():
         flag = f"--env.sim.actuators.{name}"
@@ -301,9 +266,9 @@ def _set_options(option: mujoco.MjOption, config: OptionsConfig) -> None:
             raise UserError(f"--env.sim.options.{name.replace('_', '-')} {value}: must be positive and finite")
     chosen: Mapping[str, float | int | None] = {
         "timestep": config.timestep_s,
-        "integrator": _INTEGRATORS.get(config.integrator or ""),
-        "cone": _CONES.get(config.cone or ""),
-        "solver": _SOLVERS.get(config.solver or ""),
+        "integrator": getattr(mujoco.mjtIntegrator, f"mjINT_{(config.integrator or '').upper()}", None),
+        "cone": getattr(mujoco.mjtCone, f"mjCONE_{(config.cone or '').upper()}", None),
+        "solver": getattr(mujoco.mjtSolver, f"mjSOL_{(config.solver or '').upper()}", None),
         "iterations": config.iterations,
         "ls_iterations": config.ls_iterations,
         "impratio": config.impratio,

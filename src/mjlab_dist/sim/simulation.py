@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import mujoco
 import torch
@@ -16,9 +17,8 @@ from mjlab_dist.config import SimConfig
 from mjlab_dist.errors import UserError
 from mjlab_dist.sim import model_fields, rows
 from mjlab_dist.sim.choice import choose_engine
-from mjlab_dist.sim.data import find_key, per_env_names, put_data
+from mjlab_dist.sim.data import array_bytes, find_key, per_env_names, put_data
 from mjlab_dist.sim.engine import Arrays, Engine, Program
-from mjlab_dist.sim.memory import array_bytes
 from mjlab_dist.sim.mujoco_engine import MujocoEngine
 from mjlab_dist.sim.quiet import quiet
 from mjlab_dist.sim.recorder import Recorder
@@ -246,6 +246,32 @@ class Simulation:
         self.recorder.record(run, changes_state=changes_state)
         return functools.partial(self.recorder.run, run)
 
+    def record_launch(
+        self,
+        kernel: Callable[..., None] | wp.Kernel,
+        size: int | Sequence[int],
+        arguments: Sequence[Any],
+        *,
+        changes_state: bool = True,
+    ) -> Callable[[], None]:
+        """Record a program that launches one Warp kernel.
+
+        Args:
+            kernel: The kernel.
+            size: Number of threads along each axis.
+            arguments: Arguments of the kernel. Tensors of torch are passed as Warp arrays that share their memory.
+            changes_state: Whether the kernel may write to ``qpos`` or ``qvel``.
+
+        Returns:
+            A function that runs the program, as in :meth:`record`.
+        """
+        arrays = [wp.from_torch(one) if isinstance(one, torch.Tensor) else one for one in arguments]
+
+        def launch(*_: object) -> None:
+            wp.launch(kernel, size, arrays)
+
+        return self.record(launch, changes_state=changes_state)
+
     def record_wrenches(self) -> Callable[[], None]:
         """Record a program that computes ``cacc``, ``cfrc_int`` and ``cfrc_ext``, which steps compute only for sensors.
 
@@ -315,18 +341,15 @@ class Simulation:
 
         Poses and sensor readings are omitted, because a step recomputes them. Clone the tensors to keep them.
         """
-        return {**(self._everything() if self._sleeps() else self.physics), "overflow": self.overflow}
+        if not self.model.opt.enableflags & mujoco.mjtEnableBit.mjENBL_SLEEP:
+            return {**self.physics, "overflow": self.overflow}
+        # If bodies may sleep, a step does not recompute all poses. It computes all integers before it uses them, except
+        # those that describe which bodies sleep.
+        views = {name: view for name in per_env_names() if (view := self.view(name)).numel()}
+        limits = self.limits()
+        kept = {name: view for name, view in views.items() if view.dtype != torch.int32 or name in limits}
+        return {**kept, "overflow": self.overflow}
 
     def limits(self) -> dict[str, Limits]:
         """Return the limits of integers in :meth:`state` by name, and of the floats that MuJoCo uses as indices."""
         return limits_of(self.model)
-
-    def _sleeps(self) -> bool:
-        return bool(self.model.opt.enableflags & mujoco.mjtEnableBit.mjENBL_SLEEP)
-
-    def _everything(self) -> dict[str, torch.Tensor]:
-        """Return all data per env. If bodies may sleep, this is the state: a step does not recompute all poses."""
-        views = {name: view for name in per_env_names() if (view := self.view(name)).numel()}
-        # A step computes all integers before it uses them, except those that describe which bodies sleep.
-        limits = self.limits()
-        return {name: view for name, view in views.items() if view.dtype != torch.int32 or name in limits}

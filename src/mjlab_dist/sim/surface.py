@@ -68,98 +68,6 @@ class Contacts:
     adhesion: wp.array[float]
 
 
-@wp.struct
-class Parameters:
-    """Parameters of the contacts between two geoms, as ``contact_params`` returns them."""
-
-    geoms: wp.vec2i
-    margin: float
-    gap: float
-    condim: int
-    friction: vec5
-    solref: wp.vec2
-    solreffriction: wp.vec2
-    solimp: vec5
-    adhesion: float
-
-
-@wp.func
-def _parameters(m: Geoms, pairs: wp.array[wp.vec2i], pair_ids: wp.array[wp.vec2i], pair: int, world: int) -> Parameters:
-    geoms, margin, gap, condim, friction, solref, solreffriction, solimp, adhesion = contact_params(
-        m.geom_condim,
-        m.geom_priority,
-        m.geom_solmix,
-        m.geom_solref,
-        m.geom_solimp,
-        m.geom_friction,
-        m.geom_margin,
-        m.geom_gap,
-        m.geom_adhesion,
-        m.pair_dim,
-        m.pair_solref,
-        m.pair_solreffriction,
-        m.pair_solimp,
-        m.pair_margin,
-        m.pair_gap,
-        m.pair_adhesion,
-        m.pair_friction,
-        pairs,
-        pair_ids,
-        pair,
-        world,
-    )
-    return Parameters(geoms, margin, gap, condim, friction, solref, solreffriction, solimp, adhesion)
-
-
-@wp.func
-def _write(
-    c: Contacts,
-    max_contacts: int,
-    num_contacts: wp.array[int],
-    index: int,
-    dist: float,
-    pos: wp.vec3,
-    normal: wp.vec3,
-    p: Parameters,
-    pair_id: wp.vec2i,
-    world: int,
-) -> None:
-    write_contact(
-        max_contacts,
-        index,
-        dist,
-        pos,
-        make_frame(normal),
-        p.margin,
-        p.gap,
-        p.condim,
-        p.friction,
-        p.solref,
-        p.solreffriction,
-        p.solimp,
-        p.adhesion,
-        p.geoms,
-        pair_id,
-        world,
-        c.dist,
-        c.pos,
-        c.frame,
-        c.includemargin,
-        c.friction,
-        c.solref,
-        c.solreffriction,
-        c.solimp,
-        c.dim,
-        c.geom,
-        c.efc_address,
-        c.worldid,
-        c.type,
-        c.geomcollisionid,
-        c.adhesion,
-        num_contacts,
-    )
-
-
 @wp.kernel(grid_stride=False)
 def collide(
     ground: Ground,
@@ -182,8 +90,29 @@ def collide(
     bound = geoms.geom_rbound[world % geoms.geom_rbound.shape[0], geom]
     if wp.abs(center[0]) > ground.half[0] + bound or wp.abs(center[1]) > ground.half[1] + bound:
         return
-    parameters = _parameters(geoms, pairs, pair_ids, pair, world)
-    margin = parameters.margin
+    ids, margin, gap, condim, friction, solref, solreffriction, solimp, adhesion = contact_params(
+        geoms.geom_condim,
+        geoms.geom_priority,
+        geoms.geom_solmix,
+        geoms.geom_solref,
+        geoms.geom_solimp,
+        geoms.geom_friction,
+        geoms.geom_margin,
+        geoms.geom_gap,
+        geoms.geom_adhesion,
+        geoms.pair_dim,
+        geoms.pair_solref,
+        geoms.pair_solreffriction,
+        geoms.pair_solimp,
+        geoms.pair_margin,
+        geoms.pair_gap,
+        geoms.pair_adhesion,
+        geoms.pair_friction,
+        pairs,
+        pair_ids,
+        pair,
+        world,
+    )
     near = cell_of(ground, center[0], center[1])
     covered = bound + margin < float(ground.window - 1) * wp.min(ground.cell[0], ground.cell[1])
     if covered and center[2] - bound - margin > ground.ceiling[near[0], near[1]]:
@@ -208,4 +137,37 @@ def collide(
         normal = wp.vec3(touches.normal[i, 0], touches.normal[i, 1], touches.normal[i, 2])
         point = wp.vec3(touches.point[i, 0], touches.point[i, 1], touches.point[i, 2])
         pos = origin + point + 0.5 * dist * normal
-        _write(contacts, max_contacts, num_contacts, i, dist, pos, normal, parameters, pair_ids[pair], world)
+        write_contact(
+            max_contacts,
+            i,
+            dist,
+            pos,
+            make_frame(normal),
+            margin,
+            gap,
+            condim,
+            friction,
+            solref,
+            solreffriction,
+            solimp,
+            adhesion,
+            ids,
+            pair_ids[pair],
+            world,
+            contacts.dist,
+            contacts.pos,
+            contacts.frame,
+            contacts.includemargin,
+            contacts.friction,
+            contacts.solref,
+            contacts.solreffriction,
+            contacts.solimp,
+            contacts.dim,
+            contacts.geom,
+            contacts.efc_address,
+            contacts.worldid,
+            contacts.type,
+            contacts.geomcollisionid,
+            contacts.adhesion,
+            num_contacts,
+        )

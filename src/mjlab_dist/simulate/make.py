@@ -30,11 +30,7 @@ def make(
     *,
     final_observations: bool,
 ) -> Envs:
-    """Make the envs of a task on the chosen devices.
-
-    Raises:
-        RankError: If a rank ended while it started.
-    """
+    """Make the envs of a task on the chosen devices."""
     # Check the arguments and the configs
     if arrays not in ("torch", "numpy"):
         raise UserError(f"arrays {arrays}: takes torch or numpy")

@@ -34,11 +34,7 @@ class Meeting:
     address: tuple[str, int] | None
 
     def connect(self, rank: int, secret: bytes) -> Transport:
-        """Connect a rank to the launcher.
-
-        Raises:
-            OSError: If the launcher has ended.
-        """
+        """Connect a rank to the launcher."""
         if rank < self.num_own or self.address is None:
             peer = socket.socket(socket.AF_UNIX)
             with _short_path(self.directory) as path:

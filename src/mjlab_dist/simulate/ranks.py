@@ -55,11 +55,7 @@ class Ranks:
     """Envs in ranks of one or several machines."""
 
     def __init__(self, job: Job, config: TrainConfig, hosts: tuple[Host, ...], listen: Listener) -> None:
-        """Start the ranks, and wait until they have built their envs.
-
-        Raises:
-            RankError: If a rank ended early.
-        """
+        """Start the ranks, and wait until they have built their envs."""
         self.device = "cpu"
         self._pid, self._hang_timeout, self._control = os.getpid(), config.hang_timeout, Control()
         self._transports: list[Transport] = []
@@ -240,11 +236,7 @@ class Ranks:
                     inputs.rows[rank].send()
 
     def _replies(self, ranks: Sequence[int] | None = None, results: _Area | None = None) -> list[Any]:
-        """Wait for replies, and return their results.
-
-        Raises:
-            RankError: If a rank ended, or hangs.
-        """
+        """Wait for replies, and return their results."""
         replies = [self._receive(rank, results) for rank in (self._all if ranks is None else ranks)]
         self._is_busy = False
         for error, _ in replies:

@@ -29,11 +29,7 @@ NEVER = 10**12
 
 
 def verify(config: TrainConfig) -> VerifyReport:
-    """Train for a few iterations on the chosen devices of all hosts, then on the first device, and check the evidence.
-
-    Raises:
-        RankError: If a rank ended early.
-    """
+    """Train for a few iterations on the devices of all hosts, then on the first device, and check the evidence."""
     # Checks
     validate(config)
     launcher = outside_launcher(os.environ)

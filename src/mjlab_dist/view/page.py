@@ -80,11 +80,7 @@ class Page:
             self._add_scene()
 
     def run(self, is_over: Callable[[], bool] = lambda: False) -> None:
-        """Show the player until Ctrl-C or until ``is_over`` returns True.
-
-        Raises:
-            BaseException: The error that ended the player.
-        """
+        """Show the player until Ctrl-C or until ``is_over`` returns True."""
         while not is_over():
             with guarded():
                 self.update()

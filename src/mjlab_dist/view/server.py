@@ -144,11 +144,7 @@ class Gate:
         return answer(connection, request)
 
     def check(self, data: bytes) -> None:
-        """Raise if a message is none that the page sends.
-
-        Raises:
-            Exception: Various errors, because the message may be damaged in any way.
-        """
+        """Raise if a message is none that the page sends."""
         message = Message.deserialize(data)
         if isinstance(message, ViewerCameraMessage):
             return

@@ -24,17 +24,8 @@ from mjlab_dist.errors import CheckError, UserError
 from mjlab_dist.learn.random_state import random_state
 
 NAMES_OF_CHECKS = [
-    "terms",
-    "physics",
-    "finite",
-    "seeds",
-    "resume",
-    "host syncs",
-    "replay",
-    "episodes",
-    "buffers",
-    "speed",
-]
+    "terms", "physics", "finite", "seeds", "resume", "host syncs", "replay", "episodes", "buffers", "speed",
+]  # fmt: skip
 
 
 NUM_STEPS = 75
@@ -96,11 +87,7 @@ def test_every_task_passes(task: str, request: pytest.FixtureRequest) -> None:
     [
         ("rewards", reward(1.0, mistakes.column), r"env.rewards.wrong: returned \(8, 1\) of float32; .* \(8,\) of"),
         ("terminations", termination(mistakes.number), r"env.terminations.wrong: returned .* float32; .* of bool"),
-        (
-            "observations.actor",
-            observation(mistakes.flat),
-            r"env.observations.actor.wrong: returned \(8,\) of float32; it must return \(8, width\)",
-        ),
+        ("observations.actor", observation(mistakes.flat), r"env.observations.actor.wrong: .*\(8,\) of.*\(8, width\)"),
         ("observations.actor", observation(mistakes.double), r"env.observations.actor.wrong: .* float64; .* float32"),
         (
             "rewards",
@@ -115,7 +102,7 @@ def test_a_term_that_cannot_be_used_ends_the_checks(kind: str, wrong: Any, found
     assert re.match(found, result["terms"])
 
 
-WAITS = r"rewards.wrong \(terms_with_mistakes.py:\d+\): "
+LINE = r"wrong \(terms_with_mistakes.py:\d+\): "
 
 
 @pytest.mark.slow
@@ -125,12 +112,15 @@ WAITS = r"rewards.wrong \(terms_with_mistakes.py:\d+\): "
         (
             "rewards",
             reward(1.0, mistakes.waits),
-            {"host syncs": rf"{WAITS}aten._local_scalar_dense.* waits", "replay": f".*{WAITS}waits"},
+            {"host syncs": rf"rewards.{LINE}aten._local_scalar_dense.* waits", "replay": f".*rewards.{LINE}waits"},
         ),
         (
             "rewards",
             reward(1.0, mistakes.reads_an_array),
-            {"host syncs": rf"{WAITS}Tensor.numpy waits", "replay": rf".*{WAITS}makes a tensor from host data"},
+            {
+                "host syncs": rf"rewards.{LINE}Tensor.numpy waits",
+                "replay": rf".*rewards.{LINE}makes a tensor from host data",
+            },
         ),
         ("rewards", reward(1.0, mistakes.root), {"finite": r"rewards.wrong: returned NaN .* in step \d+ of 75"}),
         (
@@ -142,8 +132,7 @@ WAITS = r"rewards.wrong \(terms_with_mistakes.py:\d+\): "
             "events",
             event(mistakes.unseeded),
             {
-                "seeds": r"events.wrong: different values of qvel at the start of the first episodes, though both "
-                r"rollouts have the seed 1",
+                "seeds": r"events.wrong: different values of qvel at the start of .* both rollouts have the seed 1",
                 "resume": r"events.wrong: different values of qvel",
                 "replay": r".*events.wrong \(terms_with_mistakes.py:\d+\)",
             },
@@ -158,7 +147,7 @@ WAITS = r"rewards.wrong \(terms_with_mistakes.py:\d+\): "
             reward(1.0, mistakes.CountsInPython),
             {
                 "resume": r"rewards.wrong: different values in step 76 after load_state\(\); .* state\(\)",
-                "replay": r".*rewards.wrong \(terms_with_mistakes.py:\d+\): argument 1 is \d+, and was \d+ before",
+                "replay": rf".*rewards.{LINE}argument 1 is \d+, and was \d+ before",
             },
         ),
         (
@@ -218,9 +207,8 @@ def test_a_task_without_randomness_passes() -> None:
 )
 @pytest.mark.usefixtures("short_rollouts")
 def test_buffers_that_are_too_small_are_found(changes: dict[str, int], found: str) -> None:
-    config = config_of("gym-hopper")
-    env = dataclasses.replace(config.env, sim=dataclasses.replace(config.env.sim, **changes))
-    result = failures(dataclasses.replace(config, env=env, num_envs=8))
+    config = dataclasses.replace(config_of("gym-hopper"), num_envs=8)
+    result = failures(changed(config, "env.sim", dataclasses.replace(config.env.sim, **changes)))
     assert re.match(found, result.pop("buffers"))
     assert not result, "no term is blamed"
 
@@ -232,8 +220,7 @@ def test_a_new_task_needs_buffers_with_a_margin() -> None:
     (usage,) = (result.text for result in try_out(config) if result.name == "buffers")
     (rows,) = re.findall(r"random actions need njmax (\d+)", usage)
     for njmax, passed in ((int(rows), False), (2 * int(rows), True)):
-        env = dataclasses.replace(config.env, sim=dataclasses.replace(config.env.sim, njmax=njmax))
-        results = {result.name: result.passed for result in try_out(dataclasses.replace(config, env=env))}
+        results = {result.name: result.passed for result in try_out(changed(config, "env.sim.njmax", njmax))}
         assert results["buffers"] is passed
         assert all(passed for name, passed in results.items() if name != "buffers")
 

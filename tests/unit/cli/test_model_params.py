@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import yaml
+from configs import changed
 
 from mjlab_dist import registry
 from mjlab_dist.api import configured
 from mjlab_dist.cli import train
-from mjlab_dist.config import EntityConfig, SimConfig, TrainConfig
+from mjlab_dist.config import EntityConfig, TrainConfig
 from mjlab_dist.config.checks import validate
 from mjlab_dist.config.serialization import from_plain, to_plain
 from mjlab_dist.errors import UserError
@@ -60,13 +61,9 @@ def default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainConfig:
     """Return a config with a model and an entity that functions build."""
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "models_with_parameters.py").write_text(MODELS)
+    ball = EntityConfig(model="models_with_parameters:ball", model_params={"radius": 0.1})
     base = registry.task_config("cartpole-balance")
-    sim = dataclasses.replace(
-        base.env.sim,
-        model="models_with_parameters:leg",
-        entities={"it": EntityConfig(model="models_with_parameters:ball", model_params={"radius": 0.1})},
-    )
-    return dataclasses.replace(base, env=dataclasses.replace(base.env, sim=sim))
+    return with_sim(base, model="models_with_parameters:leg", entities={"it": ball})
 
 
 def read(config: TrainConfig, folder: Path, *flags: str) -> TrainConfig:
@@ -76,8 +73,7 @@ def read(config: TrainConfig, folder: Path, *flags: str) -> TrainConfig:
 
 
 def with_sim(config: TrainConfig, **changes: Any) -> TrainConfig:
-    sim = dataclasses.replace(config.env.sim, **changes)
-    return dataclasses.replace(config, env=dataclasses.replace(config.env, sim=sim))
+    return changed(config, "env.sim", dataclasses.replace(config.env.sim, **changes))
 
 
 @pytest.mark.parametrize(
@@ -140,22 +136,10 @@ def test_a_model_may_have_a_parameter_that_the_env_passes_to_terms(default: Trai
 @pytest.mark.parametrize(
     ("model", "params", "message"),
     [
-        (
-            "models_with_parameters:leg",
-            {"lenght": 0.3},
-            "--env.sim.model-params.lenght 0.3: models_with_parameters:leg has no such parameter; did you mean length?",
-        ),
-        (
-            "models_with_parameters:ball",
-            {},
-            "--env.sim.model-params.radius: models_with_parameters:ball requires this parameter; set it",
-        ),
-        (
-            "mjlab_dist_tasks.cartpole:cartpole.xml",
-            {"leg_length": 0.3},
-            "--env.sim.model-params.leg-length 0.3: the model is not a function, so it takes no parameters; remove "
-            "this one or set --env.sim.model to package.module:function",
-        ),
+        ("models_with_parameters:leg", {"lenght": 0.3}, r"\.lenght 0\.3: .* length\?$"),
+        ("models_with_parameters:ball", {}, r"\.radius: .* requires this parameter"),
+        ("mjlab_dist_tasks.cartpole:cartpole.xml", {"leg_length": 0.3}, r"\.leg-length 0\.3: .* not a function"),
+        ("<mujoco/>", {"size": 1.0}, r"\.size 1\.0: .* not a function"),
     ],
 )
 def test_mistakes_are_refused_before_anything_starts(
@@ -163,9 +147,8 @@ def test_mistakes_are_refused_before_anything_starts(
 ) -> None:
     config = with_sim(default, model=model, model_params=params)
     for check in (lambda: validate(config), lambda: build_model(config.env.sim)):
-        with pytest.raises(UserError) as caught:
+        with pytest.raises(UserError, match=rf"^--env\.sim\.model-params{message}"):
             check()
-        assert str(caught.value) == message
 
 
 def test_a_mistake_in_an_entity_names_its_flag(default: TrainConfig) -> None:
@@ -177,9 +160,3 @@ def test_a_mistake_in_an_entity_names_its_flag(default: TrainConfig) -> None:
 def test_an_unknown_flag_is_refused(default: TrainConfig, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^--env\.sim\.model-params\.lenght: unknown flag; .*length"):
         read(default, tmp_path, "--env.sim.model-params.lenght", "0.3")
-
-
-def test_xml_takes_no_parameters() -> None:
-    sim = SimConfig(model="<mujoco/>", model_params={"size": 1.0}, njmax=1, nconmax=1)
-    with pytest.raises(UserError, match=r"^--env\.sim\.model-params\.size 1\.0: the model is not a function"):
-        build_model(sim)

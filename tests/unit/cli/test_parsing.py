@@ -27,7 +27,7 @@ from mjlab_dist.cli.help import (
     take_help,
 )
 from mjlab_dist.cli.parsing import is_given, parse, split_task, take_flag
-from mjlab_dist.config import PlayConfig, TrainConfig
+from mjlab_dist.config import TrainConfig
 from mjlab_dist.config.checks import validate
 from mjlab_dist.config.serialization import to_plain
 from mjlab_dist.errors import UserError
@@ -70,30 +70,19 @@ def test_bash_completes_flags(capsys: pytest.CaptureFixture[str]):
         train.main(["cartpole-balance", "--tyro-print-completion", "fish"], "train")
 
 
-def test_no_flags_leave_the_default():
-    assert parsed("") == DEFAULT
-
-
 @pytest.mark.parametrize(
     ("line", "path", "value"),
     [
         ("--num-envs 64", "num_envs", 64),
-        ("--num-envs=64", "num_envs", 64),
         ("--num_envs 64", "num_envs", 64),
         ("--num-envs 64 --num-envs 32", "num_envs", 32),
         ("--num-envs auto", "num_envs", "auto"),
-        ("--total-num-envs 64", "total_num_envs", 64),
-        ("--total-timesteps 1000", "total_timesteps", 1000),
-        ("--sync.compression bf16", "sync.compression", "bf16"),
         ("--env.rewards.smooth.weight 2", "env.rewards[smooth].weight", 2.0),
-        ("--env.events.pole.params.low -0.5", "env.events[pole].params[low]", -0.5),
         ("--agent.no-capture", "agent.capture", False),
-        ("--env.sim.decimation 4", "env.sim.decimation", 4),
         ("--agent.schedule fixed", "agent.schedule", "fixed"),
         ("--agent.actor-hidden-dims 256 128 64", "agent.actor_hidden_dims", (256, 128, 64)),
         ("--agent.learning-rate 3e-4", "agent.learning_rate", 3e-4),
         ("--gpu-ids None", "gpu_ids", None),
-        ("--gpu-ids 0", "gpu_ids", (0,)),
         ("--gpu-ids 0 1", "gpu_ids", (0, 1)),
         ("--gpu-ids all", "gpu_ids", "all"),
         ("--gpu-ids auto", "gpu_ids", "auto"),
@@ -106,13 +95,10 @@ def test_no_flags_leave_the_default():
         ("--run-name 0,1", "run_name", "0,1"),
         ("--num-envs 1e3", "num_envs", 1000),
         ("--max-iterations 1_000", "max_iterations", 1000),
-        ("--total-timesteps 2.5e8", "total_timesteps", 250_000_000),
         ("--seed 64.0", "seed", 64),
         ("--checkpoint.interval 1e2", "checkpoint.interval", 100),
         ("--checkpoint.interval 600s", "checkpoint.interval", "600s"),
-        ("--cpu-ranks 2", "cpu_ranks", 2),
         ("--logger wandb", "logger", ("wandb",)),
-        ("--logger=wandb", "logger", ("wandb",)),
         ("--logger tensorboard wandb my.module:Class", "logger", ("tensorboard", "wandb", "my.module:Class")),
         ("--logger", "logger", ()),
         ("--torchrunx-log-dir=", "torchrunx_log_dir", ""),
@@ -123,7 +109,6 @@ def test_no_flags_leave_the_default():
         ("--agent.capture 0", "agent.capture", False),
         ("--agent.actor_hidden_dims=[256, 128]", "agent.actor_hidden_dims", (256, 128)),
         ("--agent.actor-hidden-dims (256,128)", "agent.actor_hidden_dims", (256, 128)),
-        ("--env.actions.force.clip=[-0.5, 0.5]", "env.actions[force].clip", (-0.5, 0.5)),
         ("--logger=['tensorboard', 'wandb']", "logger", ("tensorboard", "wandb")),
         ("--logger=[]", "logger", ()),
         ("--run-name=[a,b]", "run_name", "[a,b]"),
@@ -154,19 +139,22 @@ def differences(old: Any, new: Any, path: str = "") -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("line", "flag", "near"),
+    ("line", "near"),
     [
-        ("--num-env 3", "--num-env", "--num-envs"),
-        ("--max-iteration 3", "--max-iteration", "--max-iterations"),
-        ("--agent.learning-rat 1", "--agent.learning-rat", "--agent.learning-rate"),
-        ("--env.rewards.smoth.weight 2", "--env.rewards.smoth.weight", "--env.rewards.smooth.weight"),
-        ("--seed 2 --lager wandb", "--lager", "--logger"),
+        ("--num-env 3", "--num-envs"),
+        ("--agent.learning-rat 1", "--agent.learning-rate"),
+        ("--env.rewards.smoth.weight 2", "--env.rewards.smooth.weight"),
+        ("--lager wandb", "--logger"),
+        # The first of several
+        ("--seedd 1 --num-envss 2", "--seed"),
+        ("--checkpoint.intervall 10 --max-iterationss 4 --agent.num-steps-per-envv 4", "--checkpoint.interval"),
     ],
 )
-def test_an_unknown_flag_is_refused_with_the_nearest_flag(line: str, flag: str, near: str):
-    message = refusal_of(line)
-    assert message.startswith(f"{flag}: ")
-    assert f" {near}?" in message
+def test_an_unknown_flag_is_refused_with_the_nearest_flag(line: str, near: str):
+    for known in ("", "--seed 2 "):
+        message = refusal_of(known + line)
+        assert message.startswith(f"{line.split()[0]}: ")
+        assert f" {near}?" in message
 
 
 def test_an_unknown_flag_is_refused_in_an_ascii_locale_too(monkeypatch: pytest.MonkeyPatch):
@@ -203,20 +191,7 @@ def test_without_a_task_the_flags_of_tasks_are_not_reported_as_unknown():
         )
 
 
-@pytest.mark.parametrize(
-    ("line", "near"),
-    [
-        ("--seedd 1 --num-envss 2", "--seed"),
-        ("--checkpoint.intervall 10 --max-iterationss 4 --agent.num-steps-per-envv 4", "--checkpoint.interval"),
-    ],
-)
-def test_the_first_of_several_unknown_flags_is_refused_with_an_existing_flag(line: str, near: str):
-    message = refusal_of(line)
-    assert message.startswith(f"{line.split()[0]}: ")
-    assert f" {near}?" in message
-
-
-@pytest.mark.parametrize("columns", ["25", "40", "60", "200"])
+@pytest.mark.parametrize("columns", ["25", "60", "200"])
 def test_an_unknown_flag_is_refused_with_an_existing_flag_at_any_terminal_width(
     monkeypatch: pytest.MonkeyPatch, columns: str
 ):
@@ -226,73 +201,39 @@ def test_an_unknown_flag_is_refused_with_an_existing_flag_at_any_terminal_width(
     assert " --env.events.velocities.params.std?" in message
 
 
-MISTAKES = [
-    ("--num-envs x", "--num-envs", "x"),
-    ("--num-envs Auto", "--num-envs", "Auto"),
-    ("--total-num-envs auto", "--total-num-envs", "auto"),
-    ("--num-envs 1.5", "--num-envs", "1.5"),
-    ("--agent.learning-rate fast", "--agent.learning-rate", "fast"),
-    ("--env.rewards.smooth.weight heavy", "--env.rewards.smooth.weight", "heavy"),
-    ("--gpu-ids foo", "--gpu-ids", "foo"),
-    ("--gpu-ids 0,x", "--gpu-ids", "0 x"),
-    ("--seed 1e999", "--seed", "1e999"),
-    ("--seed nan", "--seed", "nan"),
-    ("--seed 15e-1", "--seed", "15e-1"),
-    ("--gpu-ids 0 all", "--gpu-ids", "0 all"),
-    ("--cpu-ranks 1.5", "--cpu-ranks", "1.5"),
-    ("--agent.schedule sometimes", "--agent.schedule", "sometimes"),
-    ("--agent.activation none", "--agent.activation", "none"),
-]
-
-
-@pytest.mark.parametrize(("line", "flag", "value"), MISTAKES)
-def test_a_bad_value_is_refused_with_flag_and_value(line: str, flag: str, value: str):
-    message = refusal_of(line)
-    assert flag in message
-    assert value in message
-
-
 @pytest.mark.parametrize(
     ("line", "takes"),
     [
-        ("--num-envs many", "takes a whole number, or auto; "),
-        ("--max-iterations many", "takes a whole number; "),
-        ("--agent.learning-rate fast", "takes a number; "),
-        ("--gpu-ids first", "takes whole numbers, auto, all, or None; "),
-        ("--agent.obs-clip x", "takes a number, or None; "),
-        ("--env.actions.force.clip a b", "takes 2 numbers, or None; "),
-        ("--env.events.pole.params.low x", "takes a number; "),
+        ("--num-envs x", "a whole number, or auto"),
+        ("--num-envs Auto", "a whole number, or auto"),
+        ("--num-envs 1.5", "a whole number, or auto"),
+        ("--total-num-envs auto", "a whole number, or None"),
+        ("--max-iterations many", "a whole number"),
+        ("--seed 1e999", "a whole number"),
+        ("--seed nan", "a whole number"),
+        ("--seed 15e-1", "a whole number"),
+        ("--agent.learning-rate fast", "a number"),
+        ("--env.rewards.smooth.weight heavy", "a number"),
+        ("--env.events.pole.params.low x", "a number"),
+        ("--agent.obs-clip x", "a number, or None"),
+        ("--env.actions.force.clip a b", "2 numbers, or None"),
+        ("--gpu-ids foo", "whole numbers, auto, all, or None"),
+        ("--gpu-ids 0,x", "whole numbers, auto, all, or None"),
+        ("--gpu-ids 0 all", "whole numbers, auto, all, or None"),
+        ("--agent.schedule sometimes", "adaptive, fixed, or linear"),
     ],
 )
-def test_a_refusal_describes_the_values_of_a_flag(line: str, takes: str):
-    assert refusal_of(line).startswith(f"{line}: {takes}")
-
-
-@pytest.mark.parametrize(("line", "flag", "value"), [*MISTAKES, ("--num-envss 3", "--num-envss", "unknown flag")])
-def test_a_mistake_is_one_plain_line_on_a_color_terminal_too(
-    monkeypatch: pytest.MonkeyPatch, line: str, flag: str, value: str
+def test_a_bad_value_is_refused_with_its_flag_and_what_the_flag_takes(
+    monkeypatch: pytest.MonkeyPatch, line: str, takes: str
 ):
+    message = refusal_of(line)
+    assert message.startswith(f"{line.replace(',', ' ')}: takes {takes}; ")
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    message = refusal_of(line)
-    assert flag in message
-    assert value in message
-    assert "─" not in message
+    assert refusal_of(line) == message, "a color terminal gets the same plain line"
 
 
-@pytest.mark.parametrize(
-    ("line", "choices"),
-    [
-        ("--agent.schedule sometimes", ("adaptive", "fixed", "linear")),
-        ("--agent.activation none", ("elu", "identity")),
-    ],
-)
-def test_a_bad_choice_is_refused_with_the_choices(line: str, choices: tuple[str, ...]):
-    message = refusal_of(line)
-    assert all(choice in message for choice in choices)
-
-
-@pytest.mark.parametrize("line", ["--num-envs", "--num-envs --seed 2", "--run-name", "--env.rewards.smooth.weight"])
+@pytest.mark.parametrize("line", ["--num-envs", "--num-envs --seed 2", "--env.rewards.smooth.weight"])
 def test_a_missing_value_is_refused_with_the_flag(line: str):
     message = refusal_of(line)
     assert message.startswith(f"{line.split()[0]}: ")
@@ -316,26 +257,10 @@ def test_help_exits_with_0_and_shows_flags(capsys: pytest.CaptureFixture[str]):
     assert not shown.err
 
 
-def test_other_config_classes_parse():
-    config = parse(PlayConfig(), ["--video", "a.mp4", "--num-envs", "2"], "play cartpole-balance")
-    assert config == PlayConfig(video="a.mp4", num_envs=2)
-
-
-@pytest.mark.parametrize(
-    ("argv", "value", "rest"),
-    [
-        ([], None, []),
-        (["a", "--config", "x", "b"], "x", ["a", "b"]),
-        (["--config=x", "b"], "x", ["b"]),
-        (["--config=x=y"], "x=y", []),
-        (["--configure", "x"], None, ["--configure", "x"]),
-        (["--seed", "1"], None, ["--seed", "1"]),
-    ],
-)
-def test_take_flag_removes_the_flag_and_returns_its_value(argv: list[str], value: str | None, rest: list[str]):
-    before = list(argv)
-    assert take_flag(argv, "--config") == (value, rest)
-    assert argv == before
+def test_take_flag_keeps_the_arguments_and_takes_only_the_exact_flag():
+    argv = ["--config=x=y", "--configure", "z"]
+    assert take_flag(argv, "--config") == ("x=y", ["--configure", "z"])
+    assert argv == ["--config=x=y", "--configure", "z"]
 
 
 @pytest.mark.parametrize("argv", [["--config"], ["--config", "--seed", "1"]])
@@ -344,20 +269,9 @@ def test_take_flag_refuses_a_missing_value(argv: list[str]):
         take_flag(argv, "--config")
 
 
-@pytest.mark.parametrize(
-    ("line", "given"),
-    [
-        ("--num-envs 1", True),
-        ("--num-envs=1", True),
-        ("--num_envs=1", True),
-        ("", False),
-        ("--total-num-envs 1", False),
-        ("--num-envss 1", False),
-        ("--run-name num-envs", False),
-    ],
-)
-def test_is_given_detects_a_flag(line: str, given: bool):
-    assert is_given(line.split(), "--num-envs") == given
+@pytest.mark.parametrize("line", ["--total-num-envs 1", "--num-envss 1", "--run-name num-envs"])
+def test_another_flag_or_value_is_not_the_given_flag(line: str):
+    assert not is_given(line.split(), "--num-envs")
 
 
 @pytest.mark.parametrize(
@@ -408,7 +322,6 @@ def test_a_number_of_envs_also_replaces_the_number_for_gpus(line: str, expected:
         ([], None, []),
         (["cartpole", "--seed", "1"], "cartpole", ["--seed", "1"]),
         (["--seed", "1"], None, ["--seed", "1"]),
-        (["cartpole", "--help"], "cartpole", ["--help"]),
     ],
 )
 def test_the_task_is_the_first_argument(argv: list[str], task: str | None, rest: list[str]):
@@ -495,24 +408,20 @@ def test_help_of_an_unknown_prefix_names_the_nearest(prefix: str, near: str):
 
 
 @pytest.mark.parametrize(
-    ("line", "flag"),
+    "line",
     [
-        ("--env.actions.rear.latency 1", "--env.actions.rear.latency"),
-        ("--env.actions.rear.latency 0.5 1", "--env.actions.rear.latency"),
-        ("--env.actions.rear.clip 1", "--env.actions.rear.clip"),
-        ("--env.actions.rear.scale wide", "--env.actions.rear.scale"),
-        ("--env.actions.rear.scale wide far", "--env.actions.rear.scale"),
-        ("--env.observations.actor.joints.delay late 1", "--env.observations.actor.joints.delay"),
-        ("--env.events.push.interval-s 1", "--env.events.push.interval-s"),
-        ("--env.events.push.when sometimes", "--env.events.push.when"),
-        ("--env.events.push.params.angular-rad-s far 1", "--env.events.push.params.angular-rad-s"),
-        ("--env.events.push.params.spin 1", "--env.events.push.params.spin"),
-        ("--env.randomizations.mass.operation double", "--env.randomizations.mass.operation"),
+        "--env.actions.rear.latency 1",
+        "--env.actions.rear.latency 0.5 1",
+        "--env.actions.rear.scale wide",
+        "--env.actions.rear.scale wide far",
+        "--env.events.push.when sometimes",
+        "--env.events.push.params.angular-rad-s far 1",
+        "--env.events.push.params.spin 1",
     ],
 )
-def test_a_mistake_in_a_flag_of_a_term_is_one_line_that_names_it(line: str, flag: str):
+def test_a_mistake_in_a_flag_of_a_term_is_one_line_that_names_it(line: str):
     with pytest.raises(UserError) as caught:
         parse(LEGGED, line.split(), "train legged")
     message = str(caught.value)
     assert "\n" not in message
-    assert flag in message
+    assert line.split()[0] in message

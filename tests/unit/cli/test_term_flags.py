@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from configs import changed
 from legged import EVERYTHING
 
-import mjlab_dist
 from mjlab_dist import registry
 from mjlab_dist.api import configured
 from mjlab_dist.cli import train
@@ -34,16 +34,18 @@ def read(*flags: str, task: str = "quadruped-velocity-flat") -> TrainConfig:
     return train.read_config([task, *flags], "train", train.HELP)
 
 
-def test_a_parameter_that_the_config_does_not_name_is_a_flag() -> None:
+def reread(config: TrainConfig) -> TrainConfig:
+    """Return a config as it is read from its file."""
+    return from_plain(yaml.safe_load(yaml.safe_dump(to_plain(config))))
+
+
+def test_a_parameter_that_the_config_does_not_name_is_a_flag_and_a_field_in_python() -> None:
     assert "x_m" not in DEFAULT.env.events["root"].params
-    assert read("--env.events.root.params.x-m", "-0.5", "0.5").env.events["root"].params["x_m"] == (-0.5, 0.5)
+    config = read("--env.events.root.params.x-m", "-0.5", "0.5")
+    assert config.env.events["root"].params["x_m"] == (-0.5, 0.5)
+    assert configured(DEFAULT, {"env.events.root.params.x_m": (-0.5, 0.5)}) == config
     assert read("--env.events.root.params.joint=other").env.events["root"].params["joint"] == "other"
     assert read().env == DEFAULT.env
-
-
-def test_a_parameter_that_the_config_does_not_name_is_a_field_in_python() -> None:
-    config = configured(DEFAULT, {"env.events.root.params.x_m": (-0.5, 0.5)})
-    assert config == read("--env.events.root.params.x-m", "-0.5", "0.5")
     with pytest.raises(UserError, match=r"env\.events\.root\.params\.no_such"):
         configured(DEFAULT, {"env.events.root.params.no_such": 1.0})
 
@@ -62,11 +64,11 @@ def test_a_wrong_value_of_a_parameter_that_the_config_does_not_name_is_refused_w
 )
 def test_none_removes_a_term(kind: str, name: str) -> None:
     assert name in getattr(DEFAULT.env, kind)
-    changed = read(f"--env.{kind}.{name.replace('_', '-')}", "None")
+    config = read(f"--env.{kind}.{name.replace('_', '-')}", "None")
     left = {key: value for key, value in getattr(DEFAULT.env, kind).items() if key != name}
-    assert getattr(changed.env, kind) == left
-    assert changed == configured(DEFAULT, {f"env.{kind}.{name}": None})
-    assert from_plain(yaml.safe_load(yaml.safe_dump(to_plain(changed)))) == changed
+    assert getattr(config.env, kind) == left
+    assert config == configured(DEFAULT, {f"env.{kind}.{name}": None})
+    assert reread(config) == config
 
 
 def test_none_removes_an_observation_or_a_group() -> None:
@@ -87,14 +89,9 @@ def with_goal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainConfig:
     """Return a config with a term whose parameters tyro cannot read."""
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "goal_terms.py").write_text(TERMS)
-    params: dict[str, ParamValue] = {
-        "limit": None,
-        "box": ((0.0, 1.0), (2.0, 3.0)),
-        "table": {"a": 1.0},
-        "required": 1.0,
-    }
-    goal = TermConfig(func="goal_terms:Goal", params=params)
-    return dataclasses.replace(DEFAULT, env=dataclasses.replace(DEFAULT.env, commands={"goal": goal}))
+    box = ((0.0, 1.0), (2.0, 3.0))
+    params: dict[str, ParamValue] = {"limit": None, "box": box, "table": {"a": 1.0}, "required": 1.0}
+    return changed(DEFAULT, "env.commands", {"goal": TermConfig(func="goal_terms:Goal", params=params)})
 
 
 @pytest.mark.parametrize(
@@ -121,7 +118,7 @@ def test_values_without_a_plain_type(
         ["--config", str(file), f"--env.commands.goal.params.{name}", *values], "train", train.HELP
     )
     assert config.env.commands["goal"].params == {**with_goal.env.commands["goal"].params, name: expected}
-    assert from_plain(yaml.safe_load(yaml.safe_dump(to_plain(config)))) == config
+    assert reread(config) == config
 
 
 @pytest.mark.parametrize("flag", ["--env.rewards.alive.params", "--env.sim.model-params", "--env.sim.model_params"])
@@ -131,8 +128,7 @@ def test_a_flag_for_all_parameters_together_is_refused(flag: str) -> None:
 
 
 def test_a_term_may_be_called_params() -> None:
-    reward = next(iter(DEFAULT.env.rewards.values()))
-    config = dataclasses.replace(DEFAULT, env=dataclasses.replace(DEFAULT.env, rewards={"params": reward}))
+    config = changed(DEFAULT, "env.rewards", {"params": next(iter(DEFAULT.env.rewards.values()))})
     assert take_term_flags(config, ["--env.rewards.params", "None"])[0].env.rewards == {}
 
 
@@ -157,17 +153,11 @@ def test_without_disturbances_nothing_is_random_but_the_start() -> None:
     assert not calm.observations["actor"]["it"].delay_jitter
 
 
-def test_terms_can_be_removed_from_python() -> None:
-    config = mjlab_dist.task_config("cartpole-balance")
-    name = next(iter(config.env.rewards))
-    assert name not in configured(config, {f"env.rewards.{name}": None}).env.rewards
-
-
 def test_a_group_of_motors_can_be_removed_from_python_and_by_a_flag() -> None:
     name = next(iter(DEFAULT.env.sim.actuators))
-    changed = configured(DEFAULT, {f"env.sim.actuators.{name}": None})
-    assert name not in changed.env.sim.actuators
-    assert read(f"--env.sim.actuators.{name}", "None") == changed
+    config = configured(DEFAULT, {f"env.sim.actuators.{name}": None})
+    assert name not in config.env.sim.actuators
+    assert read(f"--env.sim.actuators.{name}", "None") == config
 
 
 @pytest.mark.slow
@@ -191,4 +181,4 @@ def test_flags_give_scales_by_regular_expression() -> None:
     assert scale == {".*_hip": 0.1, ".*": 0.3}
     config = configured(DEFAULT, {"env.actions.joints.scale": {".*": 0.5}})
     assert config.env.actions["joints"].scale == {".*": 0.5}
-    assert from_plain(yaml.safe_load(yaml.safe_dump(to_plain(config)))) == config
+    assert reread(config) == config

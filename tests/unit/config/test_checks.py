@@ -36,69 +36,51 @@ def test_every_task_is_valid(task: str):
     validate(registry.task_config(task))
 
 
+POSITIVE = (
+    *("num_envs", "gpu_num_envs", "total_num_envs", "max_iterations", "total_timesteps", "env.sim.decimation"),
+    *("fsdp_devices", "sync.period", "sync.check_interval", "agent.rnn_hidden_dim", "agent.rnn_num_layers"),
+    *("agent.num_steps_per_env", "agent.num_learning_epochs", "agent.num_mini_batches"),
+)
+"""Whole numbers that must be at least 1."""
+
+
+def flag_of(path: str) -> str:
+    return f"--{path.replace('_', '-')}"
+
+
 @pytest.mark.parametrize(
-    ("path", "flag", "value", "fix"),
+    ("path", "value", "fix"),
     [
-        ("num_envs", "--num-envs", 0, "1"),
-        ("gpu_num_envs", "--gpu-num-envs", 0, "1"),
-        ("total_num_envs", "--total-num-envs", 0, "1"),
-        ("max_iterations", "--max-iterations", -3, "1"),
-        ("total_timesteps", "--total-timesteps", 0, "1"),
-        ("fsdp_devices", "--fsdp-devices", 0, "1"),
-        ("sync.fsdp_min_size_mb", "--sync.fsdp-min-size-mb", -0.5, "0"),
-        ("sync.fsdp_min_size_mb", "--sync.fsdp-min-size-mb", float("inf"), "0"),
-        ("sync.fsdp_min_size_mb", "--sync.fsdp-min-size-mb", float("nan"), "0"),
-        ("sync.period", "--sync.period", 0, "1"),
-        ("sync.check_interval", "--sync.check-interval", 0, "1"),
-        ("sync.compression", "--sync.compression", "gzip", "bf16"),
-        ("sync.compression", "--sync.compression", "", "fp16"),
-        ("agent.rnn_hidden_dim", "--agent.rnn-hidden-dim", 0, "1"),
-        ("agent.rnn_num_layers", "--agent.rnn-num-layers", -1, "1"),
-        ("checkpoint.interval", "--checkpoint.interval", 0, "600s"),
-        ("checkpoint.interval", "--checkpoint.interval", "0s", "600s"),
-        ("checkpoint.interval", "--checkpoint.interval", "ten minutes", "600s"),
-        ("checkpoint.interval", "--checkpoint.interval", "-5s", "600s"),
-        ("checkpoint.keep_last", "--checkpoint.keep-last", -1, "0"),
-        ("checkpoint.keep_best", "--checkpoint.keep-best", -1, "0"),
-        ("max_restarts", "--max-restarts", -1, "0"),
-        ("hang_timeout", "--hang-timeout", 0.0, ""),
-        ("seed", "--seed", -1, "0"),
-        ("env.sim.decimation", "--env.sim.decimation", 0, "1"),
-        ("agent.num_steps_per_env", "--agent.num-steps-per-env", 0, "1"),
-        ("agent.num_learning_epochs", "--agent.num-learning-epochs", 0, "1"),
-        ("agent.num_mini_batches", "--agent.num-mini-batches", 0, "1"),
-        ("env.episode_length_s", "--env.episode-length-s", 0.0, ""),
-        ("env.episode_length_s", "--env.episode-length-s", float("inf"), ""),
-        ("agent.learning_rate", "--agent.learning-rate", -0.5, ""),
-        ("agent.learning_rate", "--agent.learning-rate", float("nan"), ""),
-        ("agent.init_std", "--agent.init-std", 0.0, ""),
-        ("agent.min_std", "--agent.min-std", 0.0, ""),
-        ("agent.min_std", "--agent.min-std", 1e-9, "1e-06"),
-        ("agent.init_std", "--agent.init-std", 1e-4, "--agent.min-std"),
-        ("agent.max_grad_norm", "--agent.max-grad-norm", float("inf"), ""),
-        ("agent.gamma", "--agent.gamma", 1.5, "1"),
-        ("agent.gamma", "--agent.gamma", float("nan"), "1"),
-        ("agent.obs_clip", "--agent.obs-clip", 0.0, "None"),
-        ("agent.obs_clip", "--agent.obs-clip", 10.0, "--agent.obs-normalization"),
-        ("agent.lam", "--agent.lam", -0.1, "1"),
-        ("run_name", "--run-name", "a/b", "/"),
-        ("run_name", "--run-name", ".hidden", ""),
-        ("env.rewards.smooth.weight", "--env.rewards.smooth.weight", float("nan"), "finite"),
-        ("env.rewards.smooth.weight", "--env.rewards.smooth.weight", float("-inf"), "finite"),
-        ("env.actions.force.scale", "--env.actions.force.scale", float("inf"), "finite"),
-        ("env.sim.options.timestep_s", "--env.sim.options.timestep-s", float("nan"), "finite"),
+        *((path, 0, "1") for path in POSITIVE),
+        *((path, -1, "0") for path in ("checkpoint.keep_last", "checkpoint.keep_best", "max_restarts")),
+        ("sync.fsdp_min_size_mb", -0.5, "0"),
+        ("sync.fsdp_min_size_mb", NAN, "0"),
+        ("sync.compression", "gzip", "bf16"),
+        ("checkpoint.interval", 0, "600s"),
+        ("checkpoint.interval", "ten minutes", "600s"),
+        ("hang_timeout", 0.0, ""),
+        ("env.episode_length_s", INF, ""),
+        ("agent.learning_rate", -0.5, ""),
+        ("agent.init_std", 0.0, ""),
+        ("agent.min_std", 1e-9, "1e-06"),
+        ("agent.init_std", 1e-4, "--agent.min-std"),
+        ("agent.max_grad_norm", INF, ""),
+        ("agent.gamma", 1.5, "1"),
+        ("agent.gamma", NAN, "1"),
+        ("agent.obs_clip", 0.0, "None"),
+        ("agent.obs_clip", 10.0, "--agent.obs-normalization"),
+        ("agent.lam", -0.1, "1"),
+        ("run_name", "a/b", "/"),
+        ("run_name", ".hidden", ""),
+        ("env.rewards.smooth.weight", NAN, "finite"),
+        ("env.actions.force.scale", INF, "finite"),
+        ("env.sim.options.timestep_s", NAN, "finite"),
     ],
 )
-def test_a_bad_value_is_refused(config: TrainConfig, path: str, flag: str, value: Any, fix: str):
-    message = refusal_of(changed(config, path, value))
-    assert message.startswith(f"{flag} {value}:")
-    assert fix in message.removeprefix(f"{flag} {value}:")
-
-
-@pytest.mark.parametrize("flag", ["--agent.actor-hidden-dims", "--agent.critic-hidden-dims"])
-def test_networks_without_hidden_layers_are_refused(config: TrainConfig, flag: str):
-    path = flag.removeprefix("--").replace("-", "_")
-    assert refusal_of(changed(config, path, ())).startswith(f"{flag}: ")
+def test_a_bad_value_is_refused(config: TrainConfig, path: str, value: Any, fix: str):
+    start, _, rest = refusal_of(changed(config, path, value)).partition(":")
+    assert start == f"{flag_of(path)} {value}"
+    assert fix in rest
 
 
 @pytest.mark.parametrize(
@@ -113,8 +95,7 @@ def test_control_characters_in_a_run_name_are_refused(config: TrainConfig, name:
 @pytest.mark.parametrize("path", ["log_root", "torchrunx_log_dir", "wandb_project", "env.sim.model"])
 @pytest.mark.parametrize("text", ["\0", "a\0b", "\ud94c"])
 def test_a_text_that_no_path_can_contain_is_refused(config: TrainConfig, path: str, text: str):
-    flag = f"--{path.replace('_', '-')}"
-    assert refusal_of(changed(config, path, text)).startswith(f"{flag} {text!r}: ")
+    assert refusal_of(changed(config, path, text)).startswith(f"{flag_of(path)} {text!r}: ")
     validate(changed(config, "log_root", "not utf-8 \udcff"))
 
 
@@ -125,23 +106,14 @@ def test_a_text_that_no_path_can_contain_is_refused(config: TrainConfig, path: s
         ("num_envs", "auto"),
         ("total_num_envs", 1),
         ("total_timesteps", 1),
-        ("fsdp_devices", 2),
         ("sync.fsdp_min_size_mb", 0.0),
-        ("sync.period", 2),
         ("sync.check_interval", 1),
-        ("sync.compression", "bf16"),
-        ("sync.compression", "fp16"),
-        ("sync.synchronizer", "package.module:Class"),
-        ("seed", 0),
         ("agent.gamma", 0.0),
         ("agent.gamma", 1.0),
         ("agent.lam", 1.0),
         ("run_name", "a.b"),
         ("logger", ()),
         ("logger", ("trackio", "wandb", "tensorboard", "package.module:Class", "package.module:Other")),
-        ("hosts", ("localhost",)),
-        ("hosts", ("node-7", "node8.example.org", "192.0.2.7", "2001:db8::7")),
-        ("hosts", ("node7:4", "192.0.2.7:8", "[2001:db8::7]:2", "[2001:db8::8]")),
     ],
 )
 def test_a_value_at_its_limit_is_accepted(config: TrainConfig, path: str, value: Any):
@@ -159,14 +131,17 @@ def test_a_value_at_its_limit_is_accepted(config: TrainConfig, path: str, value:
     ],
 )
 def test_an_incomplete_env_is_refused(config: TrainConfig, path: str, value: Any, fix: str):
-    message = refusal_of(changed(config, path, value))
-    assert message.startswith(f"{path}:")
-    assert fix in message.removeprefix(f"{path}:")
+    start, _, rest = refusal_of(changed(config, path, value)).partition(":")
+    assert start == path
+    assert fix in rest
 
 
-@pytest.mark.parametrize(
-    ("num_envs", "steps", "mini_batches"), [(3, 5, 4), (1, 1, 4), (7, 1, 3), (1024, 32, 5), (100, 10, 999)]
-)
+@pytest.mark.parametrize("path", ["agent.actor_hidden_dims", "agent.critic_hidden_dims"])
+def test_networks_without_hidden_layers_are_refused(config: TrainConfig, path: str):
+    assert refusal_of(changed(config, path, ())).startswith(f"{flag_of(path)}: ")
+
+
+@pytest.mark.parametrize(("num_envs", "steps", "mini_batches"), [(3, 5, 4), (1, 1, 4), (100, 10, 999)])
 def test_mini_batches_that_do_not_divide_the_rollout_are_refused_with_a_valid_number(
     config: TrainConfig, num_envs: int, steps: int, mini_batches: int
 ):
@@ -192,10 +167,7 @@ OWN = "package.module:Class"
         ({"fsdp_devices": 2, "sync.synchronizer": OWN}, ("--fsdp-devices 2", f"--sync.synchronizer {OWN}")),
         ({"sync.period": 4, "sync.compression": "bf16"}, ("--sync.compression bf16", "--sync.period 4")),
         ({"sync.period": 4, "sync.synchronizer": OWN}, (f"--sync.synchronizer {OWN}", "--sync.period 4")),
-        (
-            {"sync.compression": "fp16", "sync.synchronizer": OWN},
-            (f"--sync.synchronizer {OWN}", "--sync.compression fp16"),
-        ),
+        ({"sync.compression": "fp16", "sync.synchronizer": OWN}, (f"--sync.synchronizer {OWN}", "compression fp16")),
     ],
 )
 def test_mutually_exclusive_fields_are_refused_only_together(
@@ -215,10 +187,6 @@ def test_mutually_exclusive_fields_are_refused_only_together(
     [
         (("node7", "node8", "node7"), "node7 "),
         (("",), "'' "),
-        (("node7", " "), "' ' "),
-        (("node7,node8",), "'node7,node8' "),
-        (("root@node7",), "'root@node7' "),
-        (("node7:some",), "'node7:some' "),
         (("-oProxyCommand",), "'-oProxyCommand' "),
         (("localhost", "-F.ssh:2"), "'-F.ssh:2' "),
         (("node7:0",), "node7:0 "),
@@ -251,77 +219,36 @@ def test_a_term_of_another_kind_is_refused(config: TrainConfig, group: str):
     assert refusal_of(changed(config, group, {"tilted": wrong})).startswith(f"{group}.tilted: ")
 
 
-@pytest.mark.parametrize("rnn", ["lstm", "gru"])
-def test_mini_batches_of_recurrent_networks_contain_whole_envs(config: TrainConfig, rnn: str):
-    config = changed(changed(config, "num_envs", 6), "agent.num_steps_per_env", 32)
-    validate(changed(config, "agent.num_mini_batches", 4))
-    config = changed(config, "agent.rnn", rnn)
-    message = refusal_of(changed(config, "agent.num_mini_batches", 4))
-    assert message.startswith("--agent.num-mini-batches 4: ")
-    assert "--num-envs 6" in message
-    assert f"--agent.rnn {rnn}" in message
-    assert message.endswith(" 3")
-    validate(changed(config, "agent.num_mini_batches", 3))
-
-
 @pytest.mark.parametrize(
-    ("path", "value", "flag", "fix"),
+    ("path", "value", "shown", "fix"),
     [
-        ("env.actions.rear.latency", (2, 1), "--env.actions.rear.latency 2 1", ""),
-        ("env.actions.rear.latency", (-1, 1), "--env.actions.rear.latency -1 1", "0"),
-        ("env.actions.front.latency_jitter", 1.5, "--env.actions.front.latency-jitter 1.5", "0 to 1"),
-        ("env.actions.rear.latency_jitter", 0.5, "--env.actions.rear.latency-jitter 0.5", "latency is 1 1"),
-        ("env.observations.actor.joints.delay_jitter", -0.1, "--env.observations.actor.joints.delay-jitter -0.1", "0"),
-        ("env.observations.actor.joints.delay_jitter", 0.1, "--env.observations.actor.joints.delay-jitter 0.1", "0 0"),
-        ("env.actions.front.clip", (1.0, -1.0), "--env.actions.front.clip 1.0 -1.0", ""),
-        ("env.actions.front.clip", (float("nan"), 1.0), "--env.actions.front.clip nan 1.0", ""),
-        ("env.observations.actor.joints.delay", (3, 1), "--env.observations.actor.joints.delay 3 1", ""),
-        ("env.observations.actor.joints.delay", (-2, 1), "--env.observations.actor.joints.delay -2 1", "0"),
-        (
-            "env.observations.actor.joints.clip",
-            (1.0, 0.0),
-            "--env.observations.actor.joints.clip 1.0 0.0",
-            "",
-        ),
-        ("env.observations.actor.joints.history", 0, "--env.observations.actor.joints.history 0", "1"),
-        (
-            "env.observations.critic.linear.uniform_noise",
-            -0.1,
-            "--env.observations.critic.linear.uniform-noise -0.1",
-            "0",
-        ),
-        (
-            "env.observations.critic.linear.gaussian_noise",
-            float("inf"),
-            "--env.observations.critic.linear.gaussian-noise inf",
-            "",
-        ),
-        (
-            "env.observations.critic.linear.uniform_noise",
-            (0.1, -0.2, 0.1),
-            "--env.observations.critic.linear.uniform-noise -0.2",
-            "0",
-        ),
-        ("env.events.push.interval_s", (2.0, 1.0), "--env.events.push.interval-s 2.0 1.0", ""),
-        ("env.events.push.interval_s", (-1.0, 1.0), "--env.events.push.interval-s -1.0 1.0", "0"),
-        ("env.events.push.interval_s", (1.0, INF), "--env.events.push.interval-s 1.0 inf", "finite"),
-        ("env.actions.front.clip", (NAN, NAN), "--env.actions.front.clip nan nan", ""),
-        ("env.observations.actor.joints.scale", INF, "--env.observations.actor.joints.scale inf", "finite"),
-        ("env.events.push.params", {"a_b": INF}, "--env.events.push.params.a-b inf", "finite"),
-        (
-            "env.events.push.params",
-            {"ranges": ((0.0, 1.0), (0.0, NAN))},
-            "--env.events.push.params.ranges [0.0, 1.0] [0.0, nan]",
-            "finite",
-        ),
-        ("env.events.push.params", {"by": {"hip": (0.0, NAN)}}, "--env.events.push.params.by.hip 0.0 nan", "finite"),
-        ("env.terminations.fallen.params", {"max_m": NAN}, "--env.terminations.fallen.params.max-m nan", "finite"),
+        ("env.actions.rear.latency", (2, 1), "2 1", ""),
+        ("env.actions.rear.latency", (-1, 1), "-1 1", "0"),
+        ("env.actions.front.latency_jitter", 1.5, "1.5", "0 to 1"),
+        ("env.actions.rear.latency_jitter", 0.5, "0.5", "latency is 1 1"),
+        ("env.actions.front.clip", (1.0, -1.0), "1.0 -1.0", ""),
+        ("env.actions.front.clip", (NAN, 1.0), "nan 1.0", ""),
+        ("env.observations.actor.joints.delay", (3, 1), "3 1", ""),
+        ("env.observations.actor.joints.delay", (-2, 1), "-2 1", "0"),
+        ("env.observations.actor.joints.delay_jitter", -0.1, "-0.1", "0"),
+        ("env.observations.actor.joints.clip", (1.0, 0.0), "1.0 0.0", ""),
+        ("env.observations.actor.joints.history", 0, "0", "1"),
+        ("env.observations.critic.linear.uniform_noise", -0.1, "-0.1", "0"),
+        ("env.observations.critic.linear.uniform_noise", (0.1, -0.2, 0.1), "-0.2", "0"),
+        ("env.observations.critic.linear.gaussian_noise", INF, "inf", ""),
+        ("env.observations.actor.joints.scale", INF, "inf", "finite"),
+        ("env.events.push.interval_s", (2.0, 1.0), "2.0 1.0", ""),
+        ("env.events.push.interval_s", (-1.0, 1.0), "-1.0 1.0", "0"),
+        ("env.events.push.interval_s", (1.0, INF), "1.0 inf", "finite"),
+        ("env.events.push.params.ranges", ((0.0, 1.0), (0.0, NAN)), "[0.0, 1.0] [0.0, nan]", "finite"),
+        ("env.events.push.params.by_joint", INF, "inf", "finite"),
+        ("env.terminations.fallen.params.max_m", NAN, "nan", "finite"),
     ],
-)  # fmt: skip
-def test_a_bad_value_of_a_term_is_refused(path: str, value: Any, flag: str, fix: str):
-    message = refusal_of(changed(LEGGED, path, value))
-    assert message.startswith(f"{flag}:")
-    assert fix in message.removeprefix(f"{flag}:")
+)
+def test_a_bad_value_of_a_term_is_refused(path: str, value: Any, shown: str, fix: str):
+    start, _, rest = refusal_of(changed(LEGGED, path, value)).partition(":")
+    assert start == f"{flag_of(path)} {shown}"
+    assert fix in rest
 
 
 @pytest.mark.parametrize(
@@ -335,6 +262,8 @@ def test_a_bad_value_of_a_term_is_refused(path: str, value: Any, flag: str, fix:
         ("env.actions.rear.offset", "default", "a number, home"),
         ("env.actions.rear.actuators", ".*", "texts; write ('.*',)"),
         ("env.actions.rear.clip", 1.0, "2 numbers"),
+        ("env.actions.rear.latency", (1, 2, 3), "2 whole numbers"),
+        ("env.actions.rear.latency", (0.5, 1), "2 whole numbers"),
         ("env.observations.critic.linear.scale", "1", "a number"),
         ("agent.num_mini_batches", 4.0, "a whole number"),
         ("env.sim.njmax", None, "a whole number"),

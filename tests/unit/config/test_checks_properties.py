@@ -52,26 +52,12 @@ def test_any_other_interval_is_one_positive_finite_number_or_refused(text: str):
     assert refusal.startswith(f"--checkpoint.interval {text}:")
 
 
-@given(names=st.lists(hosts, min_size=1, max_size=5, unique=True))
-def test_names_and_addresses_of_hosts_are_accepted(names: list[str]):
-    validate(dataclasses.replace(CONFIG, hosts=tuple(names)))
-
-
 @given(host=hosts, num_ranks=st.none() | st.integers(1, 10**6 - 1))
 def test_a_host_is_read_back_with_its_number_of_ranks(host: str, num_ranks: int | None):
     shown = f"[{host}]" if ":" in host and num_ranks is not None else host
     entry = shown if num_ranks is None else f"{shown}:{num_ranks}"
     validate(dataclasses.replace(CONFIG, hosts=(entry,)))
     assert parse_host(entry) == (host, num_ranks)
-
-
-@given(names=st.lists(hosts, min_size=1, max_size=5, unique=True), data=st.data())
-def test_a_host_given_twice_is_refused_by_its_name(names: list[str], data: st.DataObject):
-    twice = data.draw(st.sampled_from(names))
-    names.insert(data.draw(st.integers(0, len(names))), twice)
-    with pytest.raises(UserError) as refusal:
-        validate(dataclasses.replace(CONFIG, hosts=tuple(names)))
-    assert str(refusal.value).startswith(f"--hosts {' '.join(names)}: {twice} ")
 
 
 @given(
@@ -91,13 +77,9 @@ def test_lists_and_users_in_a_host_are_refused_by_its_name(names: list[str], wro
     assert str(refusal.value).startswith(f"--hosts {' '.join(names)}: {wrong!r} ")
 
 
-@given(seed=st.integers(0, 2**63 - 1))
-def test_seeds_of_63_bits_are_accepted(seed: int):
-    validate(dataclasses.replace(CONFIG, seed=seed))
-
-
 @given(seed=st.one_of(st.integers(max_value=-1), st.integers(2**63)))
-def test_other_seeds_are_refused(seed: int):
+def test_seeds_that_have_not_63_bits_are_refused(seed: int):
+    validate(dataclasses.replace(CONFIG, seed=seed % 2**63))
     with pytest.raises(UserError) as refusal:
         validate(dataclasses.replace(CONFIG, seed=seed))
     assert str(refusal.value).startswith(f"--seed {seed}:")

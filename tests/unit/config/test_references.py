@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mjlab_dist.config import event, observation, reward, term
+from mjlab_dist.config import ObservationConfig, event, observation, reward, term
 from mjlab_dist.config.references import LazyModule, Reference, lazy_modules, name_of, resolve
 from mjlab_dist.config.serialization import to_plain
 from mjlab_dist.errors import UserError
@@ -111,13 +111,8 @@ def test_constants_and_positional_arguments_are_refused() -> None:
 def test_options_of_terms() -> None:
     lazy = LazyModule("my_robot.terms")
     seen = observation(lazy.knees, joint="knee").processed(scale=2.0, clip=(-1.0, 1.0), delay=(0, 2))
-    assert (seen.func, seen.params, seen.scale, seen.clip, seen.delay, seen.history) == (
-        "my_robot.terms:knees",
-        {"joint": "knee"},
-        2.0,
-        (-1.0, 1.0),
-        (0, 2),
-        1,
+    assert seen == ObservationConfig(
+        func="my_robot.terms:knees", params={"joint": "knee"}, scale=2.0, clip=(-1.0, 1.0), delay=(0, 2)
     )
     push = event(lazy.push)
     assert push.when == "reset"

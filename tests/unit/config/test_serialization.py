@@ -57,47 +57,15 @@ def test_a_file_reads_back_as_the_same_config(task: str, tmp_path: Path):
 @pytest.mark.parametrize(
     ("path", "value"),
     [
-        ("num_envs", "auto"),
-        ("num_envs", 3),
-        ("total_num_envs", 12),
-        ("total_timesteps", 10**10),
-        ("require_same_devices", True),
-        ("fsdp_devices", 2),
-        ("sync.fsdp_min_size_mb", 0.5),
-        ("sync.period", 8),
-        ("sync.compression", "bf16"),
-        ("sync.synchronizer", "package.module:Class"),
-        ("agent.rnn", "gru"),
-        ("agent.advantage_normalization", "rank"),
-        ("agent.precision", "bf16"),
-        ("gpu_ids", "all"),
         ("gpu_ids", None),
-        ("gpu_ids", (0,)),
         ("gpu_ids", (1, 0, 3)),
-        ("cpu_ranks", 4),
-        ("hosts", ("node7",)),
-        ("hosts", ("192.0.2.7", "node8")),
-        ("ssh_config", "cluster/ssh_config"),
-        ("run_name", "123"),
         ("run_name", "null"),
-        ("run_name", "größer: #1"),
-        ("torchrunx_log_dir", ""),
-        ("torchrunx_log_dir", "elsewhere"),
-        ("logger", ("wandb",)),
-        ("logger", ("tensorboard", "trackio", "package.module:Class")),
         ("logger", ()),
-        ("agent.learning_rate", 1e-5),
-        ("agent.learning_rate", 1e22),
         ("agent.max_grad_norm", 2),
-        ("agent.schedule", "fixed"),
-        ("agent.actor_hidden_dims", (256, 128, 64)),
-        ("agent.critic_hidden_dims", ()),
         ("env.terminations", {}),
         ("env.sim.capture", "off"),
         ("env.actions", {"two": ActionConfig(actuators=("a", "b"), scale=2.0)}),
         ("env.actions.force.scale", {"a.*": 0.5, "b": -1.0}),
-        ("env.actions.force.offset", {"a.*": 0.5}),
-        ("env.actions.force.func", "package.module:Class"),
         ("env.actions.force.params", {"alpha": 0.5, "site": None, "history": (0, 2), "opened": {"a": 1.0}}),
     ],
 )
@@ -109,22 +77,14 @@ def test_a_changed_field_is_read_back_from_the_file(config: TrainConfig, tmp_pat
 @pytest.mark.parametrize(
     "value",
     [
-        *(True, False, 1, 0, -2.5, 1.0, 1e-5, float("inf"), "hinge", "", "true", "null", None),
+        *(True, False, 1, 0, -2.5, 1.0, 1e-5, float("inf"), "hinge", "", "true", "null", "1", "1e3", "nan", None),
         *((), (0.1,), (0.1, -2.0), (1, 2), (1, 0.5), (False,), (True, 1), ("1", "2"), ("1", 2), ((1, 0.5), None)),
         *({}, {"a": 1}, {"a": (False, 1)}),
     ],
 )
 def test_a_parameter_keeps_its_type_in_the_file(config: TrainConfig, tmp_path: Path, value: ParamValue):
-    config = with_param(config, value)
-    read = write_and_read(config, tmp_path)
-    assert repr(read.env.events["extra"].params["value"]) == repr(value), (
-        "a value has another type, such as True instead of 1"
-    )
-
-
-@pytest.mark.parametrize("value", ["1", "1e3", "nan", "inf", "-0.5"])
-def test_a_string_parameter_that_looks_like_a_number_stays_a_string(config: TrainConfig, tmp_path: Path, value: str):
-    assert write_and_read(with_param(config, value), tmp_path).env.events["extra"].params == {"value": value}
+    read = write_and_read(with_param(config, value), tmp_path).env.events["extra"].params["value"]
+    assert repr(read) == repr(value), "a value has another type, such as True instead of 1"
 
 
 def test_the_file_keeps_the_order_of_terms(config: TrainConfig, tmp_path: Path):
@@ -145,19 +105,13 @@ def test_plain_data_contains_no_tuples_or_dataclasses(config: TrainConfig):
     }
 
 
-def test_a_missing_file_is_refused(tmp_path: Path):
+def test_a_file_that_is_missing_or_not_regular_is_refused(tmp_path: Path):
     assert os.strerror(errno.ENOENT) in file_refusal(tmp_path / "config.yaml")
-
-
-def test_a_file_that_is_not_regular_is_refused(tmp_path: Path):
+    with pytest.raises(UserError, match=rf"--config .*config\.yaml: {os.strerror(errno.ENOENT)}"):
+        read_config_file(tmp_path)
     os.mkfifo(tmp_path / "config.yaml")
     for path in (tmp_path, tmp_path / "config.yaml"):
         assert "is not a regular file" in file_refusal(path)
-
-
-def test_a_run_directory_without_a_config_is_refused(tmp_path: Path):
-    with pytest.raises(UserError, match=rf"--config .*config\.yaml: {os.strerror(errno.ENOENT)}"):
-        read_config_file(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["a: [", "a: b: c", "\tx", "!!python/object:os.system x", "\x00"])
@@ -165,10 +119,6 @@ def test_a_file_that_is_not_yaml_is_refused(tmp_path: Path, text: str):
     file = tmp_path / "config.yaml"
     file.write_text(text)
     assert "YAML" in file_refusal(file)
-
-
-def test_a_file_that_is_not_text_is_refused(tmp_path: Path):
-    file = tmp_path / "config.yaml"
     file.write_bytes(b"\xff\xfe\x00\x01")
     file_refusal(file)
 
@@ -217,33 +167,20 @@ def test_a_missing_key_is_refused_by_name(config: TrainConfig, tmp_path: Path):
     [
         ("num_envs", "many"),
         ("num_envs", 1.5),
-        ("num_envs", None),
-        ("total_num_envs", "auto"),
-        ("total_timesteps", "1e6"),
-        ("gpu_ids", "some"),
         ("gpu_ids", 0),
         ("gpu_ids", ["a"]),
         ("hosts", "node7"),
-        ("logger", "wandb"),
-        ("hosts", [7]),
-        ("logger", 3),
         ("logger", [3]),
-        ("logger", None),
         ("agent", [1]),
         ("agent.schedule", "sometimes"),
-        ("agent.activation", "none"),
         ("agent.learning_rate", "fast"),
-        ("agent.learning_rate", [1.0]),
         ("agent.learning_rate", None),
         ("agent.learning_rate", True),
         ("agent.num_learning_epochs", True),
         ("agent.actor_hidden_dims", 64),
-        ("agent.actor_hidden_dims", ["wide"]),
         ("env.rewards", [1]),
         ("env.rewards.smooth.weight", "heavy"),
-        ("env.actions.force.actuators", "force"),
         ("env.actions.force.scale", {"a": "wide"}),
-        ("env.actions.force.scale", "wide"),
         ("env.events.pole.params.low", {"a": {"b": 1}}),
     ],
 )
@@ -265,52 +202,18 @@ def test_a_task_with_every_kind_of_term_is_valid_and_is_read_back_from_the_file(
         ("--env.actions.rear.actuators .L_leg RR_leg", "env.actions.rear.actuators", (".L_leg", "RR_leg")),
         ("--env.actions.rear.offset 0.5", "env.actions.rear.offset", 0.5),
         ("--env.actions.tail.offset home", "env.actions.tail.offset", "home"),
-        ("--env.actions.rear.scale 2", "env.actions.rear.scale", 2.0),
         ("--env.actions.rear.scale RL.* 0.5 .* 1", "env.actions.rear.scale", {"RL.*": 0.5, ".*": 1.0}),
-        ("--env.actions.rear.offset .* -0.5", "env.actions.rear.offset", {".*": -0.5}),
-        ("--env.actions.rear.clip -1 1", "env.actions.rear.clip", (-1.0, 1.0)),
         ("--env.actions.front.clip None", "env.actions.front.clip", None),
-        ("--env.actions.rear.latency 0 3", "env.actions.rear.latency", (0, 3)),
-        ("--env.actions.rear.latency-jitter 0.1", "env.actions.rear.latency_jitter", 0.1),
-        ("--env.observations.actor.joints.delay-jitter 0.1", "env.observations.actor.joints.delay_jitter", 0.1),
-        ("--env.observations.actor.joints.history 5", "env.observations.actor.joints.history", 5),
         ("--env.observations.actor.joints.delay 1 2", "env.observations.actor.joints.delay", (1, 2)),
         ("--env.observations.actor.joints.clip -0.5 inf", "env.observations.actor.joints.clip", (-0.5, float("inf"))),
-        ("--env.observations.actor.velocities.clip None", "env.observations.actor.velocities.clip", None),
-        ("--env.observations.actor.joints.scale 2", "env.observations.actor.joints.scale", 2.0),
-        ("--env.observations.actor.joints.uniform-noise 0", "env.observations.actor.joints.uniform_noise", 0.0),
-        ("--env.observations.actor.joints.gaussian-noise 0.2", "env.observations.actor.joints.gaussian_noise", 0.2),
-        (
-            "--env.observations.actor.joints.gaussian-noise 0.2 0 3",
-            "env.observations.actor.joints.gaussian_noise",
-            (0.2, 0.0, 3.0),
-        ),
         ("--env.events.push.params.linear-m-s -1 1", "env.events.push.params.linear_m_s", (-1.0, 1.0)),
-        ("--env.events.push.interval-s 1 2.5", "env.events.push.interval_s", (1.0, 2.5)),
         ("--env.events.push.when startup", "env.events.push.when", "startup"),
-        ("--env.events.some.params.joints .*_hip tail", "env.events.some.params.joints", (".*_hip", "tail")),
         ("--env.events.some.params.joints tail", "env.events.some.params.joints", ("tail",)),
-        ("--env.commands.velocity.params.forward-m-s 0.5 1", "env.commands.velocity.params.forward_m_s", (0.5, 1.0)),
         ("--env.commands.velocity.params.standing-share 0", "env.commands.velocity.params.standing_share", 0.0),
         ("--env.sensors.feet.params.sensors FL_touch", "env.sensors.feet.params.sensors", ("FL_touch",)),
         ("--env.terminations.tilted.params.max-rad 1", "env.terminations.tilted.params.max_rad", 1.0),
-        ("--env.randomizations.friction.field geom_size", "env.randomizations.friction.field", "geom_size"),
-        (
-            "--env.randomizations.friction.names .*_foot floor",
-            "env.randomizations.friction.names",
-            (".*_foot", "floor"),
-        ),
-        ("--env.randomizations.friction.columns 0 1", "env.randomizations.friction.columns", (0, 1)),
         ("--env.randomizations.friction.columns", "env.randomizations.friction.columns", ()),
-        ("--env.randomizations.friction.high 2", "env.randomizations.friction.high", 2.0),
-        ("--env.randomizations.friction.operation scale", "env.randomizations.friction.operation", "scale"),
-        (
-            "--env.randomizations.friction.distribution log-uniform",
-            "env.randomizations.friction.distribution",
-            "log-uniform",
-        ),
         ("--env.randomizations.friction.no-shared", "env.randomizations.friction.shared", False),
-        ("--env.randomizations.friction.when startup", "env.randomizations.friction.when", "startup"),
     ],
 )  # fmt: skip
 def test_a_flag_changes_a_field_of_a_term_and_the_file_keeps_the_change(
@@ -324,29 +227,6 @@ def test_a_flag_changes_a_field_of_a_term_and_the_file_keeps_the_change(
     read = write_and_read(config, tmp_path)
     assert read == config
     assert type(value_at(read, path)) is type(value)
-
-
-@pytest.mark.parametrize(
-    ("path", "value"),
-    [
-        ("env.actions.rear.latency", [1]),
-        ("env.actions.rear.latency", [1, 2, 3]),
-        ("env.actions.rear.latency", [0.5, 1]),
-        ("env.actions.rear.clip", [1.0]),
-        ("env.actions.rear.clip", 1.0),
-        ("env.actions.rear.offset", "house"),
-        ("env.observations.actor.joints.delay", ["a", "b"]),
-        ("env.observations.actor.joints.history", 1.5),
-        ("env.events.push.interval_s", [1.0]),
-        ("env.events.push.when", "sometimes"),
-        ("env.randomizations.mass.names", "trunk"),
-        ("env.randomizations.mass.columns", [0.5]),
-        ("env.randomizations.mass.low", "low"),
-        ("env.randomizations.mass.operation", "double"),
-    ],
-)
-def test_a_value_of_a_term_of_the_wrong_type_is_refused(tmp_path: Path, path: str, value: Any):
-    file_refusal(edited(LEGGED, tmp_path, path, value))
 
 
 def test_yaml_reads_off_as_false(config: TrainConfig, tmp_path: Path):

@@ -48,11 +48,5 @@ def test_tensors_and_ranks_that_differ_are_named(monkeypatch: pytest.MonkeyPatch
         check_equal({"a": torch.ones(2), "b": torch.ones(3), "c": torch.zeros(1)}, "iteration 7")
 
 
-def test_a_single_tensor_that_differs_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(consistency, "gather", lambda own: torch.stack([own, own + torch.tensor([0, 1])]))
-    with pytest.raises(DesyncError, match=r"^iteration 7: ranks 0-1 .* in b; "):
-        check_equal({"a": torch.ones(2), "b": torch.ones(3)}, "iteration 7")
-
-
 def test_a_single_rank_passes_the_check() -> None:
     check_equal({"a": torch.full((2,), torch.nan)}, "iteration 1")

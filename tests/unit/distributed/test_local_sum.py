@@ -9,7 +9,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
@@ -114,46 +114,46 @@ def test_a_rank_that_skipped_a_sum_is_detected_by_the_size_of_the_next(sizes: tu
     assert any({"400", "160"} <= set(re.findall(r"\d+", message)) for message in messages)
 
 
-def test_connections_without_the_token_are_rejected(monkeypatch: pytest.MonkeyPatch):
+@pytest.fixture
+def sayings(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bytes]]:
+    """What strangers send who connect to each rank before the other ranks do."""
     strangers: list[socket.socket] = []
+    said: list[bytes] = []
+    create_server = socket.create_server
 
     def listen(*args: object, **kwargs: object) -> socket.socket:
         server = create_server(*args, **kwargs)  # type: ignore[arg-type]
-        for said in (b"", b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", bytes(local_sum.HELLO_BYTES)):
+        for one in said:
             strangers.append(socket.create_connection(server.getsockname()))
-            strangers[-1].sendall(said)
-        strangers[0].close()
+            strangers[-1].sendall(one)
         return server
 
-    create_server = socket.create_server
     monkeypatch.setattr(socket, "create_server", listen)
+    yield said
+    assert len(strangers) == 2 * len(said)
+    for stranger in strangers:
+        stranger.close()
 
+
+def sum_of_two() -> list[float]:
     def add_up(rank: int, summing: LocalSum) -> float:
         values = torch.full((3,), float(rank + 1))
         summing.sum_(values)
         return values[0].item()
 
-    assert on_ranks(2, add_up) == [3.0, 3.0]
-    assert len(strangers) == 6
-    for stranger in strangers:
-        stranger.close()
+    return on_ranks(2, add_up)
 
 
-def test_silent_strangers_do_not_delay_the_ranks(monkeypatch: pytest.MonkeyPatch):
-    strangers: list[socket.socket] = []
+def test_connections_without_the_token_are_rejected(sayings: list[bytes]):
+    sayings += [b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", bytes(local_sum.HELLO_BYTES)]
+    assert sum_of_two() == [3.0, 3.0]
 
-    def listen(*args: object, **kwargs: object) -> socket.socket:
-        server = create_server(*args, **kwargs)  # type: ignore[arg-type]
-        strangers.extend(socket.create_connection(server.getsockname()) for _ in range(2))
-        return server
 
-    create_server = socket.create_server
-    monkeypatch.setattr(socket, "create_server", listen)
+def test_silent_strangers_do_not_delay_the_ranks(sayings: list[bytes]):
+    sayings += [b"", b""]
     started = time.monotonic()
-    on_ranks(2, lambda _, summing: summing.sum_(torch.ones(3)))
+    assert sum_of_two() == [3.0, 3.0]
     assert time.monotonic() - started < local_sum.HELLO_TIMEOUT_S
-    for stranger in strangers:
-        stranger.close()
 
 
 def test_strangers_do_not_extend_the_time_to_connect():

@@ -65,16 +65,6 @@ def test_the_variables_of_slurm_are_read_back(place: tuple[int, int, int, int], 
     assert 1024 <= rank.master_port < 2**16, "a port that needs no privileges"
 
 
-@given(
-    variables=st.dictionaries(
-        st.sampled_from(["RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "LOCAL_WORLD_SIZE", "SLURM_PROCID"]),
-        st.integers(0, 9).map(str),
-    )
-)
-def test_some_of_the_variables_do_not_make_a_rank(variables: dict[str, str]):
-    assert rank_from_environment(variables) == Rank()
-
-
 @given(ranks=st.sets(st.integers(0, 40), min_size=1))
 def test_a_list_of_ranks_in_words_names_every_rank(ranks: set[int]):
     word, _, spans = in_words(sorted(ranks)).partition(" ")

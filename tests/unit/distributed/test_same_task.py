@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 import types
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 
 from mjlab_dist import registry
 from mjlab_dist.config import TrainConfig
+from mjlab_dist.config.entries import replaced
 from mjlab_dist.distributed.same_task import TaskSummary
 from mjlab_dist.sim import build_model
 
@@ -86,11 +86,8 @@ def test_files_of_installed_packages_and_of_the_machine_are_left_out(config: Tra
     assert not {"json", "mujoco", "torch", "sitecustomize"} & found.keys()
 
 
-def test_a_data_file_of_the_config_is_compared(
-    config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sim = dataclasses.replace(config.env.sim, model="robot.xml")
-    config = dataclasses.replace(config, env=dataclasses.replace(config.env, sim=sim))
+def test_a_data_file_of_the_config_is_compared(config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    config = replaced(config, ["env", "sim", "model"], "robot.xml")
     summaries: list[TaskSummary] = []
     for name in ("here", "there"):
         (tmp_path / name).mkdir()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-import mujoco
 import numpy as np
 import pytest
 import torch
@@ -12,14 +11,8 @@ from legged import FEET, HOME, SIM, end_episodes, float64, make, refused
 
 from mjlab_dist.config import ActionConfig, CaptureMode
 from mjlab_dist.env import Env
-from mjlab_dist.sim import start_warp
 
 NUM_ENVS = 16
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _warp() -> None:
-    start_warp("cpu")
 
 
 def ctrl_of(env: Env, actuator: str) -> torch.Tensor:
@@ -30,12 +23,9 @@ def ctrl_of(env: Env, actuator: str) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("actuators", "names"),
     [
-        ((".*_leg",), ["FL_leg", "FR_leg", "RL_leg", "RR_leg"]),
-        (("R._leg", "F._leg"), ["RL_leg", "RR_leg", "FL_leg", "FR_leg"]),
         (("tail", ".R_leg", "FL_leg"), ["tail", "FR_leg", "RR_leg", "FL_leg"]),
         (("RR_leg", "FL_leg"), ["RR_leg", "FL_leg"]),
         (("(tail|lift)",), ["tail", "lift"]),
-        (("FL_le.", "FR_leg|RL_leg"), ["FL_leg", "FR_leg", "RL_leg"]),
     ],
 )
 def test_patterns_select_actuators_in_model_order_and_names_in_the_given_order(
@@ -71,15 +61,6 @@ def test_actions_of_several_terms_are_concatenated() -> None:
     np.testing.assert_allclose(env.sim.ctrl, expected, rtol=0, atol=1e-6)
 
 
-def test_the_home_offset_is_the_joint_position_in_the_keyframe() -> None:
-    env = make(2)
-    env.step(torch.zeros(2, 4))
-    np.testing.assert_allclose(env.sim.ctrl[:, :4], HOME[:4].expand(2, -1), rtol=0, atol=1e-6)
-    data = mujoco.MjData(env.sim.model)
-    mujoco.mj_resetDataKeyframe(env.sim.model, data, env.sim.model.key("home").id)
-    np.testing.assert_allclose(env.sim.ctrl[0], data.ctrl, rtol=0, atol=1e-6)
-
-
 def test_actions_are_clipped_before_scaling_and_terms_read_raw_actions() -> None:
     clipped = {
         "front": ActionConfig(actuators=("F._leg",), clip=(-1.0, 0.5), scale=0.2, offset=0.3),
@@ -91,6 +72,7 @@ def test_actions_are_clipped_before_scaling_and_terms_read_raw_actions() -> None
     expected = [[0.3 + 0.1, 0.3 - 0.2, 0.6, -0.6], [0.35, 0.25, 0.05, -0.05]]
     np.testing.assert_allclose(env.sim.ctrl[:, :4], expected, rtol=0, atol=1e-6)
     assert torch.equal(env.actions, actions)
+    assert env.actions.data_ptr() != actions.data_ptr()
 
 
 def test_a_nan_action_is_not_clipped_and_does_not_spread_to_other_envs() -> None:
@@ -150,7 +132,7 @@ class DelayLine:
         return self.sent[-1 - lag] if lag < len(self.sent) else 0.0
 
 
-@pytest.mark.parametrize("latency", [(0, 0), (2, 2), (0, 3), (1, 2)])
+@pytest.mark.parametrize("latency", [(2, 2), (0, 3), (1, 2)])
 def test_each_env_draws_a_latency_for_each_episode(latency: tuple[int, int]) -> None:
     legs = ActionConfig(actuators=("F._leg",), scale=0.5, offset=0.3, latency=latency, clip=(-0.8, 0.8))
     env = make(NUM_ENVS, actions={"legs": legs, "tail": ActionConfig(actuators=("tail",))})
@@ -175,16 +157,6 @@ def test_each_env_draws_a_latency_for_each_episode(latency: tuple[int, int]) -> 
     found = {lag for line, _ in lines for lag in line.lags}
     assert found == set(range(latency[0], latency[1] + 1))
     assert latency[0] == latency[1] or any(len(set(line.lags)) > 1 for line, _ in lines)  # each episode draws a latency
-
-
-def test_every_latency_is_equally_likely() -> None:
-    env = make(2000, actions={"legs": ActionConfig(actuators=(".*_leg",), latency=(1, 4))})
-    for _ in range(5):
-        env.step(torch.ones(2000, 4))
-    lag = env.state()["actions.lag"]
-    assert (lag == lag[:, :1]).all()
-    shares = torch.bincount(lag[:, 0], minlength=5) / 2000
-    assert shares.tolist() == pytest.approx([0, 0.25, 0.25, 0.25, 0.25], abs=0.05)
 
 
 @pytest.mark.slow
@@ -253,23 +225,13 @@ def test_a_user_defined_class_has_its_own_width_and_programs_before_each_physics
 
 
 def test_a_pattern_that_matches_no_actuator_is_refused_with_the_available_names() -> None:
-    for pattern in ("knee", ".*_arm", "(", "_leg"):
-        message = refused(actions={"legs": ActionConfig(actuators=(".*_leg", pattern))})
-        assert message.startswith(f"--env.actions.legs.actuators {pattern}: ")
-        assert "FL_leg, FR_leg, RL_leg, RR_leg, tail, lift" in message
+    message = refused(actions={"legs": ActionConfig(actuators=(".*_leg", "_leg"))})
+    assert message.startswith("--env.actions.legs.actuators _leg: ")
+    assert "FL_leg, FR_leg, RL_leg, RR_leg, tail, lift" in message
 
 
-@pytest.mark.parametrize(
-    "blocks", [((".*_leg",), ("FL_.*",)), ((".*", "tail"),), (("F._leg", ".L_leg"),), (("tail",), ("tail",))]
-)
-def test_an_actuator_that_two_patterns_match_is_refused(blocks: tuple[tuple[str, ...], ...]) -> None:
-    actions = {f"block{i}": ActionConfig(actuators=names) for i, names in enumerate(blocks)}
-    message = refused(actions=actions)
-    assert message.startswith("--env.actions.block")
-    assert " is already driven by block0; " in message
-
-
-def test_a_home_without_a_joint_is_refused() -> None:
-    message = refused(actions={"up": ActionConfig(actuators=("lift",), offset="home")})
-    assert message.startswith("--env.actions.up.offset home: ")
-    assert "actuator lift" in message
+def test_an_actuator_that_two_blocks_drive_is_refused() -> None:
+    blocks = {"first": ActionConfig(actuators=(".*_leg",)), "second": ActionConfig(actuators=("FL_.*",))}
+    message = refused(actions=blocks)
+    assert message.startswith("--env.actions.second.actuators FL_.*: ")
+    assert " is already driven by first; " in message

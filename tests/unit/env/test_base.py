@@ -14,7 +14,6 @@ from mjlab_dist.config.entries import replaced
 from mjlab_dist.env import Env
 from mjlab_dist.errors import UserError
 from mjlab_dist.mdp import events, observations, rewards, rotation
-from mjlab_dist.sim import start_warp
 
 NUM_ENVS = 8
 
@@ -134,7 +133,6 @@ def test_the_only_free_joint_needs_no_name() -> None:
         rewards={"tilt": reward(-1.0, rewards.tilt)},
         events={"start": event(events.DrawRoot), "push": event(events.Push).every(0.1, 0.1)},
     )
-    start_warp("cpu")
     env = Env(config, NUM_ENVS, "cpu")
     obs, *_ = env.step(torch.zeros(NUM_ENVS, 1))
     torch.testing.assert_close(obs["actor"], env.sim.qpos[:, 2:3])

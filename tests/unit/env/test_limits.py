@@ -20,7 +20,6 @@ from mjlab_dist.env import Env
 from mjlab_dist.env.final_observations import FinalObservations
 from mjlab_dist.env.term import Term
 from mjlab_dist.errors import UserError
-from mjlab_dist.sim import start_warp
 
 ENDED = "env_terms_for_test:Ended"
 BIASED = observe("JointPositions", {"bias": (-0.1, 0.1)}, delay=(0, 2), delay_jitter=0.5)
@@ -37,11 +36,6 @@ LEGS = dataclasses.replace(
         "schedule": term("curricula:Schedule", parameter="rewards.rate", points=POINTS),
     },
 )
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _warp() -> None:
-    start_warp("cpu")
 
 
 def without_limits(env: Env) -> list[str]:

@@ -7,7 +7,6 @@ import itertools
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from legged import CONFIG, end_episodes, make
 
@@ -23,15 +22,9 @@ from mjlab_dist.config import (
 )
 from mjlab_dist.env import Env
 from mjlab_dist.env.term import Command, Curriculum, Sensor, Term
-from mjlab_dist.sim import start_warp
 
 PAGE = Path(__file__).parents[3] / "docs" / "add-a-task.md"
 CALLED: list[str] = []
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _warp() -> None:
-    start_warp("cpu")
 
 
 def termination(env: Env) -> torch.Tensor:

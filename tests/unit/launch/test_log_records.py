@@ -58,6 +58,13 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     thread.join()
 
 
+@pytest.fixture
+def sender(server: Server) -> Iterator[RecordSender]:
+    sender = RecordSender("127.0.0.1", server.port)
+    yield sender
+    sender.close()
+
+
 def ended(connection: socket.socket) -> bool:
     """Wait until the other end has read the sent data and closed the connection. Return True."""
     connection.settimeout(60)
@@ -69,8 +76,7 @@ def ended(connection: socket.socket) -> bool:
     return True
 
 
-def test_a_record_of_a_rank_arrives(server: Server):
-    sender = RecordSender("127.0.0.1", server.port)
+def test_a_record_of_a_rank_arrives(server: Server, sender: RecordSender):
     row = {"iteration": 3, "kl": 0.5, "mean_return": None}
     sender.emit(make_record(event={"kind": "iteration", "row": row}))
     record = server.next()
@@ -80,17 +86,14 @@ def test_a_record_of_a_rank_arrives(server: Server):
     sender.emit(make_record("of an agent", (), name="paramiko", local_rank=None))
     record = server.next()
     assert (record.name, record.getMessage()) == ("torchrunx.node7", "paramiko:of an agent")
-    sender.close()
 
 
-def test_an_exception_arrives_as_text(server: Server):
-    sender = RecordSender("127.0.0.1", server.port)
+def test_an_exception_arrives_as_text(server: Server, sender: RecordSender):
     try:
         raise ValueError("no such thing")
     except ValueError as error:
         sender.emit(make_record("failed", (), exc_info=(ValueError, error, error.__traceback__)))
     assert "no such thing" in str(server.next().exc_text)
-    sender.close()
 
 
 @pytest.mark.parametrize(
@@ -101,25 +104,21 @@ def test_an_exception_arrives_as_text(server: Server):
         struct.pack(">L", 2**32 - 1) + b"half a record",
     ],
 )
-def test_data_from_a_stranger_is_not_read(server: Server, sent: bytes):
+def test_data_from_a_stranger_is_not_read(server: Server, sender: RecordSender, sent: bytes):
     with socket.create_connection(("127.0.0.1", server.port)) as stranger:
         stranger.sendall(sent.ljust(200) + b"\n")
         assert ended(stranger)
-    sender = RecordSender("127.0.0.1", server.port)
     sender.emit(make_record("ours", ()))
     assert server.next().getMessage() == "ours"
     assert server.records.empty()
-    sender.close()
 
 
 def test_silent_strangers_delay_records_but_do_not_use_up_descriptors_or_threads(
-    server: Server, wait_for: Callable[[Callable[[], bool]], None]
+    server: Server, sender: RecordSender, wait_for: Callable[[Callable[[], bool]], None]
 ) -> None:
-    sender = RecordSender("127.0.0.1", server.port)
     with ThreadPoolExecutor(1) as pool, silent_strangers(("127.0.0.1", server.port), wait_for):
         pool.submit(sender.emit, make_record("late", ()))
     assert server.next().getMessage() == "late"
-    sender.close()
 
 
 def test_half_a_record_is_dropped_with_its_connection(server: Server):
@@ -131,16 +130,15 @@ def test_half_a_record_is_dropped_with_its_connection(server: Server):
     assert server.records.empty()
 
 
-def test_a_sender_with_another_secret_drops_its_records(server: Server, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv(SECRET, new_secret())
-    sender = RecordSender("127.0.0.1", server.port)
-    sender.emit(make_record("forged", ()))
-    monkeypatch.setenv(SECRET, KNOWN)
-    other = RecordSender("127.0.0.1", server.port)
-    other.emit(make_record("ours", ()))
+def test_a_sender_with_another_secret_drops_its_records(
+    server: Server, sender: RecordSender, monkeypatch: pytest.MonkeyPatch
+):
+    with monkeypatch.context() as patch:
+        patch.setenv(SECRET, new_secret())
+        RecordSender("127.0.0.1", server.port).emit(make_record("forged", ()))
+    sender.emit(make_record("ours", ()))
     assert server.next().getMessage() == "ours"
     assert server.records.empty()
-    other.close()
 
 
 @pytest.mark.parametrize("line", [b"", b"nonsense\n", b"[1, 2]\n", b'{"name": "x"}\n', b"\xff\n"])

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from configs import changed
 
 from mjlab_dist import registry
 from mjlab_dist.config import EntityConfig, SyncConfig, TrainConfig
@@ -28,20 +29,17 @@ def config() -> TrainConfig:
     return registry.task_config("cartpole-balance")
 
 
-@pytest.mark.parametrize("content", [{"model": {}}, {"actor_state_dict": {}, "critic_state_dict": 1}, [1.0]])
-def test_a_file_of_another_kind_is_refused_as_initial_policy(config: TrainConfig, tmp_path: Path, content: object):
-    file = tmp_path / "model.pt"
-    torch.save(content, file)
-    with pytest.raises(UserError, match=str(file)) as caught:
-        check_config(dataclasses.replace(config, init_from=str(file)))
-    assert "\n" not in str(caught.value)
-
-
-def test_a_damaged_file_is_refused_as_initial_policy(config: TrainConfig, tmp_path: Path):
+@pytest.mark.parametrize("content", [{"model": {}}, {"actor_state_dict": {}, "critic_state_dict": 1}, [1.0], None])
+def test_a_file_of_another_kind_or_a_damaged_one_is_refused_as_initial_policy(
+    config: TrainConfig, tmp_path: Path, content: object
+):
     file = tmp_path / "model.pt"
     file.write_text("not a checkpoint")
-    with pytest.raises(UserError, match=rf"{re.escape(str(file))}: .*torch\.save"):
+    if content is not None:
+        torch.save(content, file)
+    with pytest.raises(UserError, match=re.escape(str(file))) as caught:
         check_config(dataclasses.replace(config, init_from=str(file)))
+    assert "\n" not in str(caught.value)
 
 
 def test_a_policy_with_other_observations_is_refused_as_initial_policy(config: TrainConfig, tmp_path: Path):
@@ -63,12 +61,11 @@ def test_a_synchronizer_that_cannot_be_made_is_refused(config: TrainConfig, name
 
 @pytest.mark.parametrize(("decimation", "is_refused"), [(2, False), (6, True)])
 def test_an_episode_shorter_than_a_control_step_is_refused(config: TrainConfig, decimation: int, is_refused: bool):
-    sim = dataclasses.replace(config.env.sim, decimation=decimation)
-    timestep_s = build_model(sim).opt.timestep
-    env = dataclasses.replace(config.env, sim=sim, episode_length_s=2 * timestep_s)
+    timestep_s = build_model(config.env.sim).opt.timestep
+    config = changed(changed(config, "env.sim.decimation", decimation), "env.episode_length_s", 2 * timestep_s)
     refused = pytest.raises(UserError, match=r"^--env\.episode-length-s ") if is_refused else contextlib.nullcontext()
     with refused:
-        check_config(dataclasses.replace(config, env=env))
+        check_config(config)
 
 
 def test_devices_are_checked_before_hosts_are(config: TrainConfig, monkeypatch: pytest.MonkeyPatch):
@@ -77,9 +74,8 @@ def test_devices_are_checked_before_hosts_are(config: TrainConfig, monkeypatch: 
     config = dataclasses.replace(config, hosts=("slurm",), gpu_ids=(5,))
 
     def planned(**changes: Any) -> None:
-        changed = dataclasses.replace(config, **changes)
         with listening(lambda event: calls.append(event["text"])):
-            plan.plan_hosts(changed, {"SLURM_JOB_NODELIST": "a,b"}, [])
+            plan.plan_hosts(dataclasses.replace(config, **changes), {"SLURM_JOB_NODELIST": "a,b"}, [])
 
     with pytest.raises(UserError, match="--gpu-ids 5"):
         planned()
@@ -119,8 +115,7 @@ def test_options_of_an_entity_that_do_not_apply_are_warned_about(config: TrainCo
 def test_the_deterministic_mode_is_refused_without_a_gpu(
     config: TrainConfig, deterministic: bool, tmp_path: Path
 ) -> None:
-    sim = dataclasses.replace(config.env.sim, deterministic=deterministic)
-    config = dataclasses.replace(config, gpu_ids=None, env=dataclasses.replace(config.env, sim=sim))
+    config = changed(dataclasses.replace(config, gpu_ids=None), "env.sim.deterministic", deterministic)
     refused = pytest.raises(UserError, match=r"^--env\.sim\.deterministic: .*\bCPU\b.*repeatable")
     with refused if deterministic else contextlib.nullcontext():
         plan_run(config, {}, [], lambda _: tmp_path)

@@ -148,14 +148,13 @@ def test_a_run_lost_while_it_stops_is_resumable(
     assert result == RunResult(run_dir=tmp_path, checkpoint=newest, metrics={"iteration": 12}, stopped=True)
 
 
-def test_a_run_lost_while_it_stops_fails_without_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(RankError):
-        run(stopping(Attempts([5, 6]), "iteration"), tmp_path, monkeypatch)
-
-
-@pytest.mark.parametrize(("max_restarts", "exit_code"), [(0, Exit.INFRASTRUCTURE), (9, Exit.NUMERICS)])
-def test_a_run_that_cannot_be_restarted_fails_also_while_it_stops(
-    max_restarts: int, exit_code: Exit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("is_saved", "max_restarts", "exit_code"),
+    [(False, 9, Exit.INFRASTRUCTURE), (True, 0, Exit.INFRASTRUCTURE), (True, 9, Exit.NUMERICS)],
+)
+def test_a_run_that_is_not_saved_or_cannot_be_restarted_fails_also_while_it_stops(
+    is_saved: bool, max_restarts: int, exit_code: Exit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    run_dir = saved_run(tmp_path) if is_saved else tmp_path
     with pytest.raises(RankError):
-        run(stopping(Attempts([5, 6], exit_code), "iteration"), saved_run(tmp_path), monkeypatch, max_restarts)
+        run(stopping(Attempts([5, 6], exit_code), "iteration"), run_dir, monkeypatch, max_restarts)

@@ -35,8 +35,20 @@ def report(rank: int, **fields: Any) -> dict[str, Any]:
     }
 
 
+def ranks_on(*hosts: str) -> Ranks:
+    return Ranks(list(hosts), lambda _: None, Control())
+
+
+def ended(error: Exception | None) -> Future[Any]:
+    """Return the launch by torchrunx, which has ended with an error, or has not ended if there is none."""
+    launch: Future[Any] = Future()
+    if error is not None:
+        launch.set_exception(error)
+    return launch
+
+
 def blamed(*reports: dict[str, Any]) -> RankError | UserError:
-    ranks = Ranks(["localhost"] * len(reports), lambda _: None, Control())
+    ranks = ranks_on(*["localhost"] * len(reports))
     for one in reports:
         ranks.receive({"kind": "failed", "report": one})
     with pytest.raises((RankError, UserError)) as caught:
@@ -84,48 +96,35 @@ def test_an_error_without_a_message_is_named_by_its_type() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "launched", "rank"),
+    ("code", "error", "rank", "cause"),
     [
-        (0, WorkerFailedError("signal 9"), 1),
-        (1, WorkerFailedError("signal 9"), 1),
-        (0, None, 1),  # torchrunx has not ended yet
-        (1, AgentFailedError("no connection"), None),
-        (1, None, None),
-        (-9, WorkerFailedError("signal 15"), None),  # the agent was killed first, and its ranks ended with it
+        (0, WorkerFailedError("signal 9"), 1, "rank 1 "),
+        (1, WorkerFailedError("signal 9"), 1, "rank 1 "),
+        (0, None, 1, "rank 1 "),  # torchrunx has not ended yet
+        (1, AgentFailedError("no connection"), None, "the agent "),
+        (1, None, None, "the agent "),
+        (-9, WorkerFailedError("signal 15"), None, "the agent "),  # it was killed first, and its ranks ended with it
+        (None, AgentFailedError("no answer from node7"), None, "no answer from node7"),
     ],
 )
-def test_an_agent_that_ends_after_a_rank_of_another_machine_is_not_the_cause(
-    code: int, launched: Exception | None, rank: int | None
+def test_an_agent_or_machine_that_ends_after_a_rank_of_another_machine_is_not_the_cause(
+    code: int | None, error: Exception | None, rank: int | None, cause: str
 ) -> None:
-    ranks = Ranks(["localhost", "node7"], lambda _: None, Control())
+    ranks = ranks_on("localhost", "node7")
     ranks.receive({"kind": "failed", "report": report(0, message="rank 1 closed its connection")})
-    future: Future[None] = Future()
-    if launched is not None:
-        future.set_exception(launched)
     with pytest.raises(RankError) as caught:
-        ranks.wait(future, 300.0, lambda: Ended("the agent", code))
+        ranks.wait(ended(error), 300.0, lambda: None if code is None else Ended("the agent", code))
     assert caught.value.rank == rank
-    assert str(caught.value).startswith("rank 1 " if rank else "the agent ")
-
-
-def test_a_machine_that_does_not_answer_is_named_instead_of_the_ranks_that_end_with_it() -> None:
-    ranks = Ranks(["localhost", "node7"], lambda _: None, Control())
-    ranks.receive({"kind": "failed", "report": report(0, message="rank 1 closed its connection")})
-    future: Future[None] = Future()
-    future.set_exception(AgentFailedError("no answer from node7"))
-    with pytest.raises(RankError, match=r"^no answer from node7") as caught:
-        ranks.wait(future, 300.0, lambda: None)
-    assert caught.value.rank is None
+    assert str(caught.value).startswith(cause)
 
 
 def test_a_killed_rank_of_another_machine_is_named_although_its_end_ends_all_agents() -> None:
-    ranks = Ranks(["localhost", "node7", "node7"], lambda _: None, Control())
+    ranks = ranks_on("localhost", "node7", "node7")
     for rank, pid in enumerate((2**22 + 1, 70, 71)):  # no process has rank 0's process ID
         ranks.receive({"kind": "joined", "rank": rank, "pid": pid})
-    launched: Future[Any] = Future()
-    launched.set_exception(WorkerFailedError("Signal 9 (SIGKILL) received by PID 71"))
+    error = WorkerFailedError("Signal 9 (SIGKILL) received by PID 71")
     with pytest.raises(RankError, match=r"^rank 2 ended without a report") as caught:
-        ranks.wait(launched, 300.0, lambda: None)
+        ranks.wait(ended(error), 300.0, lambda: None)
     assert caught.value.rank == 2
 
 
@@ -137,7 +136,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def started(*steps: str | None) -> Ranks:
     """Return ranks that have joined, and have begun these steps."""
-    ranks = Ranks(["localhost"] * len(steps), lambda _: None, Control())
+    ranks = ranks_on(*["localhost"] * len(steps))
     for rank, step in enumerate(steps):
         ranks.receive({"kind": "joined", "rank": rank, "pid": os.getpid()})
         ranks.receive({"kind": "step", "rank": rank, "step": step})
@@ -152,7 +151,7 @@ def test_a_rank_that_does_not_finish_its_start_is_named_with_the_step_and_the_li
     assert "rank 0 is" not in str(caught.value)
     assert caught.value.exit_code == Exit.INFRASTRUCTURE
     with pytest.raises(RankError, match=r"rank 0 is starting its process"):
-        Ranks(["localhost"], lambda _: None, Control()).wait(Future(), 0.0, lambda: None)
+        ranks_on("localhost").wait(Future(), 0.0, lambda: None)
     ranks.receive({"kind": "failed", "report": report(0, follows=False, type="KeyError", message="no joint")})
     with pytest.raises(RankError, match=r"^rank 0 failed: KeyError: no joint"):
         ranks.wait(Future(), 0.0, lambda: None)

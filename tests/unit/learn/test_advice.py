@@ -62,9 +62,7 @@ def test_only_rank_0_of_several_reports_waiting(config: TrainConfig, rank: Rank)
     assert warnings(Advice(config, rank, "cpu"), [(0.6, 0.6, 0.0)] * WINDOW) == []
 
 
-def test_memory_that_is_nearly_full_is_reported_once_per_machine(
-    config: TrainConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_that_is_nearly_full_is_reported_once_per_machine(config: TrainConfig, monkeypatch: pytest.MonkeyPatch):
     calm = [(0.0, 0.0, 0.0)] * 40
     first, second = Rank(world_size=3), Rank(rank=1, local_rank=1, world_size=3)
     monkeypatch.setattr(advice, "memory_mb", lambda _: 1000.0)

@@ -18,7 +18,6 @@ import pytest
 import torch
 from conftest import Command
 from killed_saves import Killed, names, numbers, target
-from rollouts import AGENT, make_learner, train_config
 
 from mjlab_dist.config import CheckpointConfig
 from mjlab_dist.errors import UserError
@@ -67,62 +66,23 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_a_saved_checkpoint_loads(path: Path):
-    content = {
-        "weights": {"layer": torch.arange(6.0).view(2, 3)},
-        "iteration": 3,
-        "names": ["a", "b"],
-        "rate": 1e-3,
-        "random": torch.get_rng_state(),
-        "nothing": None,
-    }
-    checkpoint.save(path, content)
+    plain = {"iteration": 3, "names": ["a", "b"], "rate": 1e-3, "nothing": None}
+    tensors = {"weights": torch.arange(6.0).view(2, 3), "random": torch.get_rng_state()}
+    checkpoint.save(path, {**plain, "tensors": tensors})
     read = checkpoint.load(path, "cpu")
-    assert read.keys() == content.keys()
-    torch.testing.assert_close(read["weights"], content["weights"], rtol=0, atol=0)
-    assert torch.equal(read["random"], content["random"])
-    plain = ("iteration", "names", "rate", "nothing")
-    assert [read[key] for key in plain] == [content[key] for key in plain]
-
-
-def test_saving_leaves_no_other_files(path: Path):
-    checkpoint.save(path, {"iteration": 1})
-    checkpoint.save(path, {"iteration": 2})
-    assert [p.name for p in path.parent.iterdir()] == ["model_3.pt"]
-    assert checkpoint.load(path, "cpu") == {"iteration": 2}
+    torch.testing.assert_close(read.pop("tensors"), tensors, rtol=0, atol=0)
+    assert read == plain
 
 
 def test_a_save_that_fails_leaves_the_old_checkpoint_and_no_temporary(path: Path):
+    with pytest.raises(RuntimeError, match="cannot be written"):
+        checkpoint.save(path, {"bad": Unwritable()})
+    assert not list(path.parent.iterdir())
     checkpoint.save(path, {"iteration": 1})
     with pytest.raises(RuntimeError, match="cannot be written"):
         checkpoint.save(path, {"weights": torch.zeros(1000), "bad": Unwritable()})
     assert checkpoint.load(path, "cpu") == {"iteration": 1}
     assert [p.name for p in path.parent.iterdir()] == ["model_3.pt"]
-
-
-def test_a_first_save_that_fails_leaves_nothing(path: Path):
-    with pytest.raises(RuntimeError, match="cannot be written"):
-        checkpoint.save(path, {"bad": Unwritable()})
-    assert not list(path.parent.iterdir())
-
-
-def test_a_partial_checkpoint_is_never_visible(path: Path, monkeypatch: pytest.MonkeyPatch):
-    checkpoint.save(path, {"iteration": 1})
-    seen: list[Any] = []
-    whole = torch.save
-
-    def slow_save(content: Any, file: Any) -> None:
-        file.write(b"half of it")
-        file.flush()
-        seen.append(checkpoint.load(path, "cpu"))
-        seen.append([p.name for p in path.parent.glob("*.pt")])
-        file.seek(0)
-        file.truncate()
-        whole(content, file)
-
-    monkeypatch.setattr(torch, "save", slow_save)
-    checkpoint.save(path, {"iteration": 2})
-    assert seen == [{"iteration": 1}, ["model_3.pt"]]
-    assert checkpoint.load(path, "cpu") == {"iteration": 2}
 
 
 def test_the_file_is_synced_before_it_takes_its_name(path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -139,14 +99,6 @@ def test_the_file_is_synced_before_it_takes_its_name(path: Path, monkeypatch: py
     assert size == path.stat().st_size
     assert not named
     assert synced[-1][1], "the directory is synced after the renaming"
-
-
-@pytest.mark.parametrize("kept", [0.0, 0.1, 0.5, 0.99])
-def test_a_truncated_file_is_refused(path: Path, kept: float):
-    checkpoint.save(path, {"weights": torch.zeros(1000)})
-    whole = path.read_bytes()
-    path.write_bytes(whole[: int(len(whole) * kept)])
-    refusal_of(path)
 
 
 def test_a_file_with_a_flipped_bit_never_loads_wrong_values(path: Path):
@@ -179,12 +131,9 @@ def test_a_file_that_is_not_a_checkpoint_is_refused(tmp_path: Path):
     file = tmp_path / "model_1.pt"
     file.write_text("iteration: 1\n")
     refusal_of(file)
+    refusal_of(tmp_path / "missing.pt")
     torch.save([torch.ones(2)], file)
     assert " list" in refusal_of(file).removeprefix(f"checkpoint {file}")
-
-
-def test_a_missing_file_is_refused(tmp_path: Path):
-    refusal_of(tmp_path / "model_1.pt")
 
 
 @pytest.mark.parametrize("format_", ["zip", "legacy", "pickle"])
@@ -197,12 +146,8 @@ def test_code_in_a_file_does_not_run(tmp_path: Path, format_: str):
         torch.save(content, file, _use_new_zipfile_serialization=format_ == "zip")
     refusal_of(file)
     assert not marker.exists()
-
-
-def test_the_payload_of_the_test_above_runs_with_an_unsafe_load(tmp_path: Path):
-    marker = tmp_path / "marker"
-    pickle.loads(pickle.dumps(Payload(marker)))
-    assert marker.exists()
+    pickle.loads(pickle.dumps(content))
+    assert marker.exists(), "an unsafe load runs it"
 
 
 @pytest.fixture
@@ -251,16 +196,25 @@ def write_metrics(run_dir: Path, returns: dict[int, float | None], tail: str = "
     (run_dir / METRICS_FILE).write_text("".join(rows) + tail)
 
 
+def write(store: CheckpointStore, contents: dict[int, dict[str, Any]]) -> None:
+    for iteration, content in contents.items():
+        store.save(iteration, content, None)
+    store.close()
+
+
 def fill(store: CheckpointStore, returns: dict[int, float | None]) -> None:
     for iteration, mean_return in returns.items():
         store.save(iteration, {"iter": iteration}, mean_return)
     store.close()
 
 
-def test_the_store_writes_the_given_checkpoint(run_dir: Path, make_store: MakeStore):
-    fill(make_store(), {10: 1.0})
-    assert content_of(run_dir, 10) == {"iter": 10}
-    assert names(run_dir) == {"model_10.pt", LATEST_LINK, BEST_LINK}
+def assert_falls_back(store: CheckpointStore, needed: Mapping[str, type] | None = None) -> str:
+    """Assert that the store reads checkpoint 20 because it refuses the newer one. Return its warning."""
+    found, (warning,) = read_newest(store, needed)
+    assert found is not None
+    assert found[0].name == "model_20.pt"
+    assert "\n" not in warning
+    return warning
 
 
 def test_training_continues_while_a_snapshot_is_written(run_dir: Path, make_store: MakeStore, gate: threading.Event):
@@ -325,31 +279,16 @@ def test_an_object_that_cannot_be_loaded_again_is_refused_by_name(run_dir: Path,
     assert numbers(run_dir) == [2]
 
 
-def test_keys_have_no_prefix_of_a_wrapper(run_dir: Path, make_store: MakeStore):
-    learner = make_learner(train_config(AGENT), 4)
-    store = make_store()
-    store.save(1, learner.save(), None)
-    store.close()
-    read = content_of(run_dir, 1)
-    keys = [key for part in ("actor_state_dict", "critic_state_dict") for key in read[part]]
-    assert keys
-    assert not [key for key in keys if "module." in key or "_orig_mod." in key or "_fsdp" in key]
-    assert read["actor_state_dict"].keys() == learner.actor.state_dict().keys()
-
-
 RETURNS: dict[int, float | None] = {1: 5.0, 2: 9.0, 3: 1.0, 4: None, 5: 9.0, 6: 2.0, 7: 3.0}
 
 
 @pytest.mark.parametrize(
     ("keep_last", "keep_best", "kept", "best"),
     [
-        (5, 1, [3, 4, 5, 6, 7], 5),
         (1, 1, [5, 7], 5),
         (1, 2, [2, 5, 7], 5),
         (2, 4, [1, 2, 5, 6, 7], 5),
         (1, 0, [7], None),
-        (3, 0, [5, 6, 7], None),
-        (0, 0, [1, 2, 3, 4, 5, 6, 7], None),
         (0, 1, [1, 2, 3, 4, 5, 6, 7], 5),
     ],
 )
@@ -406,14 +345,7 @@ def test_a_run_copied_with_files_in_place_of_links_resumes(run_dir: Path, make_s
 
 
 def test_pruning_touches_nothing_else(run_dir: Path, make_store: MakeStore):
-    others = {
-        "model_best.pt",
-        "model_0.pt.bak",
-        "notes.txt",
-        "copy_of_model_1.pt",
-        ".model_1.pt",
-        "model_1.pt.unreadable",
-    }
+    others = {"model_best.pt", "model_0.pt.bak", "notes.txt", "model_1.pt.unreadable"}
     store = make_store(keep_last=1, keep_best=0)
     for name in others:
         (run_dir / CHECKPOINTS_DIR / name).touch()
@@ -516,14 +448,7 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_previous_one(
     damaged = newest.read_bytes()
 
     store = make_store(keep_last=1)
-    found, (warning,) = read_newest(store)
-    assert found is not None
-    assert found[0] == checkpoint_path(run_dir, 20)
-    assert checkpoint.load(found[1], "cpu")["iter"] == 20
-    assert str(newest) in warning
-    assert "model_20.pt" in warning
-    assert "model_30.pt.unreadable" in warning
-    assert "\n" not in warning
+    assert re.search(rf"{newest}: .*model_20\.pt .*model_30\.pt\.unreadable", assert_falls_back(store))
 
     # The damaged file is renamed, not deleted. It is never again used as the newest checkpoint.
     assert target(run_dir, LATEST_LINK) == target(run_dir, BEST_LINK) == "model_20.pt"
@@ -550,14 +475,9 @@ WHOLE = {
 def test_a_checkpoint_that_lacks_an_entry_falls_back_to_the_previous_one(
     run_dir: Path, make_store: MakeStore, changed: dict[str, Any], named: str
 ):
-    store = make_store()
-    store.save(20, WHOLE | {"iter": 20}, None)
-    store.save(30, {name: value for name, value in (WHOLE | changed).items() if value is not None}, None)
-    store.close()
-    found, (warning,) = read_newest(make_store(), LEARNER)
-    assert found is not None
-    assert found[0] == checkpoint_path(run_dir, 20)
-    assert re.search(rf"model_30\.pt: .*\b{named}\b", warning)
+    newest = {name: value for name, value in (WHOLE | changed).items() if value is not None}
+    write(make_store(), {20: WHOLE | {"iter": 20}, 30: newest})
+    assert re.search(rf"model_30\.pt: .*\b{named}\b", assert_falls_back(make_store(), LEARNER))
     assert checkpoint_path(run_dir, 30).with_name("model_30.pt.unreadable").is_file()
 
 
@@ -565,11 +485,8 @@ WRONG_ITERATIONS: dict[str, Any] = {
     "7": 7,
     "-1": -1,
     "1000000000000000000000000000000": 10**30,
-    "'30'": "30",
-    "nan": float("nan"),
     "30.0": 30.0,
     "True": True,
-    "None": None,
     r"'3\n0'": "3\n0",
     "a Tensor": torch.tensor(30),
 }
@@ -580,10 +497,7 @@ WRONG_ITERATIONS: dict[str, Any] = {
 def test_a_checkpoint_of_another_iteration_than_its_name_is_refused(
     run_dir: Path, make_store: MakeStore, shown: str, tmp_path: Path
 ):
-    store = make_store()
-    store.save(20, {"iter": 20}, None)
-    store.save(30, {"iter": WRONG_ITERATIONS[shown]}, None)
-    store.close()
+    write(make_store(), {20: {"iter": 20}, 30: {"iter": WRONG_ITERATIONS[shown]}})
     path, link = checkpoint_path(run_dir, 30), run_dir / CHECKPOINTS_DIR / LATEST_LINK
     says = rf"its iter is {re.escape(shown)}, (but its name says 30|not a number of iterations)\)"
     for file in (path, link):
@@ -596,11 +510,8 @@ def test_a_checkpoint_of_another_iteration_than_its_name_is_refused(
     else:
         assert re.search(says, refusal_of(other))
     # A resumed run uses the previous checkpoint
-    found, (warning,) = read_newest(make_store())
-    assert found is not None
-    assert found[0] == checkpoint_path(run_dir, 20)
+    warning = assert_falls_back(make_store())
     assert re.search(rf"^checkpoint {path}: .*{says}; using model_20.pt instead", warning)
-    assert "\n" not in warning
 
 
 @pytest.mark.parametrize(
@@ -632,14 +543,11 @@ COUNTERS: dict[str, Any] = {"total_steps": 300, "elapsed_s": 30.5, "episodes": [
         ({"episodes": [[float("nan"), 1.0]]}, None),
         ({"total_steps": -300}, "total_steps is -300, "),
         ({"total_steps": 300.0}, "total_steps is 300.0, "),
-        ({"total_steps": "300"}, "total_steps is '300', "),
         ({"total_steps": 2**63}, "total_steps is 9223372036854775808, "),
-        ({"total_steps": None}, "total_steps is None, "),
         ({"total_steps": 290}, "total_steps is 290, but metrics.jsonl has 300 in iteration 30"),
         ({"total_steps": 310}, "total_steps is 310, but metrics.jsonl has 300 in iteration 30"),
         ({"elapsed_s": 29.0}, "elapsed_s is 29.0, but metrics.jsonl has 30.0 in iteration 30"),
         ({"elapsed_s": float("nan")}, "elapsed_s is nan, "),
-        ({"elapsed_s": float("inf")}, "elapsed_s is inf, "),
         ({"elapsed_s": -1.0}, "elapsed_s is -1.0, "),
         ({"episodes": None}, "episodes is None, "),
         ({"episodes": [["a"]]}, "episodes is a list, "),
@@ -651,10 +559,8 @@ def test_counters_that_are_wrong_or_contradict_the_metrics_are_refused(
 ):
     rows = [{"iteration": n, "total_steps": 10 * n, "elapsed_s": float(n)} for n in range(1, 35)]
     (run_dir / METRICS_FILE).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    store = make_store()
-    store.save(20, {"iter": 20}, None)  # as unmodified rsl_rl writes it, without counters
-    store.save(30, {"iter": 30, "counters": COUNTERS | changed}, None)
-    store.close()
+    # Unmodified rsl_rl writes no counters
+    write(make_store(), {20: {"iter": 20}, 30: {"iter": 30, "counters": COUNTERS | changed}})
     found, warnings = read_newest(make_store())
     assert found is not None
     assert found[0] == checkpoint_path(run_dir, 20 if says else 30)
@@ -676,10 +582,7 @@ def test_counters_are_compared_with_the_rows_that_a_power_failure_left(
     run_dir: Path, make_store: MakeStore, row: dict[str, Any], is_refused: bool
 ):
     (run_dir / METRICS_FILE).write_text(json.dumps(row) + "\n" + "\0" * 40)
-    fill(make_store(), {20: None})
-    store = make_store()
-    store.save(30, {"iter": 30, "counters": COUNTERS}, None)
-    store.close()
+    write(make_store(), {20: {"iter": 20}, 30: {"iter": 30, "counters": COUNTERS}})
     found, warnings = read_newest(make_store())
     assert found is not None
     assert found[0] == checkpoint_path(run_dir, 20 if is_refused else 30)

@@ -15,8 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mjlab_dist import registry
+from mjlab_dist.api import configured
 from mjlab_dist.buffers import MARGIN, SHARED_MARGIN, larger_size
 from mjlab_dist.config import SimConfig
+from mjlab_dist.config.entries import replaced
 from mjlab_dist.distributed import Rank
 from mjlab_dist.env import Env
 from mjlab_dist.errors import BufferOverflowError, Exit, NonFiniteError
@@ -47,10 +49,8 @@ def fallen(landed: tuple[Simulation, mujoco.MjData]) -> Simulation:
 
 
 def check_of(sim: Simulation, policy: Literal["warn", "grow", "stop"]) -> OverflowCheck:
-    config = registry.task_config("cartpole-balance")
-    config = dataclasses.replace(
-        config, env=dataclasses.replace(config.env, sim=dataclasses.replace(BOX, on_overflow=policy))
-    )
+    config = replaced(registry.task_config("cartpole-balance"), ["env", "sim"], BOX)
+    config = replaced(config, ["env", "sim", "on_overflow"], policy)
     env: Any = type("Envs", (), {"sim": sim})()
     return OverflowCheck(env, config, is_main=False)
 
@@ -82,9 +82,8 @@ def test_stopping_ends_the_run_after_its_checkpoint(fallen: Simulation) -> None:
     check = check_of(fallen, "stop")
     check.raise_pending()
     assert check.must_end(ROW)
-    with pytest.raises(
-        BufferOverflowError, match=r"; resume with --env\.sim\.nconmax 8 --env\.sim\.njmax \d+, or"
-    ) as caught:
+    flags = r"--env\.sim\.nconmax 8 --env\.sim\.njmax \d+"
+    with pytest.raises(BufferOverflowError, match=f"; resume with {flags}, or") as caught:
         check.raise_pending()
     assert not caught.value.larger
     assert "\n" not in str(caught.value)
@@ -135,10 +134,8 @@ def test_an_overflow_is_the_cause_of_nan_in_the_same_iteration(
     policy: Literal["warn", "grow", "stop"], error: type[Exception]
 ) -> None:
     start_warp("cpu")
-    config = dataclasses.replace(registry.task_config("cartpole-balance"), num_envs=4, max_iterations=1)
-    config = dataclasses.replace(config, agent=dataclasses.replace(config.agent, num_mini_batches=1))
-    sim = dataclasses.replace(config.env.sim, on_overflow=policy, engine="warp")
-    config = dataclasses.replace(config, env=dataclasses.replace(config.env, sim=sim))
+    fields = {"num_envs": 4, "max_iterations": 1, "agent.num_mini_batches": 1, "env.sim.engine": "warp"}
+    config = configured(registry.task_config("cartpole-balance"), {**fields, "env.sim.on_overflow": policy})
     runner = Runner(Env(config.env, 4, "cpu"), config, Rank())
     runner.hooks = [Breaking()]
     with pytest.raises(error) as caught:

@@ -15,6 +15,7 @@ from rollouts import (
     AGENT,
     MINI_BATCHES,
     STEPS,
+    Data,
     collect,
     difference,
     make_data,
@@ -51,6 +52,13 @@ def both(**fields: Any) -> tuple[Any, Any]:
     return learners[0], learners[1]
 
 
+def learn(learner: Any, seed: int, data: Data | None = None) -> dict[str, Any]:
+    """Learn from data, or else from the data of the seed. Return the losses."""
+    collect(learner, data or make_data(NUM_ENVS, seed))
+    torch.manual_seed(seed)  # in an update, only the order of samples is random
+    return learner.update()
+
+
 @pytest.mark.parametrize(
     "fields",
     [
@@ -70,11 +78,7 @@ def test_one_rank_learns_what_stock_rsl_rl_learns(fields: dict[str, Any]) -> Non
     stock, ours = both(**fields)
     assert difference(state_of(ours), state_of(stock))[0] == 0
     for iteration in range(ITERATIONS):
-        losses = []
-        for learner in (stock, ours):
-            collect(learner, make_data(NUM_ENVS, iteration))
-            torch.manual_seed(iteration)  # in an update, only the order of samples is random
-            losses.append(learner.update())
+        losses = [learn(learner, iteration) for learner in (stock, ours)]
         largest, where = difference(state_of(ours), state_of(stock))
         assert largest < 1e-9, where
         for name, loss in losses[0].items():
@@ -99,9 +103,7 @@ def test_normalized_observations_are_clipped(rnn: str) -> None:
         model.obs_normalizer.register_forward_hook(clipped)
     for iteration in range(ITERATIONS):
         for learner in (stock, ours):
-            collect(learner, make_data(NUM_ENVS, iteration))
-            torch.manual_seed(iteration)
-            learner.update()
+            learn(learner, iteration)
         largest, where = difference(state_of(ours), state_of(stock))
         assert largest < 1e-9, where
     assert min(sizes) > clip, "else nothing was clipped"
@@ -130,29 +132,23 @@ def test_rewards_are_divided_by_the_standard_deviation_of_their_discounted_sums(
             discounted = np.where(dones, 0.0, discounted)
         scaled = dataclasses.replace(data, rewards=data.rewards.double() / float(np.std(seen)))
         for learner, fed in ((stock, scaled), (ours, data)):
-            collect(learner, fed)
-            torch.manual_seed(iteration)
-            learner.update()
+            learn(learner, iteration, fed)
         largest, where = difference(state_of(ours), state_of(stock))
         assert largest < 1e-6, where  # ours adds 1e-8 to the variance
     assert np.std(seen) > 2, "else the scale is hardly tested"
 
 
-@pytest.mark.usefixtures("fp64")
-def test_the_scale_of_rewards_is_restored_from_a_checkpoint() -> None:
-    _, whole = both(reward_normalization=True)
-    _, first = both(reward_normalization=True)
-    _, second = both(reward_normalization=True)
-    for learner in (whole, first):
-        collect(learner, make_data(NUM_ENVS, 0))
-        torch.manual_seed(0)
-        learner.update()
+@pytest.mark.parametrize(("fields", "compression"), [({"reward_normalization": True}, "none"), ({}, "bf16")], ids=str)
+def test_scales_of_rewards_and_errors_of_compression_are_restored(fields: dict[str, Any], compression: str) -> None:
+    config = train_config(dataclasses.replace(AGENT, **fields))
+    whole, first, second = (make_learner(config, NUM_ENVS, AllReduce(compression)) for _ in range(3))
+    first.load(whole.save(), None, True)
+    learn(whole, 0)
+    learn(first, 0)
     second.load(first.save(), None, True)
     second.load_memory(first.memory())
-    for learner in (whole, second):
-        collect(learner, make_data(NUM_ENVS, 1))
-        torch.manual_seed(1)
-        learner.update()
+    learn(whole, 1)
+    learn(second, 1)
     assert difference(state_of(second), state_of(whole))[0] == 0
 
 
@@ -211,34 +207,13 @@ def test_mixed_precision_is_not_measured_as_a_change_of_the_policy(rnn: str) -> 
         with torch.no_grad():
             # bf16 rounds values near 300 by up to 1. If this counted as a change, it would exceed the clip range of 0.2
             ours.critic.mlp[-1].bias.fill_(300.0)
-        collect(ours, make_data(NUM_ENVS, 0))
-        torch.manual_seed(0)
-        losses.append({name: loss.item() for name, loss in ours.update().items()})
+        losses.append({name: loss.item() for name, loss in learn(ours, 0).items()})
     for measured in losses:
         assert measured["kl"] == 0
         assert measured["surrogate"] == pytest.approx(0, abs=1e-6), (
             "if every ratio is 1, this loss is the negative mean of normalized advantages, which is 0"
         )
     assert losses[0]["value"] == losses[1]["value"]
-
-
-def test_the_error_of_compressed_gradients_is_restored_from_a_checkpoint() -> None:
-    config = train_config(AGENT)
-    whole, first, second = (make_learner(config, NUM_ENVS, AllReduce("bf16")) for _ in range(3))
-    first.load(whole.save(), None, True)
-    learn(whole, 0)
-    learn(first, 0)
-    second.load(first.save(), None, True)
-    second.load_memory(first.memory())
-    learn(whole, 1)
-    learn(second, 1)
-    assert difference(state_of(second), state_of(whole))[0] == 0
-
-
-def learn(learner: Any, seed: int) -> None:
-    collect(learner, make_data(NUM_ENVS, seed))
-    torch.manual_seed(seed)
-    learner.update()
 
 
 @pytest.mark.usefixtures("fp64")
@@ -268,16 +243,6 @@ def test_an_update_never_waits_for_the_device() -> None:
     assert counts[1] == 0
 
 
-def test_gradients_are_stored_in_one_buffer() -> None:
-    _, ours = both()
-    collect(ours, make_data(NUM_ENVS, 0))
-    ours.update()
-    buffer = ours._gradients.buffer
-    gradients = [p.grad for p in (*ours.actor.parameters(), *ours.critic.parameters())]
-    assert sum(g.numel() for g in gradients) + 1 == buffer.numel()
-    assert all(g.untyped_storage().data_ptr() == buffer.untyped_storage().data_ptr() for g in gradients)
-
-
 def test_advantages_are_normalized_by_moments_that_add_up() -> None:
     values = 5 + 3 * torch.randn(2, 1000)
     parts = values.split([100, 900], dim=1)
@@ -305,19 +270,6 @@ def test_normalizer_merges_deltas(mean: float) -> None:
         assert here["count"] == expected["count"]
         torch.testing.assert_close(here["_mean"], expected["_mean"])
         torch.testing.assert_close(here["_var"], expected["_var"], rtol=2e-3, atol=0)
-
-
-def test_every_sample_is_in_one_mini_batch() -> None:
-    _, ours = both(obs_normalization=False)
-    data = make_data(NUM_ENVS, 0)
-    collect(ours, data)
-    batches = ours._mini_batches()
-    actions = torch.cat([b.actions for b in batches])
-    assert len(batches) == MINI_BATCHES
-    assert len(actions) == NUM_ENVS * STEPS
-    stored = ours.storage.actions.flatten(0, 1)
-    assert torch.equal(actions.sort(dim=0).values, stored.sort(dim=0).values)
-    assert not torch.equal(actions, stored)
 
 
 @pytest.mark.usefixtures("fp64")

@@ -26,9 +26,7 @@ def two_threads() -> Iterator[None]:
 
 @pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize(("widths", "expected"), [((8,), 1), ((4096, 1024), 2)])
-def test_only_large_updates_use_all_threads(
-    widths: tuple[int, ...], expected: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_large_updates_use_all_threads(widths: tuple[int, ...], expected: int, monkeypatch: pytest.MonkeyPatch):
     start_warp("cpu")
     config = registry.task_config("cartpole-balance")
     agent = dataclasses.replace(

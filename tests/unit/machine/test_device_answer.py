@@ -62,7 +62,7 @@ def test_too_few_gpus_are_an_error():
     assert made.error.startswith("--hosts: 3 ranks ")
 
 
-@pytest.mark.parametrize("gpu_ids", [(0, 1), "auto", None])
+@pytest.mark.parametrize("gpu_ids", [(0, 1), None])
 def test_request_and_answer_are_lines_of_text(gpu_ids: Any):
     asked = request(gpu_ids, 2, CUDA_VISIBLE_DEVICES="")
     module = [sys.executable, "-m", "mjlab_dist.machine.device_answer", asked.argument()]

@@ -86,12 +86,3 @@ def test_each_rank_of_another_launcher_takes_the_device_of_its_local_rank(
         with pytest.raises(UserError) as refusal:
             plan_own_device(CONFIG, ranks[-1], environ, gpus)
         assert str(refusal.value).startswith(f"LOCAL_RANK {len(cards)}:")
-
-
-@given(num_ranks=st.integers(1, 64), num_gpus=st.integers(0, 8))
-def test_cpu_ranks_have_the_requested_number_with_any_gpus(num_ranks: int, num_gpus: int):
-    planned = plan_devices(
-        dataclasses.replace(CONFIG, cpu_ranks=num_ranks, oversubscribe=True), BY_BUS, machine(num_gpus)
-    )
-    assert [device.device for device in planned] == ["cpu"] * num_ranks
-    assert all(device.torch_threads >= 1 for device in planned)

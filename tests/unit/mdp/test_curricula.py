@@ -10,19 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from legged import SIM, end_episodes, make, refused
+from legged import SIM, end_episodes, event, make, refused, reward, term
 
 from mjlab_dist import registry
 from mjlab_dist.check.host_syncs import HostSyncs
-from mjlab_dist.config import EventConfig, RewardConfig, TermConfig, TerrainConfig, TerrainPartConfig
+from mjlab_dist.config import TermConfig, TerrainConfig, TerrainPartConfig
 from mjlab_dist.distributed import Rank
 from mjlab_dist.env import Env, EpisodeTotals
 from mjlab_dist.learn import Runner
 from mjlab_dist.mdp.curricula import TerrainLevels
 from mjlab_dist.run_dir import read_metrics
-from mjlab_dist.sim import start_warp
 
-CURRICULA = "mjlab_dist.mdp.curricula"
 NUM_LEVELS, NUM_COLUMNS, TILE_M = 4, 3, 6.0
 TERRAIN = TerrainConfig(
     parts={"down": TerrainPartConfig(kind="slope_down"), "rough": TerrainPartConfig(kind="rough", share=2.0)},
@@ -32,40 +30,30 @@ TERRAIN = TerrainConfig(
     border_m=1.0,
     resolution_m=0.1,
 )
-WALK = TermConfig(
-    func="mjlab_dist.mdp.commands:Velocity",
-    params={
-        "forward_m_s": (0.5, 2.0),
-        "left_m_s": (-0.5, 0.5),
-        "yaw_rad_s": (-0.1, 0.1),
-        "standing_share": 0.2,
-        "resample_s": (0.2, 0.4),
-    },
+WALK = term(
+    "commands:Velocity",
+    forward_m_s=(0.5, 2.0),
+    left_m_s=(-0.5, 0.5),
+    yaw_rad_s=(-0.1, 0.1),
+    standing_share=0.2,
+    resample_s=(0.2, 0.4),
 )
 TASK: dict[str, Any] = {
     "sim": dataclasses.replace(SIM, terrain=TERRAIN, nconmax=24, njmax=96),
     "commands": {"velocity": WALK},
-    "events": {"start": EventConfig(func="mjlab_dist.mdp.events:DrawRoot")},
-    "rewards": {
-        "alive": RewardConfig(func="mjlab_dist.mdp.rewards:alive", weight=2.0),
-        "rate": RewardConfig(func="mjlab_dist.mdp.rewards:action_rate", weight=-0.1),
-    },
-    "curricula": {"terrain": TermConfig(func=f"{CURRICULA}:TerrainLevels")},
+    "events": {"start": event("DrawRoot")},
+    "rewards": {"alive": reward("alive", 2.0), "rate": reward("action_rate", -0.1)},
+    "curricula": {"terrain": term("curricula:TerrainLevels")},
 }
 NUM_ENVS = 24
 SHALLOW = dataclasses.replace(TASK["sim"], terrain=dataclasses.replace(TERRAIN, num_levels=NUM_LEVELS - 1))
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _warp() -> None:
-    start_warp("cpu")
-
-
 def curricula(**terms: dict[str, Any]) -> dict[str, TermConfig]:
     """Return a dict of curricula. In the parameters of a curriculum, `of` is the name of its class."""
     return {
-        name: TermConfig(func=f"{CURRICULA}:{params.pop('of')}", params=params)
-        for name, params in ((name, dict(params)) for name, params in terms.items())
+        name: term(f"curricula:{params['of']}", **{key: value for key, value in params.items() if key != "of"})
+        for name, params in terms.items()
     }
 
 
@@ -104,7 +92,7 @@ def test_envs_start_on_the_easiest_levels_of_their_column(num_start_levels: int)
 
 @pytest.mark.parametrize(
     ("walked_m", "after"),
-    [(0.0, 0), (0.44, 0), (0.46, 1), (TILE_M / 2 - 0.01, 1), (TILE_M / 2 + 0.01, 2)],
+    [(0.44, 0), (0.46, 1), (TILE_M / 2 - 0.01, 1), (TILE_M / 2 + 0.01, 2)],
 )
 def test_robots_that_leave_the_tile_move_up_and_those_that_hardly_walk_move_down(walked_m: float, after: int) -> None:
     env = make(NUM_ENVS, **TASK)
@@ -203,6 +191,7 @@ SETTINGS = {
     "weight": {"of": "RewardWeight", "reward": "rate", "weight": -0.5, "low": 0.2, "high": 0.6},
 }
 GLOBAL = {**TASK, "sim": SIM, "curricula": curricula(**SETTINGS)}
+ALL = {**TASK, "curricula": {**TASK["curricula"], **GLOBAL["curricula"]}}
 
 
 def totals(episodes: float, steps: float, alive: float) -> EpisodeTotals:
@@ -280,11 +269,9 @@ def test_a_weight_can_follow_a_reward_term() -> None:
 
 
 def test_a_weight_of_zero_can_follow_its_own_term() -> None:
-    settings = {**SETTINGS["weight"], "reward": "rate", "measure": "rate", "low": 0.0, "high": 0.1}
-    zero = dataclasses.replace(GLOBAL["rewards"]["rate"], weight=0.0)
-    env = make(
-        NUM_ENVS, **{**GLOBAL, "rewards": {**GLOBAL["rewards"], "rate": zero}, "curricula": curricula(weight=settings)}
-    )
+    settings = {**SETTINGS["weight"], "measure": "rate", "low": 0.0, "high": 0.1}
+    rewards = {**GLOBAL["rewards"], "rate": reward("action_rate", 0.0)}
+    env = make(NUM_ENVS, **{**GLOBAL, "rewards": rewards, "curricula": curricula(weight=settings)})
     env.end_iteration(totals(100.0, 20.0, 0.5))  # the term `rate` earned a total of 1 in 20 steps
     assert env.weights[1] == pytest.approx(-0.25)
 
@@ -323,8 +310,7 @@ def test_curricula_stay_equal_on_all_ranks() -> None:
 
 
 def test_a_loaded_state_continues_the_curricula() -> None:
-    task = {**TASK, "curricula": {**TASK["curricula"], **GLOBAL["curricula"]}}
-    whole, resumed = make(NUM_ENVS, **task), make(NUM_ENVS, seed=9, **task)
+    whole, resumed = make(NUM_ENVS, **ALL), make(NUM_ENVS, seed=9, **ALL)
     move(whole, TILE_M)
     end_episodes(whole, whole.env_ids % 2 == 0)
     whole.step(torch.zeros(NUM_ENVS, 4))
@@ -346,8 +332,7 @@ def test_a_loaded_state_continues_the_curricula() -> None:
 
 @pytest.mark.parametrize(("num_ranks", "num_envs"), [(2, 5), (3, 24), (1, 1)])
 def test_curricula_resume_on_other_ranks(num_ranks: int, num_envs: int) -> None:
-    task = {**TASK, "curricula": {**TASK["curricula"], **GLOBAL["curricula"]}}
-    config = dataclasses.replace(make(1).cfg, **task)
+    config = dataclasses.replace(make(1).cfg, **ALL)
     ranks = [Env(config, NUM_ENVS // 2, "cpu", first_env_id=NUM_ENVS // 2 * rank) for rank in (0, 1)]
     for env in ranks:
         env.end_iteration(totals(200.0, 8000.0, 0.95))
@@ -377,18 +362,11 @@ def test_an_env_without_a_saved_level_for_its_column_keeps_its_level() -> None:
     assert levels(many).tolist() == [2, 2, 0]
 
 
-def test_saved_levels_above_the_maximum_become_the_maximum() -> None:
-    env, fewer = make(NUM_ENVS, **TASK), make(NUM_ENVS, **{**TASK, "sim": SHALLOW})
-    levels(env).fill_(NUM_LEVELS - 1)
-    fewer.resume_curricula([env.state()])
-    assert levels(fewer).tolist() == [NUM_LEVELS - 2] * NUM_ENVS
-
-
-@pytest.mark.parametrize("wrong", [torch.tensor(-1), torch.tensor(torch.nan)])
-def test_saved_levels_below_the_minimum_become_the_minimum(wrong: torch.Tensor) -> None:
-    env = make(NUM_COLUMNS, **TASK)
-    env.resume_curricula([{**env.state(), "curricula.terrain.level": wrong.repeat(NUM_COLUMNS)}])
-    assert levels(env).tolist() == [0] * NUM_COLUMNS
+@pytest.mark.parametrize(("saved", "becomes"), [(NUM_LEVELS - 1, NUM_LEVELS - 2), (-1, 0), (torch.nan, 0)])
+def test_saved_levels_become_levels_of_the_terrain(saved: float, becomes: int) -> None:
+    env = make(NUM_COLUMNS, **{**TASK, "sim": SHALLOW})
+    env.resume_curricula([{**env.state(), "curricula.terrain.level": torch.tensor(saved).repeat(NUM_COLUMNS)}])
+    assert levels(env).tolist() == [becomes] * NUM_COLUMNS
 
 
 def test_a_curriculum_without_saved_state_starts_fresh() -> None:
@@ -485,19 +463,13 @@ def test_a_schedule_continues_after_a_resume() -> None:
     [
         ({"sim": SIM}, {"of": "TerrainLevels"}, "terrain levels: .*--env.sim.terrain"),
         ({}, {"of": "TerrainLevels", "num_start_levels": 5}, "terrain levels: num_start_levels 5: "),
-        ({}, {"of": "TerrainLevels", "num_start_levels": 0}, "terrain levels: num_start_levels 0: "),
-        ({}, {"of": "TerrainLevels", "command": "walk"}, "command walk: .* velocity"),
         ({}, {**SETTINGS["range"], "number": 3}, "command range: number 3: "),
         ({}, {**SETTINGS["range"], "widest": (0.6, 2.5)}, "command range: widest 0.6 2.5 and step 0.4: "),
         ({}, {**SETTINGS["range"], "step": 0.0}, "command range: widest -1.0 2.5 and step 0.0: "),
-        ({}, {**SETTINGS["range"], "reward": "alife"}, "reward alife: .* alive, rate"),
         ({}, {**SETTINGS["weight"], "low": 0.6}, "reward weight: low 0.6 and high 0.6: "),
-        ({}, {**SETTINGS["weight"], "measure": "length"}, "reward length: .* alive, rate"),
         ({}, {**SCHEDULE, "parameter": "rewards.ratio"}, "reward ratio: .* alive, rate"),
         ({}, {**SCHEDULE, "parameter": "commands.velocity.3"}, "schedule: parameter commands.velocity.3: "),
-        ({}, {**SCHEDULE, "parameter": "terminations.tilted"}, "parameter terminations.tilted: .* no terminations$"),
         ({}, {**SCHEDULE, "parameter": "terminations"}, "schedule: parameter terminations: "),
-        ({}, {**SCHEDULE, "points": ((0, 1.0),)}, "schedule: points "),
         ({}, {**SCHEDULE, "points": ((5, 1.0), (2, 3.0))}, "schedule: points "),
         ({}, {**SCHEDULE, "points": ((0, 1.0, 2.0), (2, 3.0, 4.0))}, "schedule: points "),
     ],

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import mujoco
 import numpy as np
 import pytest
 import torch
-from legged import CONFIG, FEET, SIM, c_copies, end_episodes, make, refused
+from legged import CONFIG, FEET, SIM, assert_resumes, c_copies, end_episodes, make, refused, swinging_legs, term
 
-from mjlab_dist.config import ContactConfig, EntityConfig, EnvConfig, SimConfig, TermConfig
+from mjlab_dist.config import ContactConfig, EntityConfig, EnvConfig, SimConfig
 from mjlab_dist.env import Env
 from mjlab_dist.mdp.sensors import Contact
-from mjlab_dist.sim import start_warp
 
 PRESS = """
 <mujoco>
@@ -66,11 +64,6 @@ CONTACTS = {
 NUM_ENVS = 6
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _warp() -> None:
-    start_warp("cpu")
-
-
 def scene(**changes: Any) -> EnvConfig:
     """Return a config with two copies of the robot, one above the other, and a ball between them."""
     sim = SimConfig(
@@ -85,10 +78,7 @@ def scene(**changes: Any) -> EnvConfig:
         nconmax=30,
         forward_before_observation=False,
     )
-    sensors = {
-        name: TermConfig(func="mjlab_dist.mdp.sensors:Contact", params={"contacts": name, "history": 3})
-        for name in CONTACTS
-    }
+    sensors = {name: term("sensors:Contact", contacts=name, history=3) for name in CONTACTS}
     actions = {"fingers": dataclasses.replace(CONFIG.actions["legs"], actuators=("one/.*", "two/.*"), offset=0.0)}
     return dataclasses.replace(
         CONFIG, sim=dataclasses.replace(sim, **changes), sensors=sensors, actions=actions, episode_length_s=50.0
@@ -183,15 +173,9 @@ def test_the_strongest_of_several_sensors_counts_with_maxforce() -> None:
 
 DECLARED = dataclasses.replace(SIM, contacts={"feet": ContactConfig(kind="geom", names=(".._foot",))})
 BOTH = {
-    "declared": TermConfig(func="mjlab_dist.mdp.sensors:Contact", params={"contacts": "feet", "history": 2}),
-    "mjcf": TermConfig(func="mjlab_dist.mdp.sensors:Contact", params={"sensors": (".._touch",)}),
+    "declared": term("sensors:Contact", contacts="feet", history=2),
+    "mjcf": term("sensors:Contact", sensors=(".._touch",)),
 }
-
-
-def swing(now: int, num_envs: int) -> torch.Tensor:
-    """Return actions that swing the legs up and down."""
-    phase = torch.arange(num_envs).unsqueeze(1) + 1.5 * torch.arange(4)
-    return 1.4 * torch.sin(now / (6.0 + 0.5 * torch.arange(num_envs).unsqueeze(1)) + phase).clamp_min(0.0)
 
 
 def test_declared_contacts_equal_those_of_the_mjcf_bit_for_bit() -> None:
@@ -199,7 +183,7 @@ def test_declared_contacts_equal_those_of_the_mjcf_bit_for_bit() -> None:
     mine, theirs = env.sensor("declared", Contact), env.sensor("mjcf", Contact)
     assert mine.names == tuple(f"{foot}_foot" for foot in FEET)
     for now in range(150):
-        env.step(swing(now, 8))
+        env.step(swinging_legs(now, 8))
         for name, tensor in theirs.state().items():
             assert torch.equal(mine.state()[name], tensor)
     assert mine.last_contact_time_s.count_nonzero() > 16
@@ -209,7 +193,7 @@ def test_declared_contacts_do_not_change_the_motion() -> None:
     with_them, without = make(8, sim=DECLARED, sensors=BOTH), make(8, sensors={"mjcf": BOTH["mjcf"]})
     for now in range(50):
         for env in (with_them, without):
-            env.step(swing(now, 8))
+            env.step(swinging_legs(now, 8))
         assert torch.equal(with_them.sim.qpos, without.sim.qpos)
 
 
@@ -222,7 +206,7 @@ def test_durations_and_the_history_of_forces() -> None:
     for now in range(200):
         ends = torch.from_numpy(rng.random(8) < 0.03)
         end_episodes(env, ends)
-        env.step(swing(now, 8))
+        env.step(swinging_legs(now, 8))
         # If an episode ends, the env's next episode starts without contacts. In the other envs, times continue.
         touch = feet.in_contact.numpy()
         landed = contact + env.step_dt_s
@@ -238,69 +222,46 @@ def test_durations_and_the_history_of_forces() -> None:
 
 
 def test_a_saved_state_continues_exactly() -> None:
-    envs = [make(8, seed=seed, sim=DECLARED, sensors=BOTH, episode_length_s=100.0) for seed in (0, 1)]
-    for now in range(60):
-        envs[0].step(swing(now, 8))
-    saved = envs[0].state()
-    assert saved["sensors.declared.last_contact_time_s"].any()
-    assert saved["sensors.declared.force_history_n"].any()
-    envs[1].load_state(saved)
-    for now in range(60, 120):
-        for env in envs:
-            env.step(swing(now, 8))
-        mine, theirs = (env.sensor("declared", Contact).state() for env in envs)
-        for name, tensor in mine.items():
-            assert torch.equal(tensor, theirs[name])
+    env = assert_resumes(lambda seed: make(8, seed, sim=DECLARED, sensors=BOTH, episode_length_s=100.0), 60, 60)
+    state = env.state()
+    assert state["sensors.declared.last_contact_time_s"].any()
+    assert state["sensors.declared.force_history_n"].any()
 
 
 # Wrong contacts and sensors are refused
 
 
-def declared(**fields: Any) -> Callable[[], str]:
-    """Return a function that returns the error message for contacts with these config fields."""
+@pytest.mark.parametrize(
+    ("fields", "starts"),
+    [
+        ({"names": ("hand",)}, "names hand: matches none of the model's names: world, trunk, FL"),
+        ({"entity": "dog"}, "entity dog: is not an entity of the scene, which has no"),
+        ({"other_names": ("x",)}, "other-names x: matches none"),
+        ({"other_names": ("x",), "other_entity": "y"}, "other-entity y: is not an entity of the scene"),
+        ({"other_entity": ""}, "other-entity : needs other-names; set both, or drop it"),
+    ],
+)
+def test_contacts_of_unknown_elements_are_refused(fields: dict[str, Any], starts: str) -> None:
     contacts = {"feet": ContactConfig(**{"names": (".*",), **fields})}
-    return lambda: refused(sim=dataclasses.replace(SIM, contacts=contacts))
+    message = refused(sim=dataclasses.replace(SIM, contacts=contacts))
+    assert message.startswith(f"--env.sim.contacts.feet.{starts}")
+
+
+def test_a_name_that_no_sensor_can_have_is_refused() -> None:
+    sim = dataclasses.replace(SIM, contacts={"a:b": ContactConfig(names=(".*",))})
+    assert refused(sim=sim).startswith("--env.sim.contacts.a:b: ")
 
 
 @pytest.mark.parametrize(
-    ("why", "starts"),
+    ("params", "says"),
     [
-        (
-            declared(names=("hand",)),
-            "--env.sim.contacts.feet.names hand: matches none of the model's names: world, trunk, FL",
-        ),
-        (declared(names=("(",)), "--env.sim.contacts.feet.names (: is not a regular expression"),
-        (declared(names=()), "--env.sim.contacts.feet.names: the list is empty"),
-        (declared(entity="dog"), "--env.sim.contacts.feet.entity dog: is not an entity of the scene, which has no"),
-        (declared(other_names=("x",)), "--env.sim.contacts.feet.other-names x: matches none"),
-        (
-            declared(other_names=("x",), other_entity="y"),
-            "--env.sim.contacts.feet.other-entity y: is not an entity of the scene",
-        ),
-        (declared(other_entity=""), "--env.sim.contacts.feet.other-entity : needs other-names; set both, or drop it"),
-        (
-            lambda: refused(sim=dataclasses.replace(SIM, contacts={"a:b": ContactConfig(names=(".*",))})),
-            "--env.sim.contacts.a:b: a name consists of",
-        ),
-        (
-            lambda: refused(sensors={"feet": BOTH["declared"]}),
-            "env.sensors.feet: sim.contacts feet: does not exist; the task has none",
-        ),
-        (
-            lambda: refused(sensors={"f": TermConfig(func="mjlab_dist.mdp.sensors:Contact")}),
-            "env.sensors.f: contact sensors: the list is empty",
-        ),
+        ({"contacts": "hands"}, "sim.contacts hands: does not exist; the task has feet"),
+        ({}, "contact sensors: the list is empty"),
+        ({"sensors": (".._touch",), "contacts": "feet"}, "give one of the two"),
+        ({"sensors": (".._touch",), "history": -1}, "history -1"),
     ],
 )
-def test_a_mistake_is_refused_in_one_line(why: Callable[[], str], starts: str) -> None:
-    assert why().startswith(starts)
-
-
-def test_sensors_of_both_kinds_in_one_term_are_refused() -> None:
-    both = dataclasses.replace(BOTH["mjcf"], params={**BOTH["mjcf"].params, "contacts": "feet"})
-    assert refused(sim=DECLARED, sensors={"feet": both}).endswith("give one of the two")
-
-
-def test_a_negative_history_is_refused() -> None:
-    term = dataclasses.replace(BOTH["mjcf"], params={**BOTH["mjcf"].params, "history": -1})
-    assert "history -1" in refused(sensors={"feet": term})
+def test_a_sensor_without_contacts_is_refused(params: dict[str, Any], says: str) -> None:
+    message = refused(sim=DECLARED, sensors={"it": term("sensors:Contact", **params)})
+    assert message.startswith("env.sensors.it: ")
+    assert says in message

@@ -9,13 +9,11 @@ import mujoco
 import numpy as np
 import pytest
 import torch
-from legged import SIM, end_episodes, float64, make, randomize_state, refused
+from legged import SIM, end_episodes, event, float64, make, randomize_state, refused, term
 
-from mjlab_dist.check.host_syncs import HostSyncs
-from mjlab_dist.config import CaptureMode, EventConfig, ObservationConfig, TermConfig, TerrainConfig, TerrainPartConfig
+from mjlab_dist.config import CaptureMode, ObservationConfig, TerrainConfig, TerrainPartConfig
 from mjlab_dist.env import Env
 from mjlab_dist.mdp.height_scan import HeightScan
-from mjlab_dist.sim import start_warp
 
 SCAN = "mjlab_dist.mdp.height_scan:HeightScan"
 READ = "mjlab_dist.mdp.height_scan:height_scan"
@@ -32,11 +30,6 @@ STAIRS = TerrainConfig(
 )
 ON_STAIRS = dataclasses.replace(SIM, terrain=STAIRS)
 NUM_ENVS = 6
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _warp() -> None:
-    start_warp("cpu")
 
 
 def scanning(sim: Any = ON_STAIRS, **params: Any) -> Env:
@@ -129,9 +122,9 @@ def shared() -> Env:
     return make(
         NUM_ENVS,
         sim=ON_STAIRS,
-        sensors={"scan": TermConfig(func=SCAN, params=PARAMS)},
+        sensors={"scan": term("height_scan:HeightScan", **PARAMS)},
         observations={"actor": {"scan": read}, "critic": {"scan": read}},
-        events={"place": EventConfig(func="mjlab_dist.mdp.events:DrawRoot")},
+        events={"place": event("DrawRoot")},
         terminations={},
     )
 
@@ -160,24 +153,11 @@ def test_a_new_episode_scans_the_ground_at_its_start() -> None:
     assert np.allclose(observed["actor"].numpy(), rays_of_c(env), atol=2e-4)
 
 
-@pytest.mark.usefixtures("engine_of_gpus")
-def test_a_scan_never_waits_for_the_device() -> None:
-    env = shared()
-    env.stagger()
-    actions = torch.zeros(NUM_ENVS, 4)
-    with HostSyncs() as syncs:
-        dones = [env.step(actions)[2] for _ in range(100)]
-    assert torch.stack(dones).any()
-    assert syncs.found == []
-
-
 @pytest.mark.parametrize(
     ("params", "start"),
     [
-        ({"geoms": ("flor",)}, "geoms flor: "),
         ({"spacing_m": 0.0}, "height scan: size_m 1.2 0.8 and spacing_m 0.0 "),
         ({"size_m": (-1.0, 1.0)}, "height scan: size_m -1.0 1.0 and spacing_m 0.2 "),
-        ({"joint": "base"}, "joint base: "),
     ],
 )
 def test_mistakes_are_refused(params: dict[str, Any], start: str) -> None:

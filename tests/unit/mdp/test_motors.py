@@ -13,14 +13,12 @@ import numpy as np
 import pytest
 import torch
 from legged import end_episodes, float64
-from manipulator import MOTOR_FILE, SIM, make
+from manipulator import MOTOR_FILE, SIM, drawn, make, refused
 
 from mjlab_dist.config import ActionConfig, ActuatorConfig, OptionsConfig
 from mjlab_dist.config.terms import action
 from mjlab_dist.env import Env
-from mjlab_dist.errors import UserError
 from mjlab_dist.mdp.motors import DcMotor, LearnedMotor
-from mjlab_dist.sim import start_warp
 
 NUM_ENVS = 8
 JOINTS = ("j1", "j2", "j3", "j4", "j5", "j6")
@@ -37,29 +35,12 @@ POSITION_MOTOR = action(DcMotor, ("a1",), stiffness=1.0, damping=0.0)
 LIMITS: dict[str, Any] = {"stiffness": 60.0, "damping": 1.5, "effort_limit": 12.0, "velocity_limit": 6.0}
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _warp() -> None:
-    start_warp("cpu")
-
-
 def arm(func: Any = DcMotor, **params: Any) -> dict[str, ActionConfig]:
     return {"arm": action(func, JOINTS, **params).processed(scale=0.8, offset="home")}
 
 
-def drawn(env: Env, seed: int) -> torch.Tensor:
-    return torch.randn(env.num_envs, env.num_actions, generator=torch.Generator().manual_seed(seed))
-
-
 def columns(env: Env) -> list[int]:
     return [env.sim.model.actuator(name).id for name in JOINTS]
-
-
-def refused(**changes: Any) -> str:
-    with pytest.raises(UserError) as caught:
-        make(2, **changes)
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
 
 
 def test_a_dc_motor_produces_the_torques_of_mujocos_dcmotor() -> None:
@@ -136,6 +117,14 @@ def motor_network() -> torch.nn.Sequential:
     return torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ELU(), torch.nn.Linear(8, 1))
 
 
+def stored_network() -> torch.nn.Sequential:
+    """Return the network of MOTOR_FILE."""
+    soft = torch.nn.Softsign()
+    network = torch.nn.Sequential(torch.nn.Linear(6, 8), soft, torch.nn.Linear(8, 8), soft, torch.nn.Linear(8, 1))
+    network.load_state_dict(torch.load(MOTOR_FILE, weights_only=True))
+    return network
+
+
 @pytest.mark.parametrize("kind", ["state", "package"])
 @pytest.mark.parametrize("velocities_first", [False, True])
 def test_a_learned_motor_evaluates_the_network_in_every_physics_step(
@@ -147,22 +136,11 @@ def test_a_learned_motor_evaluates_the_network_in_every_physics_step(
     if kind == "state":
         torch.save(network.state_dict(), file)
     else:
-        file, activation = MOTOR_FILE, "softsign"
-        soft = torch.nn.Softsign()
-        network = torch.nn.Sequential(torch.nn.Linear(6, 8), soft, torch.nn.Linear(8, 8), soft, torch.nn.Linear(8, 1))
-        network.load_state_dict(torch.load(file, weights_only=True))
+        file, activation, network = MOTOR_FILE, "softsign", stored_network()
     network = network.double()
     history, scales = (0, 2, 5), {"position_scale": 2.0, "velocity_scale": 0.3, "effort_scale": 15.0}
-    block = arm(
-        LearnedMotor,
-        file=file,
-        activation=activation,
-        history=history,
-        velocities_first=velocities_first,
-        effort_limit=1.5,
-        **scales,
-    )
-    env = make(3, actions=block, sim=TORQUES)
+    given: dict[str, Any] = {"file": file, "activation": activation, "history": history, "effort_limit": 1.5, **scales}
+    env = make(3, actions=arm(LearnedMotor, velocities_first=velocities_first, **given), sim=TORQUES)
     errors, velocities = ([[np.zeros(6)] * 6 for _ in range(3)] for _ in range(2))
     torques: list[np.ndarray] = []
 
@@ -189,10 +167,7 @@ FORWARD = dataclasses.replace(SIM, forward_before_observation=True)
 
 
 def test_a_learned_motor_pulls_a_tendon_by_its_length() -> None:
-    soft = torch.nn.Softsign()
-    network = torch.nn.Sequential(torch.nn.Linear(6, 8), soft, torch.nn.Linear(8, 8), soft, torch.nn.Linear(8, 1))
-    network.load_state_dict(torch.load(MOTOR_FILE, weights_only=True))
-    network.double()
+    network = stored_network().double()
     env = make(1, actions=TENDON, sim=FORWARD)
     model = env.sim.model
     data = mujoco.MjData(model)
@@ -283,10 +258,7 @@ def test_networks_of_another_form_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        (
-            {"sim": SIM, "actions": {"arm": action(DcMotor, ("a1",), stiffness=1.0, damping=0.0)}},
-            ".actuators a1: is not a torque motor",
-        ),
+        ({"sim": SIM, "actions": {"arm": POSITION_MOTOR}}, ".actuators a1: is not a torque motor"),
         ({"actions": arm(stiffness=-1.0, damping=0.0)}, ".params.stiffness -1.0: must be 0 or more"),
         ({"actions": arm(stiffness=1.0, damping=0.0, effort_limit=0.0)}, ".params.effort-limit 0.0: must be positive"),
         ({"actions": arm(stiffness=1.0, damping=0.0, velocity_limit=1.0)}, ".params.velocity-limit: needs"),

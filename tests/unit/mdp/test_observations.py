@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from legged import assert_independent, assert_uniform, end_episodes, float64, make
 
 from mjlab_dist.config import ObservationConfig
-from mjlab_dist.sim import start_warp
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _warp() -> None:
-    start_warp("cpu")
 
 
 def test_the_bias_of_an_encoder_is_drawn_for_every_episode_and_resumed() -> None:

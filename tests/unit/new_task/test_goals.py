@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import re
-import sys
 from pathlib import Path
 
 import gymnasium
@@ -23,6 +22,8 @@ from mjlab_dist.new_task.summary import guessed
 from mjlab_dist.sim import start_warp
 
 ASSETS = Path(gymnasium.__file__).parent / "envs" / "mujoco" / "assets"
+
+NAMES = Names(task="a", module="a", function="a", file="robot.xml")
 
 HEAD = '<mujoco><compiler angle="radian" autolimits="true"/><option timestep="0.005"/>'
 
@@ -93,7 +94,7 @@ def examined(tmp_path: Path, xml: str, goal: Goal | None = None) -> Robot:
 
 def compiled(tmp_path: Path, robot: Robot) -> mujoco.MjModel:
     """Return the compiled model, including the parts that new-task adds."""
-    source = model_source(Names(task="a", module="a", function="a", file="robot.xml"), robot)
+    source = model_source(NAMES, robot)
     names: dict[str, object] = {"__file__": str(tmp_path / "model.py")}
     exec(source, names)
     return names["robot"]().compile()  # pyright: ignore[reportCallIssue]
@@ -105,12 +106,10 @@ def compiled(tmp_path: Path, robot: Robot) -> mujoco.MjModel:
     [
         ("half_cheetah", "walk", "rootx", True),
         ("hopper", "walk", "rootx", True),
-        ("walker2d", "walk", "rootx", True),
         ("swimmer", "walk", "slider1", False),
         ("ant", "walk", "root", True),
         ("humanoid", "walk", "root", True),
         ("inverted_pendulum", "balance", None, None),
-        ("inverted_double_pendulum", "balance", None, None),
         ("reacher", "reach", None, None),
         ("pusher_v5", "reach", None, None),
     ],
@@ -123,7 +122,7 @@ def test_the_kind_and_the_goal_of_the_robots_of_gymnasium(
     assert (robot.base and robot.base.joint) == root
     assert (robot.base and robot.base.can_fall) == can_fall
     assert robot.keyframe in {None, "home"}
-    if name in {"half_cheetah", "hopper", "walker2d"}:
+    if name in {"half_cheetah", "hopper"}:
         assert robot.base is not None
         assert (robot.base.height_joint, robot.base.tilt_joints) == ("rootz", ("rooty",))
         assert "rootx" not in robot.observed.positions, "the distance that the robot has covered is not observed"
@@ -157,10 +156,9 @@ def test_only_the_cart_of_a_cart_pole_gets_a_motor(tmp_path: Path) -> None:
 
 def test_a_driven_ball_joint_is_observed(tmp_path: Path) -> None:
     robot = examined(tmp_path, BALL_ARM)
-    names = Names(task="a", module="a", function="a", file="robot.xml")
     assert "hold" not in robot.goals
     assert "no goal suits the ball joint shoulder: add a reward for it (rewards)" in guessed(robot)
-    config = config_source(names, robot)
+    config = config_source(NAMES, robot)
     assert 'observation(observations.joint_position, joint="shoulder")' in config
     assert 'observation(observations.joint_velocity, joint="shoulder")' in config
 
@@ -198,18 +196,16 @@ def test_a_drone_hovers_at_action_0(tmp_path: Path, limits: str) -> None:
 
 @pytest.mark.parametrize(
     ("xml", "part"),
-    [(drone(joint=""), "add <freejoint/>"), (FLEX, "only soft bodies"), (BOX, "choose another MJCF")],
-    ids=["fixed drone", "cloth", "box"],
+    [
+        (drone(joint=""), "add <freejoint/>"),
+        (FLEX, "only soft bodies"),
+        (BOX, "choose another MJCF"),
+        (BALL_ARM.replace('<motor joint="elbow" ctrlrange="-1 1"/>', ""), "drive only shoulder; use hinges$"),
+    ],
+    ids=["fixed drone", "cloth", "box", "ball joints"],
 )
 def test_a_model_without_joints_to_drive_is_refused(tmp_path: Path, xml: str, part: str) -> None:
-    (tmp_path / "model.xml").write_text(xml)
     with pytest.raises(UserError, match=part):
-        examine(tmp_path / "model.xml")
-
-
-def test_a_robot_whose_actuators_drive_only_ball_joints_is_refused(tmp_path: Path) -> None:
-    xml = BALL_ARM.replace('<motor joint="elbow" ctrlrange="-1 1"/>', "")
-    with pytest.raises(UserError, match=r"joint to drive; its actuators drive only shoulder; use hinges$"):
         examined(tmp_path, xml)
 
 
@@ -242,19 +238,25 @@ def test_an_arm_stands_on_the_floor(tmp_path: Path, height_m: float, pedestal_m:
     assert compiled(tmp_path, robot).geom("backdrop").pos[2] == pytest.approx(height_m - pedestal_m, abs=1e-3)
 
 
-@pytest.mark.parametrize("is_moving", [True, False])
-def test_the_light_of_a_robot_that_moves_follows_it(tmp_path: Path, is_moving: bool) -> None:
-    leg = '<body><joint/><geom size=".05" pos=".2 0 0"/></body>'
-    walker = f'<mujoco><worldbody><body pos="0 0 1"><freejoint/><geom size=".1"/>{leg}</body></worldbody></mujoco>'
-    walker = walker if is_moving else arm()
-    model = compiled(tmp_path, examined(tmp_path, walker))
+LEG = '<body><joint/><geom size=".05" pos=".2 0 0"/></body>'
+
+WALKER = f'<mujoco><worldbody><body pos="0 0 1"><freejoint/><geom size=".1"/>{LEG}</body></worldbody></mujoco>'
+
+
+def at_reference(model: mujoco.MjModel) -> mujoco.MjData:
     data = mujoco.MjData(model)
     mujoco.mj_forward(model, data)
+    return data
+
+
+@pytest.mark.parametrize(("xml", "moved"), [(WALKER, [3.0, 4.0, 0.0]), (arm(), [0.0, 0.0, 0.0])])
+def test_the_light_of_a_robot_that_moves_follows_it(tmp_path: Path, xml: str, moved: list[float]) -> None:
+    model = compiled(tmp_path, examined(tmp_path, xml))
+    data = at_reference(model)
     before = data.light_xpos[0].copy()
-    if is_moving:
-        data.qpos[:3] += [3.0, 4.0, 0.0]
+    data.qpos[:3] += moved
     mujoco.mj_forward(model, data)
-    np.testing.assert_allclose(data.light_xpos[0] - before, [3.0 * is_moving, 4.0 * is_moving, 0.0], atol=1e-6)
+    np.testing.assert_allclose(data.light_xpos[0] - before, moved, atol=1e-6)
     np.testing.assert_allclose(data.light_xdir[0], model.light_dir[0], atol=1e-6)
 
 
@@ -321,7 +323,7 @@ def test_soft_bodies_are_not_driven(tmp_path: Path) -> None:
     assert robot.joints == ("j0", "j1", "j2")
     assert robot.observed.positions == robot.joints
     assert not robot.observed.are_all
-    source = config_source(Names(task="a", module="a", function="a", file="robot.xml"), robot)
+    source = config_source(NAMES, robot)
     assert "observation(observations.JointVelocities, joints=(*_POSITIONS, *_ANGLES))" in source
 
 
@@ -331,10 +333,7 @@ def test_a_link_does_not_collide_with_the_fixed_body_that_it_touches(tmp_path: P
     xml = arm().replace('<body pos="0 0 .5">', f'<body name="base" pos="0 0 .5">{base}', 1)
     robot = examined(tmp_path, xml)
     assert robot.lacks.touching == ((("base", "body_2"),) if gap_m <= 0 else ())
-    model = compiled(tmp_path, robot)
-    data = mujoco.MjData(model)
-    mujoco.mj_forward(model, data)
-    assert data.ncon == 0
+    assert at_reference(compiled(tmp_path, robot)).ncon == 0
 
 
 TWINS = """
@@ -404,6 +403,7 @@ AHEAD = '<camera name="overview" pos=".3 -2 .1" xyaxes="1 0 0 0 0 1"/>'
     ("camera", "added"),
     [
         (AHEAD, ""),
+        ("", "overview"),
         (AHEAD.replace("-2", "-.2"), "overview_2"),  # inside the arm
         (AHEAD.replace("-2", "2"), "overview_2"),  # looks away from the arm
         (AHEAD.replace("-2", "-200"), "overview_2"),  # too far away
@@ -415,32 +415,20 @@ def test_a_camera_is_added_if_that_of_the_file_does_not_show_the_robot(tmp_path:
     model = compiled(tmp_path, robot)
     shown = model.camera(added or "overview").id
     # The center of the arm is in the center of the picture.
-    data = mujoco.MjData(model)
-    mujoco.mj_forward(model, data)
+    data = at_reference(model)
     to_robot = data.subtree_com[model.body(1).id] - data.cam_xpos[shown]
     looking = -data.cam_xmat[shown].reshape(3, 3)[:, 2]
     assert looking @ to_robot > 0.97 * np.linalg.norm(to_robot)
 
 
-@pytest.mark.slow
 def test_what_is_missing_for_videos_is_added_without_contacts(tmp_path: Path) -> None:
     robot = examined(tmp_path, arm())
     lacks = robot.lacks
     assert (lacks.ground, lacks.backdrop, lacks.camera, lacks.light) == ("", "backdrop", "overview", "sun")
-    made = create("films", tmp_path / "robot.xml", tmp_path)
-    names: dict[str, object] = {"__file__": str(made.package / "model.py")}
-    exec((made.package / "model.py").read_text(), names)
-    spec = names["robot"]()  # pyright: ignore[reportCallIssue]
-    model = spec.compile()
+    model = compiled(tmp_path, robot)
     assert (model.ncam, model.nlight, model.nmocap) == (1, 1, 1)
     floor = model.geom("backdrop")
     assert floor.contype[0] == floor.conaffinity[0] == 0
-    data = mujoco.MjData(model)
-    mujoco.mj_forward(model, data)
-    # The camera looks at the robot.
-    axis = -data.cam_xmat[0].reshape(3, 3)[:, 2]
-    to_robot = robot.view.center_m - data.cam_xpos[0]
-    assert axis @ to_robot / np.linalg.norm(to_robot) > 0.9
 
 
 ODD = {"j0": "j (0)", "j1": "j\\d", "j2": ".*", "finger0": "[finger]", "cart": "cart+", "pole": "$pole|{2}"}
@@ -458,9 +446,7 @@ def odd(xml: str) -> str:
 
 
 def test_a_floor_that_nothing_touches_is_no_ground(tmp_path: Path) -> None:
-    leg = '<body><joint/><geom size=".05" pos=".2 0 0"/></body>'
-    walker = f'<body pos="0 0 1"><freejoint/><geom size=".1"/>{leg}</body>'
-    robot = examined(tmp_path, odd(f"<mujoco><worldbody>{walker}</worldbody></mujoco>"))
+    robot = examined(tmp_path, odd(WALKER))
     assert robot.lacks.ground == "floor_2"
     assert compiled(tmp_path, robot).geom("floor_2").contype[0] == 1
 
@@ -473,7 +459,6 @@ def test_a_floor_that_nothing_touches_is_no_ground(tmp_path: Path) -> None:
         ("cart_swing", cart(0.5), "swing-up"),
         ("arm_reach", odd(arm(2)), None),
         ("arm_hold", odd(arm(2).replace('range="-2 2"', "", 1)), "hold"),
-        ("arm_none", arm(), "none"),
         ("ball_none", BALL_ARM, None),
         ("fish_walk", FISH, None),
         ("cheetah_walk", (ASSETS / "half_cheetah.xml").read_text(), None),
@@ -485,9 +470,8 @@ def test_a_floor_that_nothing_touches_is_no_ground(tmp_path: Path) -> None:
 def test_each_task_steps_with_random_actions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, xml: str, goal: Goal | None
 ) -> None:
-    mjcf = tmp_path / "robot.xml"
-    mjcf.write_text(xml)
-    made = create(name, mjcf, tmp_path, goal=goal)
+    (tmp_path / "robot.xml").write_text(xml)
+    made = create(name, tmp_path / "robot.xml", tmp_path, goal=goal)
     monkeypatch.syspath_prepend(str(made.folder))
     config = getattr(importlib.import_module(f"{name}.config"), name)()
     start_warp("cpu")
@@ -498,5 +482,3 @@ def test_each_task_steps_with_random_actions(
         assert observed["actor"].isfinite().all()
         assert reward.isfinite().all()
         assert env.sim.qpos.isfinite().all()
-    for module in [module for module in sys.modules if module.split(".")[0] == name]:
-        del sys.modules[module]

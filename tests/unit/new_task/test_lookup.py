@@ -75,17 +75,13 @@ def test_an_unknown_robot_is_refused_with_the_nearest_name() -> None:
 @pytest.mark.parametrize(
     ("missing", "robot", "part"),
     [
-        (
-            ("mujoco_menagerie", "robot_descriptions"),
-            "unitree_go2",
-            "; install mujoco-menagerie or robot_descriptions,",
-        ),
-        (("mujoco_menagerie",), "iit_softfoot", "uv pip install mujoco-menagerie$"),
-        (("robot_descriptions",), "double_pendulum", "uv pip install robot_descriptions$"),
+        (["mujoco_menagerie", "robot_descriptions"], "unitree_go2", "mujoco-menagerie or robot_descriptions,"),
+        (["mujoco_menagerie"], "iit_softfoot", "uv pip install mujoco-menagerie$"),
+        (["robot_descriptions"], "double_pendulum", "uv pip install robot_descriptions$"),
     ],
 )
 def test_packages_that_download_robots_are_optional(
-    monkeypatch: pytest.MonkeyPatch, missing: tuple[str, ...], robot: str, part: str
+    monkeypatch: pytest.MonkeyPatch, missing: list[str], robot: str, part: str
 ) -> None:
     for package in missing:
         monkeypatch.setitem(sys.modules, package, None)

@@ -21,18 +21,15 @@ GRAVITY = 9.81
 def pendulum(axis: str, joint: str = "", mass: float = 2.0, length: float = 0.5) -> str:
     """Return the MJCF of a point mass on a rod along x."""
     return f"""
-    <mujoco>
-      <compiler autolimits="true"/>
-      <option timestep="0.002"/>
-      <worldbody><body>
-        <joint name="hinge" axis="{axis}" {joint}/>
+    <mujoco><compiler autolimits="true"/><option timestep="0.002"/>
+      <worldbody><body><joint name="hinge" axis="{axis}" {joint}/>
         <inertial pos="{length} 0 0" mass="{mass}" diaginertia="1e-9 1e-9 1e-9"/>
       </body></worldbody>
     </mujoco>"""
 
 
-def actuated(xml: str) -> tuple[mujoco.MjSpec, mujoco.MjModel, Actuation]:
-    """Return the spec and the model with added motors, and these motors."""
+def actuated(xml: str) -> tuple[mujoco.MjModel, Actuation]:
+    """Return the model with added motors, and these motors."""
     spec = mujoco.MjSpec.from_string(xml)
     model = spec.compile()
     root = find_root(model)
@@ -40,11 +37,11 @@ def actuated(xml: str) -> tuple[mujoco.MjSpec, mujoco.MjModel, Actuation]:
     if found.home:
         spec.add_key(name="home", qpos=found.home)
     add_motors(spec, found.motors)
-    return spec, spec.compile(), found
+    return spec.compile(), found
 
 
 def test_the_stiffness_follows_from_the_deflection_under_the_load() -> None:
-    (motor,) = actuated(pendulum("0 1 0"))[2].motors.values()
+    (motor,) = actuated(pendulum("0 1 0"))[1].motors.values()
     load, inertia = 2.0 * GRAVITY * 0.5, 2.0 * 0.5**2
     assert motor.stiffness == pytest.approx(load / 0.1, rel=0.05)
     assert motor.effort_limit == pytest.approx(2.0 * load, rel=0.05)
@@ -53,7 +50,7 @@ def test_the_stiffness_follows_from_the_deflection_under_the_load() -> None:
 
 
 def test_without_load_the_stiffness_follows_from_the_inertia() -> None:
-    (motor,) = actuated(pendulum("0 0 1"))[2].motors.values()
+    (motor,) = actuated(pendulum("0 0 1"))[1].motors.values()
     stiffness = 2.0 * 0.5**2 * (2.0 * math.pi * 2.0) ** 2
     assert motor.stiffness == pytest.approx(stiffness, rel=0.05)
     assert motor.effort_limit == pytest.approx(2.0 * 0.1 * stiffness, rel=0.05)
@@ -61,7 +58,7 @@ def test_without_load_the_stiffness_follows_from_the_inertia() -> None:
 
 def test_the_limit_the_damping_and_the_armature_of_the_file_are_used() -> None:
     joint = 'actuatorfrcrange="-30 30" armature="0.1" damping="3"'
-    (motor,) = actuated(pendulum("0 1 0", joint))[2].motors.values()
+    (motor,) = actuated(pendulum("0 1 0", joint))[1].motors.values()
     stiffness = 30.0 / 2.0 / 0.1
     assert motor.effort_limit == 30.0
     assert motor.stiffness == pytest.approx(stiffness, rel=0.05)
@@ -70,24 +67,23 @@ def test_the_limit_the_damping_and_the_armature_of_the_file_are_used() -> None:
 
 
 def test_armature_is_added_where_the_inertia_is_too_small_for_the_stiffness() -> None:
-    (motor,) = actuated(pendulum("0 1 0", mass=1.0, length=0.002))[2].motors.values()
+    (motor,) = actuated(pendulum("0 1 0", mass=1.0, length=0.002))[1].motors.values()
     assert motor.armature is not None
     frequency = math.sqrt(motor.stiffness / (1.0 * 0.002**2 + motor.armature)) / (2.0 * math.pi)
     assert frequency == pytest.approx(10.0, rel=0.05)
 
 
-def quadruped(hip_m: float = 0.21, trunk_kg: float = 6.0) -> str:
+def quadruped() -> str:
     """Return the MJCF of a robot like a Unitree Go1: 12 kg, straight legs in the reference pose, and no actuators."""
+    ghost = 'contype="0" conaffinity="0"'
     legs = "".join(
-        f"""<body name="{name}_hip" pos="{x} {y} 0">
-          <joint name="{name}_abduction" axis="1 0 0" range="-0.9 0.9"/>
-          <geom type="sphere" size=".04" mass=".5" contype="0" conaffinity="0"/>
-          <body name="{name}_thigh" pos="0 {0.08 if y > 0 else -0.08} 0">
+        f"""<body name="{name}_hip" pos="{x} {y} 0"><joint name="{name}_abduction" axis="1 0 0" range="-0.9 0.9"/>
+          <geom type="sphere" size=".04" mass=".5" {ghost}/>
+          <body name="{name}_thigh" pos="0 {math.copysign(0.08, y)} 0">
             <joint name="{name}_hip" axis="0 1 0" range="-0.7 4"/>
-            <geom type="capsule" fromto="0 0 0 0 0 -{hip_m}" size=".02" mass=".8" contype="0" conaffinity="0"/>
-            <body name="{name}_calf" pos="0 0 -{hip_m}">
-              <joint name="{name}_knee" axis="0 1 0" range="-2.8 -0.8"/>
-              <geom type="capsule" fromto="0 0 0 0 0 -.2" size=".01" mass=".2" contype="0" conaffinity="0"/>
+            <geom type="capsule" fromto="0 0 0 0 0 -.21" size=".02" mass=".8" {ghost}/>
+            <body name="{name}_calf" pos="0 0 -.21"><joint name="{name}_knee" axis="0 1 0" range="-2.8 -0.8"/>
+              <geom type="capsule" fromto="0 0 0 0 0 -.2" size=".01" mass=".2" {ghost}/>
               <geom type="sphere" pos="0 0 -.21" size=".02" mass=".05"/>
             </body>
           </body>
@@ -95,20 +91,15 @@ def quadruped(hip_m: float = 0.21, trunk_kg: float = 6.0) -> str:
         for name, x, y in (("fl", 0.19, 0.05), ("fr", 0.19, -0.05), ("rl", -0.19, 0.05), ("rr", -0.19, -0.05))
     )
     return f"""
-    <mujoco>
-      <compiler angle="radian" autolimits="true"/>
-      <option timestep="0.002"/>
-      <worldbody>
-        <geom type="plane" size="0 0 1"/>
-        <body name="trunk" pos="0 0 .45"><freejoint/>
-          <geom type="box" size=".19 .05 .05" mass="{trunk_kg}"/>{legs}
-        </body>
+    <mujoco><compiler angle="radian" autolimits="true"/><option timestep="0.002"/>
+      <worldbody><geom type="plane" size="0 0 1"/>
+        <body name="trunk" pos="0 0 .45"><freejoint/><geom type="box" size=".19 .05 .05" mass="6"/>{legs}</body>
       </worldbody>
     </mujoco>"""
 
 
 def test_a_quadruped_of_12_kg_stands_on_bent_legs_with_motors_of_the_usual_size() -> None:
-    _, model, found = actuated(quadruped())
+    model, found = actuated(quadruped())
     assert found.stands
     limits = [motor.effort_limit or 0.0 for motor in found.motors.values()]
     assert 15 < min(limits) <= max(limits) < 40
@@ -142,14 +133,12 @@ HUMANOID_ARM = "".join(
 @pytest.mark.parametrize("timestep", [0.001, 0.005, 0.01])
 def test_light_wrists_are_stable_under_random_actions(timestep: float) -> None:
     xml = f"""
-    <mujoco>
-      <compiler angle="radian" autolimits="true"/>
-      <option timestep="{timestep}"/>
+    <mujoco><compiler angle="radian" autolimits="true"/><option timestep="{timestep}"/>
       <worldbody><body pos="0 0 1"><freejoint/><geom type="box" size=".1 .1 .2" mass="10"/>
         {HUMANOID_ARM}{"</body>" * 7}
       </body></worldbody>
     </mujoco>"""
-    _, model, found = actuated(xml)
+    model, found = actuated(xml)
     inputs = action_inputs(model, model.qpos0, found.blocks)
     rng = np.random.default_rng(0)
     data = mujoco.MjData(model)
@@ -163,14 +152,10 @@ def test_light_wrists_are_stable_under_random_actions(timestep: float) -> None:
 
 def test_added_motors_never_drive_the_joints_of_the_root() -> None:
     xml = """
-    <mujoco>
-      <compiler autolimits="true"/>
-      <worldbody>
-        <geom type="plane" size="0 0 1" pos="0 0 -.6"/>
-        <body>
-          <joint name="x" type="slide" axis="1 0 0"/><joint name="z" type="slide" axis="0 0 1"/>
-          <joint name="pitch" axis="0 1 0"/>
-          <geom type="box" size=".3 .1 .1" mass="5"/>
+    <mujoco><compiler autolimits="true"/>
+      <worldbody><geom type="plane" size="0 0 1" pos="0 0 -.6"/>
+        <body><joint name="x" type="slide" axis="1 0 0"/><joint name="z" type="slide" axis="0 0 1"/>
+          <joint name="pitch" axis="0 1 0"/><geom type="box" size=".3 .1 .1" mass="5"/>
           <body pos="0 0 -.1"><joint name="hip" axis="0 1 0" range="-60 60"/>
             <geom type="capsule" fromto="0 0 0 0 0 -.2" size=".03" mass="1"/>
             <body pos="0 0 -.2"><joint name="knee" axis="0 1 0" range="-120 0"/>
@@ -180,7 +165,7 @@ def test_added_motors_never_drive_the_joints_of_the_root() -> None:
         </body>
       </worldbody>
     </mujoco>"""
-    _, model, _ = actuated(xml)
+    model, _ = actuated(xml)
     assert [model.actuator(i).name for i in range(model.nu)] == ["hip", "knee"]
 
 
@@ -191,14 +176,13 @@ def test_joints_that_follow_another_one_get_no_motor() -> None:
         for name, y, axis in (("left", 0.01, 1), ("right", -0.01, -1))
     )
     xml = f"""
-    <mujoco>
-      <compiler autolimits="true"/>
+    <mujoco><compiler autolimits="true"/>
       <worldbody>
         <body pos="0 0 1"><joint name="turn" axis="0 0 1"/><geom size=".05" mass="1"/>{fingers}</body>
       </worldbody>
       <equality><joint joint1="right" joint2="left"/></equality>
     </mujoco>"""
-    _, model, found = actuated(xml)
+    model, found = actuated(xml)
     assert {model.actuator(i).name for i in range(model.nu)} == {"turn", "left"}
     (finger,) = [block for block in found.blocks.values() if "left" in block.actuators]
     assert (finger.scale, finger.offset) == (0.02, 0.02), "actions -1 and 1 are the ends of the joint's range"
@@ -208,14 +192,10 @@ ACTUATED = """
 <mujoco>
   <compiler angle="radian" autolimits="true"/>
   <worldbody>
-    <body>
-      <joint name="a" axis="0 1 0" range="-2 2" ref="0"/>
-      <geom type="capsule" fromto="0 0 0 .3 0 0" size=".03"/>
+    <body><joint name="a" axis="0 1 0" range="-2 2" ref="0"/><geom type="capsule" fromto="0 0 0 .3 0 0" size=".03"/>
       <site name="s" pos=".1 0 .05"/>
-      <body pos=".3 0 0">
-        <joint name="b" axis="0 1 0" range="-2 2"/>
-        <geom type="capsule" fromto="0 0 0 .3 0 0" size=".02"/>
-        <site name="t" pos=".1 0 .05"/>
+      <body pos=".3 0 0"><joint name="b" axis="0 1 0" range="-2 2"/>
+        <geom type="capsule" fromto="0 0 0 .3 0 0" size=".02"/><site name="t" pos=".1 0 .05"/>
       </body>
     </body>
   </worldbody>
@@ -276,13 +256,10 @@ def test_the_damper_of_a_position_motor_is_not_driven() -> None:
 
 
 TORQUES = """
-<mujoco>
-  <option timestep=".002"/>
-  <worldbody><body>
-    <joint name="shoulder" axis="0 1 0" damping=".1"/>
+<mujoco><option timestep=".002"/>
+  <worldbody><body><joint name="shoulder" axis="0 1 0" damping=".1"/>
     <inertial pos=".3 0 0" mass="5" diaginertia=".1 .1 .1"/>
-    <body pos=".6 0 0">
-      <joint name="wrist" axis="1 0 0" damping=".01"/>
+    <body pos=".6 0 0"><joint name="wrist" axis="1 0 0" damping=".01"/>
       <inertial pos=".05 0 .001" mass=".5" diaginertia="3e-4 6e-4 6e-4"/>
     </body>
   </body></worldbody>
@@ -352,7 +329,7 @@ def test_the_buffers_hold_the_contacts_of_a_robot_that_lies() -> None:
 def test_a_leg_carries_the_robot_and_not_only_itself() -> None:
     model = mujoco.MjModel.from_xml_string(quadruped())
     data = mujoco.MjData(model)
-    data.qpos[:] = actuated(quadruped())[2].home
+    data.qpos[:] = actuated(quadruped())[1].home
     mujoco.mj_forward(model, data)
     knees = [model.joint(f"{name}_knee").id for name in ("fl", "fr", "rl", "rr")]
     legs = find_legs(model, data, 1, driven_joints(model, find_root(model)))

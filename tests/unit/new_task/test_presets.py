@@ -73,12 +73,6 @@ def test_another_robot_has_no_preset(names: list[str], joints: list[str]) -> Non
     assert find_preset(names, joints) is None
 
 
-def test_additional_joints_do_not_matter() -> None:
-    preset = find_preset(["panda"], [*PANDA, "finger_joint1", "finger_joint2"])
-    assert preset is not None
-    assert preset.name == "panda"
-
-
 def arm(name: str, joints: list[str], more: str = "") -> str:
     """Return the MJCF of a chain of links with the given joints."""
     head = "".join(

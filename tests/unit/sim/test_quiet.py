@@ -22,9 +22,7 @@ def events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Event]:
     return []
 
 
-def test_a_warning_of_the_c_code_is_an_event(
-    events: list[Event], tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_warning_of_the_c_code_is_an_event(events: list[Event], tmp_path: Path, capfd: pytest.CaptureFixture[str]):
     model = mujoco.MjModel.from_xml_string(BALL.format(0.01))
     data = mujoco.MjData(model)
     data.qvel[:] = 1e20

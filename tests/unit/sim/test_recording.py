@@ -50,9 +50,7 @@ print([torch.equal(*results) for results in zip(alone, together)])
 
 @pytest.mark.slow
 @pytest.mark.parametrize("captures", [("physics", "physics"), ("physics", "off")])
-def test_threads_that_simulate_at_the_same_time_do_not_affect_each_other(
-    command: Command, captures: tuple[str, str]
-) -> None:
+def test_threads_that_simulate_at_the_same_time_do_not_affect_each_other(command: Command, captures: tuple[str, str]):
     done = command(command.script(IN_THREADS), *captures)
     assert (done.code, done.out) == (0, "[True, True]\n"), done.err
 

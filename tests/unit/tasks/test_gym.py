@@ -13,13 +13,13 @@ import mujoco
 import numpy as np
 import pytest
 import torch
+from legged import assert_resumes
 
 from mjlab_dist.check.host_syncs import HostSyncs
 from mjlab_dist.config import EnvConfig, TrainConfig
-from mjlab_dist.config.checks import validate
 from mjlab_dist.env import Env
 from mjlab_dist.errors import UserError
-from mjlab_dist.sim import load_model, start_warp
+from mjlab_dist.sim import load_model
 from mjlab_dist_tasks.gym import config as tasks
 from mjlab_dist_tasks.gym import model as models
 
@@ -61,7 +61,6 @@ def parametrize(*chosen: Task, slow: tuple[Task, ...] = ()) -> Any:
 
 @pytest.fixture(autouse=True, scope="module")
 def _quiet(engine: str) -> Iterator[None]:  # noqa: ARG001 (clears the caches before the other engine is tested)
-    start_warp("cpu")
     # MuJoCo warns about an attribute in Gymnasium's cheetah, and would write a log file to the working directory.
     mujoco.set_mju_user_warning(lambda _: None)
     yield
@@ -205,12 +204,11 @@ def test_steps_of_the_ant_equal_those_of_gymnasium_with_pyramidal_cones(engine: 
     assert found.with_contact > 100
 
 
-@parametrize(HOPPER)
-def test_without_clipping_costs_use_the_raw_action(task: Task) -> None:
-    config = task.env
+def test_without_clipping_costs_use_the_raw_action() -> None:
+    config = HOPPER.env
     (name, action), *_ = config.actions.items()
     config = dataclasses.replace(config, actions={name: dataclasses.replace(action, clip=None)})
-    found = follow(make(config), oracles(task.gym_id), 30, clip=False)
+    found = follow(make(config), oracles(HOPPER.gym_id), 30, clip=False)
     assert found.errors.max() < TOLERANCE
 
 
@@ -277,22 +275,7 @@ def test_episodes_are_as_long_as_in_gymnasium(task: Task) -> None:
     assert not env.terminated.any()
 
 
-def test_a_fall_at_the_time_limit_is_a_termination() -> None:
-    env = make(PENDULUM.env, 2)
-    env.sim.qpos[0, 1] = 0.5
-    env.episode_length_buf.fill_(env.max_episode_length - 1)
-    _, rewards, dones, extras = env.step(torch.zeros(2, 1))
-    assert dones.all()
-    assert extras["time_outs"].tolist() == [False, True]
-    assert rewards.tolist() == [0.0, 1.0]
-
-
 # The env
-
-
-@parametrize()
-def test_the_config_can_train(task: Task) -> None:
-    validate(task.config())
 
 
 @parametrize()
@@ -329,7 +312,7 @@ def test_nothing_overflows(task: Task) -> None:
 
 
 @pytest.mark.usefixtures("engine_of_gpus")
-@parametrize(ANT, HUMANOID, REACHER)
+@parametrize(HUMANOID)
 def test_a_step_never_waits(task: Task) -> None:
     env = in_any_state(task)
     env.reset()
@@ -342,18 +325,7 @@ def test_a_step_never_waits(task: Task) -> None:
 
 @parametrize(HOPPER, ANT, HUMANOID)
 def test_a_saved_state_continues_identically(task: Task) -> None:
-    env, other = make(task.env, seed=1), make(task.env, seed=2)
-    actions = torch.rand(20, NUM_ENVS, env.num_actions, generator=torch.Generator().manual_seed(3)) - 0.5
-    for step in range(5):
-        env.step(actions[step])
-    other.load_state(env.state())
-    for step in range(5, 20):
-        torch.manual_seed(step)
-        mine = env.step(actions[step])
-        torch.manual_seed(step)
-        theirs = other.step(actions[step])
-        assert torch.equal(mine[0]["actor"], theirs[0]["actor"])
-        assert torch.equal(mine[1], theirs[1])
+    assert_resumes(lambda seed: make(task.env, seed=seed), 5, 15)
 
 
 def test_without_gymnasium_the_fix_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

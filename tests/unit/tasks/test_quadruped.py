@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from mjlab_dist.check.host_syncs import HostSyncs
 from mjlab_dist.config import EnvConfig
 from mjlab_dist.env import Env
 from mjlab_dist.mdp.sensors import Contact
-from mjlab_dist.sim import Simulation, build_model, load_model, start_warp
+from mjlab_dist.sim import Simulation, build_model, load_model
 from mjlab_dist_tasks.quadruped.config import flat
 
 MODEL = "mjlab_dist_tasks.quadruped:quadruped.xml"
@@ -56,7 +55,6 @@ def model() -> Any:
 @pytest.fixture(scope="module")
 def env(engine: str) -> Env:  # noqa: ARG001 (there are envs for each engine)
     """Sixteen envs with different robots, without pushes."""
-    start_warp("cpu")
     config = flat().env
     return Env(dataclasses.replace(config, events={"joints": config.events["joints"]}), 16, "cpu")
 
@@ -174,7 +172,6 @@ def test_contact_sensors_of_trunk_and_legs_detect_the_ground() -> None:
 
 def test_mujoco_warp_simulates_it_like_mujoco_c() -> None:
     # Drop the robot from 3 cm, and let it trot in place. Tolerances of float32 are in m, rad, m/s and rad/s.
-    start_warp("cpu")
     config = flat().env.sim
     built = build_model(config)
     sim = Simulation(built, 4, "cpu", config)
@@ -240,18 +237,8 @@ def test_the_critic_observes_the_randomized_values(env: Env) -> None:
     assert "friction" not in env.observation_columns()["actor"]
 
 
-@pytest.mark.usefixtures("engine_of_gpus")
-def test_a_step_never_waits(env: Env) -> None:
-    actions = torch.randn(16, 12)
-    with HostSyncs() as syncs:
-        for _ in range(3):
-            env.step(actions)
-    assert not syncs.found
-
-
 def test_motors_hold_the_position_of_the_action() -> None:
     # Without gravity's load, latency or noise, action 1 on one joint moves it by 0.25 rad from the home position.
-    start_warp("cpu")
     config = flat().env
     actions = {"joints": dataclasses.replace(config.actions["joints"], latency=(0, 0))}
     quiet = Env(_without_chance(dataclasses.replace(config, actions=actions)), 16, "cpu")

@@ -14,7 +14,7 @@ from conftest import Command
 from mjlab_dist.check.host_syncs import HostSyncs
 from mjlab_dist.env import Env
 from mjlab_dist.mdp.motion_file import MotionFile, read_motions
-from mjlab_dist.sim import load_model, start_warp
+from mjlab_dist.sim import load_model
 from mjlab_dist_tasks.quadruped_tracking.config import tracking
 
 SCRIPT = Path(__file__).parents[3] / "scripts" / "make_motions.py"
@@ -97,7 +97,6 @@ def test_the_motions_have_the_described_distances_and_angles(file: MotionFile) -
 @pytest.mark.slow
 @pytest.mark.usefixtures("engine_of_gpus")
 def test_robots_start_in_every_motion_and_earn_its_reward() -> None:
-    start_warp("cpu")
     torch.manual_seed(0)
     env = Env(tracking().env, 64, "cpu")
     with HostSyncs() as syncs:

@@ -21,7 +21,6 @@ from mjlab_dist.env import Env
 from mjlab_dist.env.term import Term
 from mjlab_dist.errors import UserError
 from mjlab_dist.mdp import curricula, events, observations, terminations
-from mjlab_dist.sim import start_warp
 
 WRONG = "nonexistent"
 KINDS = ("observations", "rewards", "terminations", "metrics", "events", "commands", "sensors", "curricula")
@@ -103,7 +102,6 @@ def make_and_step(config: EnvConfig) -> None:
 def test_a_name_that_does_not_exist_is_refused_and_the_error_lists_existing_names(func: tuple[str, str]) -> None:
     task, path = CASES[func]
     config = broken(config_with_more(task), path, func[1])
-    start_warp("cpu")
     with pytest.raises(UserError) as caught:
         make_and_step(config)
     message = str(caught.value)

@@ -62,11 +62,17 @@ def _update(follower: Follower) -> Path | None:
     return follower.shown
 
 
+def _save(trained: Path, run_dir: Path, *iterations: int) -> None:
+    """Copy checkpoints to the copy of the run."""
+    for iteration in iterations:
+        shutil.copy(checkpoint_path(trained, iteration), checkpoint_path(run_dir, iteration))
+
+
 def test_each_new_checkpoint_is_loaded(follower: Follower, trained: Path, copy: Path) -> None:
     assert _update(follower) is None
     assert follower.player is None
     for iteration in (1, 2, 3):
-        shutil.copy(checkpoint_path(trained, iteration), copy / "checkpoints")
+        _save(trained, copy, iteration)
         assert _update(follower) == checkpoint_path(copy, iteration)
     assert follower.unreadable is None
 
@@ -77,7 +83,7 @@ def test_a_damaged_checkpoint_is_skipped_until_it_changes(follower: Follower, tr
     first.write_bytes(checkpoint_path(trained, 1).read_bytes()[:1000])
     assert _update(follower) is None
     assert (follower.player, follower.unreadable) == (None, first)
-    shutil.copy(checkpoint_path(trained, 1), first)
+    _save(trained, copy, 1)
     assert _update(follower) == first
     # If a later checkpoint is damaged, the previous policy stays
     second = checkpoint_path(copy, 2)
@@ -85,7 +91,7 @@ def test_a_damaged_checkpoint_is_skipped_until_it_changes(follower: Follower, tr
     for _ in range(2):
         assert _update(follower) == first
         assert follower.unreadable == second
-    shutil.copy(checkpoint_path(trained, 2), second)
+    _save(trained, copy, 2)
     assert _update(follower) == second
 
 
@@ -94,7 +100,7 @@ def test_an_unexpected_error_of_a_checkpoint_is_reported_and_the_checkpoint_skip
 ) -> None:
     monkeypatch.setattr(guard, "_reported", set())
     first, second = (checkpoint_path(copy, iteration) for iteration in (1, 2))
-    shutil.copy(checkpoint_path(trained, 1), first)
+    _save(trained, copy, 1)
     load, events = learn.load_policy, list[Event]()
 
     def load_or_fail(env: Env, config: TrainConfig, path: Path) -> MLPModel:
@@ -108,19 +114,18 @@ def test_an_unexpected_error_of_a_checkpoint_is_reported_and_the_checkpoint_skip
         assert _update(follower) is None
         assert follower.unreadable == first
         bad = [second]
-        shutil.copy(checkpoint_path(trained, 1), first)
+        _save(trained, copy, 1)
         assert _update(follower) == first
-        shutil.copy(checkpoint_path(trained, 2), second)
+        _save(trained, copy, 2)
         assert _update(follower) == first
         assert follower.unreadable == second
     assert len(events) == 1
 
 
 def test_a_checkpoint_that_disappears_while_it_is_read(follower: Follower, trained: Path, copy: Path) -> None:
-    for iteration in (1, 2):
-        shutil.copy(checkpoint_path(trained, iteration), copy / "checkpoints")
+    _save(trained, copy, 1, 2)
     assert _update(follower) == checkpoint_path(copy, 2)
-    shutil.copy(checkpoint_path(trained, 3), copy / "checkpoints")
+    _save(trained, copy, 3)
     follower.run.look()
     checkpoint_path(copy, 3).unlink()
     follower.update()
@@ -131,11 +136,10 @@ def test_a_checkpoint_that_disappears_while_it_is_read(follower: Follower, train
 
 
 def test_a_chosen_checkpoint_stays(follower: Follower, trained: Path, copy: Path) -> None:
-    for iteration in (1, 2):
-        shutil.copy(checkpoint_path(trained, iteration), copy / "checkpoints")
+    _save(trained, copy, 1, 2)
     _update(follower)
     follower.chosen = checkpoint_path(copy, 1)
-    shutil.copy(checkpoint_path(trained, 3), copy / "checkpoints")
+    _save(trained, copy, 3)
     assert _update(follower) == checkpoint_path(copy, 1)
     # If the run removes the checkpoint, the loaded policy stays
     checkpoint_path(copy, 1).unlink()
@@ -147,7 +151,7 @@ def test_a_chosen_checkpoint_stays(follower: Follower, trained: Path, copy: Path
 def test_the_simulation_pauses_while_no_page_is_open(
     follower: Follower, trained: Path, copy: Path, wait_for: Callable[[Callable[[], bool]], None]
 ) -> None:
-    shutil.copy(checkpoint_path(trained, 1), copy / "checkpoints")
+    _save(trained, copy, 1)
     _update(follower)
     player = follower.player
     assert player is not None
@@ -155,7 +159,7 @@ def test_the_simulation_pauses_while_no_page_is_open(
     player.start()
     player.reset().result()  # now all requests are done
     at = player.frame.step
-    shutil.copy(checkpoint_path(trained, 2), copy / "checkpoints")
+    _save(trained, copy, 2)
     follower.run.look()
     follower.update()
     wait_for(lambda: (follower.update(), follower.shown == checkpoint_path(copy, 2))[1])

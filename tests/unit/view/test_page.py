@@ -138,20 +138,6 @@ def test_pushes_resets_actions_and_checkpoints(tab: Tab, served: Served, wait_fo
     wait_for(lambda: bool(player.frame.actions.any()))
 
 
-def test_two_pages_show_the_same_and_a_reload_continues(
-    open_tab: Callable[[str], Tab], tab: Tab, served: Served, wait_for: Wait
-) -> None:
-    first, second = open_tab(served.url), tab
-    number(first, "left m/s", "0.25")
-    wait_for(lambda: row(second, "left m/s").locator("input").last.input_value() == "0.25")
-    first.close()
-    second.reload()
-    second.get_by_text("Connected", exact=True).wait_for()
-    wait_for(lambda: row(second, "left m/s").locator("input").last.input_value() == "0.25")
-    at = served.player.frame.step
-    wait_for(lambda: served.player.frame.step > at)
-
-
 def test_charts_show_rewards_observations_actions_and_commands(tab: Tab, served: Served, wait_for: Wait) -> None:
     tab.get_by_text("Rewards", exact=True).click()
     for name in served.player.env.reward_names:

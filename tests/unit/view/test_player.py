@@ -36,6 +36,13 @@ class Constant:
         self.ended += int(dones.sum())
 
 
+@pytest.fixture
+def player(build_env: Callable[[str], Env]) -> Player:
+    """A player of carts with constant actions."""
+    env = build_env("cartpole-balance")
+    return Player(env, Constant(env))
+
+
 def test_a_held_command_is_what_the_policy_observes(build_env: Callable[[str], Env]) -> None:
     env = build_env(LEGGED)
     policy = Constant(env)
@@ -81,9 +88,8 @@ def test_a_held_pose_moves_the_target_and_its_marker(build_env: Callable[[str], 
 
 
 def test_the_player_pauses_steps_once_and_continues(
-    build_env: Callable[[str], Env], wait_for: Callable[[Callable[[], bool]], None]
+    player: Player, wait_for: Callable[[Callable[[], bool]], None]
 ) -> None:
-    player = Player(build_env("cartpole-balance"), Constant(build_env("cartpole-balance")))
     player.start()
     wait_for(lambda: player.frame.step > 3)
     player.pause()
@@ -126,18 +132,15 @@ def test_a_reset_starts_new_episodes_and_resets_the_policy(build_env: Callable[[
     assert steps == sorted(set(steps))
 
 
-def test_a_speed_that_never_ends_a_step_is_refused(build_env: Callable[[str], Env]) -> None:
-    env = build_env("cartpole-balance")
-    player = Player(env, Constant(env))
+def test_a_speed_that_never_ends_a_step_is_refused(player: Player) -> None:
     for speed in (1e-320, 0.0, -1.0, math.nan, math.inf):
         with pytest.raises(AssertionError):
             player.set_speed(speed)
     assert player.speed == 1.0
 
 
-def test_requests_that_arrive_meanwhile_do_not_delay_a_step(build_env: Callable[[str], Env]) -> None:
-    env = build_env("cartpole-balance")
-    player, handled = Player(env, Constant(env)), list[int]()
+def test_requests_that_arrive_meanwhile_do_not_delay_a_step(player: Player) -> None:
+    handled = list[int]()
 
     def ask_again() -> None:
         handled.append(len(handled))
@@ -149,15 +152,13 @@ def test_requests_that_arrive_meanwhile_do_not_delay_a_step(build_env: Callable[
     assert len(handled) == 1
 
 
-def test_the_history_is_never_empty(build_env: Callable[[str], Env]) -> None:
+def test_the_history_is_never_empty(player: Player) -> None:
     class Watched(collections.deque[Frame]):
         def pop(self) -> Frame:  # pyright: ignore[reportIncompatibleMethodOverride]
             frame = super().pop()
             assert self, "another thread, which draws the charts, sees no frame"
             return frame
 
-    env = build_env("cartpole-balance")
-    player = Player(env, Constant(env))
     player.history = Watched(player.history, maxlen=10)
     player.reset()
     frame = player.step()
@@ -183,9 +184,7 @@ def test_a_push_changes_the_velocity_of_the_robot(task: str, build_env: Callable
         assert np.abs(change).max() < 20
 
 
-def test_actions_come_from_the_chosen_source(build_env: Callable[[str], Env]) -> None:
-    env = build_env("cartpole-balance")
-    player = Player(env, Constant(env))
+def test_actions_come_from_the_chosen_source(player: Player) -> None:
     assert (player.step().actions == 0.25).all()
     player.source = "zero"
     assert (player.step().actions == 0.0).all()

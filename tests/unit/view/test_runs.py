@@ -36,6 +36,11 @@ def _make_run(log_root: Path, name: str, task: str = "cartpole-balance") -> Path
     return run_dir
 
 
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    return _make_run(tmp_path, "2026-01-01_00-00-00")
+
+
 def _set(run_dir: Path, **fields: object) -> None:
     """Change top-level fields of a run's config."""
     lines = (run_dir / "config.yaml").read_text().splitlines()
@@ -94,8 +99,7 @@ def test_a_lease_of_another_machine(tmp_path: Path) -> None:
     assert watch.look() == "yes"
 
 
-def test_a_run_from_its_start_to_its_end(tmp_path: Path) -> None:
-    run_dir = _make_run(tmp_path, "2026-01-01_00-00-00")
+def test_a_run_from_its_start_to_its_end(run_dir: Path) -> None:
     _set(run_dir, max_iterations=10)
     lease = acquire(run_dir)
     run = Run(run_dir, Clock())
@@ -120,8 +124,7 @@ def test_a_run_from_its_start_to_its_end(tmp_path: Path) -> None:
     assert run.state == "stopped"
 
 
-def test_a_run_with_a_number_of_steps(tmp_path: Path) -> None:
-    run_dir = _make_run(tmp_path, "2026-01-01_00-00-00")
+def test_a_run_with_a_number_of_steps(run_dir: Path) -> None:
     _set(run_dir, total_timesteps=1050)
     _add_rows(run_dir, 1)
     run = Run(run_dir, Clock())
@@ -133,8 +136,7 @@ def test_a_run_with_a_number_of_steps(tmp_path: Path) -> None:
     run.look()
 
 
-def test_rows_of_ranks(tmp_path: Path) -> None:
-    run_dir = _make_run(tmp_path, "2026-01-01_00-00-00")
+def test_rows_of_ranks(run_dir: Path) -> None:
     run = Run(run_dir, Clock())
     assert run.ranks == {}
     for n in (1, 2):
@@ -148,8 +150,7 @@ def test_rows_of_ranks(tmp_path: Path) -> None:
     assert list(run.ranks) == [0]
 
 
-def test_checkpoints_without_links_and_incomplete_files(tmp_path: Path) -> None:
-    run_dir = _make_run(tmp_path, "2026-01-01_00-00-00")
+def test_checkpoints_without_links_and_incomplete_files(run_dir: Path) -> None:
     run = Run(run_dir, Clock())
     folder = run_dir / "checkpoints"
     folder.mkdir()
@@ -190,8 +191,7 @@ def test_runs_of_all_tasks_are_listed(tmp_path: Path) -> None:
     assert (first.state, first.iteration, first.mean_return) == ("finished", 3, None)
 
 
-def test_a_run_directory_that_disappears(tmp_path: Path) -> None:
-    run_dir = _make_run(tmp_path, "2026-01-01_00-00-00")
+def test_a_run_directory_that_disappears(run_dir: Path, tmp_path: Path) -> None:
     run = Run(run_dir, Clock())
     run_dir.rename(tmp_path / "moved")
     run.look()
