@@ -70,7 +70,7 @@ def test_training_with_evaluations_is_bit_equal(command: Command, flags: tuple[s
     assert found[2] != found[3], "the policy has changed"
 
 
-@pytest.mark.parametrize("engine", ["warp", pytest.param("mujoco", marks=pytest.mark.long)])
+@pytest.mark.parametrize("engine", ["mujoco", pytest.param("warp", marks=pytest.mark.long)])
 def test_evaluations_do_not_depend_on_ranks_resuming_or_earlier_evaluations(command: Command, engine: str):
     # The learning rate is so small that the policy does not change
     fixed = (*EVALUATED, "--env.sim.engine", engine, "--agent.learning-rate", "1e-30", "--agent.schedule", "fixed")
