@@ -50,15 +50,19 @@ CLOSED = {
     "none": "sys.stdout = sys.stderr = None",
 }
 
-EVERYTHING = r"""
+CHANGED = """
 logging.basicConfig(force=True)
+os.chdir(os.environ["ELSEWHERE"])
+"""
+
+# Only in ranks whose output goes to their log
+ODD = r"""
 os.write(1, b'\xff\xfe\n')
 sys.stdout.buffer.write(b'\xfd')
 sys.stdout.flush()
 print('\udcff')
 for each in (signal.SIGTERM, signal.SIGINT):
     signal.signal(each, signal.SIG_IGN)
-os.chdir(os.environ["ELSEWHERE"])
 """
 
 
@@ -77,14 +81,16 @@ def train(command: Command, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tu
     return write
 
 
-@pytest.mark.parametrize("ranks", [("--cpu-ranks", "2"), pytest.param((), marks=pytest.mark.long)], ids=" ".join)
+@pytest.mark.parametrize(
+    ("code", "ranks"), [(CHANGED + ODD, ("--cpu-ranks", "2")), (CHANGED, ())], ids=["2 ranks", "1 rank"]
+)
 def test_a_run_whose_terms_change_everything_trains_and_can_be_stopped(
-    command: Command, train: Callable[..., tuple[str, ...]], wait_for: WaitFor, ranks: tuple[str, ...]
+    command: Command, train: Callable[..., tuple[str, ...]], wait_for: WaitFor, code: str, ranks: tuple[str, ...]
 ) -> None:
     elsewhere = command.cwd / "elsewhere"
     elsewhere.mkdir()
     flags = ("--max-iterations", "100000", "--checkpoint.interval", "2", *ranks)
-    process = command.start(*train(EVERYTHING, *flags), env={"ELSEWHERE": str(elsewhere)})
+    process = command.start(*train(code, *flags), env={"ELSEWHERE": str(elsewhere)})
     wait_for(lambda: any(path.stat().st_size > 3000 for path in command.cwd.rglob("metrics.jsonl")))
     os.kill(process.pid, signal.SIGTERM)
     stopped = command.finish(process)
