@@ -16,7 +16,6 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import fake_nvml
@@ -28,7 +27,7 @@ from mjlab_dist import registry
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.errors import Exit, PreflightError
 from mjlab_dist.machine import doctor
-from mjlab_dist.machine.devices import Gpu, find_gpus, plan_devices
+from mjlab_dist.machine.devices import Gpu, plan_devices
 from mjlab_dist.machine.findings import Status
 from mjlab_dist.machine.gpu_checks import check_warp, judge_cuda, judge_gpu
 from mjlab_dist.machine.preflight import check_directory, check_loopback, check_machine, check_versions
@@ -275,75 +274,122 @@ def test_doctor_shows_every_mig_instance(monkeypatch: pytest.MonkeyPatch):
     assert "Slice, 80.0 of 80.0 GB" in found["GPU 1"].figure
 
 
-def install_gpus(monkeypatch: pytest.MonkeyPatch, cuda: int = 13020, **fails: int) -> None:
-    """Let the driver report two GPUs, the second of which is in use, or raise errors."""
-    gpus = [FakeGpu("GPU-a", free_bytes=79_500_000_000), FakeGpu("GPU-b", free_bytes=30_000_000_000)]
-    fake_nvml.install(monkeypatch, gpus, fails)
-    used = [SimpleNamespace(pid=pid) for pid in (4711, os.getpid())]
-    monkeypatch.setattr(pynvml, "nvmlSystemGetCudaDriverVersion_v2", lambda: cuda)
-    monkeypatch.setattr(
-        pynvml, "nvmlDeviceGetComputeRunningProcesses", lambda gpu: used if gpu.uuid == "GPU-b" else used[1:]
-    )
+def test_doctor_shows_a_driver_that_cannot_count_its_gpus(monkeypatch: pytest.MonkeyPatch):
+    fake_nvml.install(monkeypatch, [FakeGpu("GPU-a")], {"nvmlDeviceGetCount": pynvml.NVML_ERROR_UNKNOWN})
+    (finding,) = doctor.check_devices()
+    assert finding.status is Status.WARNING
 
 
-def test_doctor_reads_driver_torch_and_every_gpu(monkeypatch: pytest.MonkeyPatch):
-    install_gpus(monkeypatch)
-    lines = [f"{finding.name}|{finding.status}|{finding.figure}" for finding in doctor.check_devices()]
-    driver, torch, warp, first, second, shared = lines
-    assert driver == "NVIDIA driver|ok|580.65, CUDA 13.2"
+DRIVER = """
+#include <stdlib.h>
+#include <string.h>
+typedef struct { unsigned long long total, free, used; } memory;
+typedef struct { unsigned int pid; unsigned long long used; unsigned int gi, ci; } process;
+int nvmlInitWithFlags(unsigned int flags) { return atoi(getenv("FAKE_ERROR")); }
+int nvmlShutdown(void) { return 0; }
+const char *nvmlErrorString(int error) { return "Driver/library version mismatch"; }
+int nvmlSystemGetDriverVersion(char *to) { strcpy(to, "535.99"); return 0; }
+int nvmlSystemGetCudaDriverVersion_v2(int *to) { *to = atoi(getenv("FAKE_CUDA")); return 0; }
+int nvmlDeviceGetCount_v2(unsigned int *to) { *to = 2; return 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned int i, void **to) { *to = (void *)(i + 1L); return 0; }
+int nvmlDeviceGetUUID(void *device, char *to) { strcpy(to, device == (void *)1 ? "GPU-a" : "GPU-b"); return 0; }
+int nvmlDeviceGetName(void *device, char *to) { strcpy(to, "Model"); return 0; }
+int nvmlDeviceGetMemoryInfo(void *device, memory *to) {
+    to->total = 80000000000; to->free = device == (void *)1 ? 79500000000 : 30000000000; return 0;
+}
+int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned int *count, process *to) {
+    unsigned int there = device == (void *)1 ? 0 : 1, room = *count;
+    *count = there;
+    if (there == 0) return 0;
+    if (room == 0) return 7;
+    to[0].pid = 4711; to[0].used = 1; return 0;
+}
+"""
+"""Source of a library that replaces NVIDIA's and simulates two GPUs. The second GPU is in use."""
+
+
+@pytest.fixture(scope="module")
+def on_gpus(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[str]]:
+    """Function that runs code as if the machine had the two simulated GPUs."""
+    directory = tmp_path_factory.mktemp("driver")
+    (directory / "driver.c").write_text(DRIVER)
+    compiler = ["cc", "-shared", "-fPIC", "-o", directory / "libnvidia-ml.so.1", directory / "driver.c"]
+    try:
+        subprocess.run(compiler, check=True, capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("there is no C compiler")
+
+    def run(code: str, cuda: int = 13020, error: int = 0) -> list[str]:
+        fake = {"LD_LIBRARY_PATH": str(directory), "FAKE_CUDA": str(cuda), "FAKE_ERROR": str(error)}
+        done = subprocess.run(
+            python(code), shell=True, check=False, capture_output=True, text=True, env={**os.environ, **fake}
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
+
+    return run
+
+
+DEVICES = "for finding in check_devices(): print(finding.name, finding.status, finding.figure, sep='|')"
+
+
+def test_doctor_reads_driver_torch_and_every_gpu(on_gpus: Callable[..., list[str]]):
+    driver, torch, warp, first, second, shared = on_gpus(DEVICES)
+    assert driver == "NVIDIA driver|ok|535.99, CUDA 13.2"
     assert torch.split("|")[2].startswith("torch 2.")
     assert warp.startswith("warp-lang|ok|")
     assert first.startswith("GPU 0|ok|Model, 79.5 of 80.0 GB ")
     assert second.startswith("GPU 1|warning|Model, 30.0 of 80.0 GB ")
-    assert second.endswith(" 4711"), "this process does not count"
+    assert second.endswith(" 4711")
     assert shared.startswith("shared memory|")
-    install_gpus(monkeypatch, cuda=12020)
-    driver, *_ = doctor.check_devices()
-    assert driver.status is Status.WARNING
-    assert driver.figure.startswith("580.65, CUDA 12.2: ")
 
 
-@pytest.mark.parametrize(
-    ("function", "error", "status", "figure"),
-    [
-        ("nvmlInit", pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, Status.WARNING, "the driver: "),
-        ("nvmlDeviceGetCount", pynvml.NVML_ERROR_UNKNOWN, Status.WARNING, "the driver: "),
-        ("nvmlInit", pynvml.NVML_ERROR_DRIVER_NOT_LOADED, Status.OK, "none: "),
-    ],
-)
-def test_doctor_distinguishes_a_broken_driver_from_a_missing_one(
-    monkeypatch: pytest.MonkeyPatch, function: str, error: int, status: Status, figure: str
-):
-    install_gpus(monkeypatch, **{function: error})
-    (finding,) = doctor.check_devices()
-    assert (finding.name, finding.status) == ("GPUs", status)
-    assert finding.figure.startswith(figure)
+def test_doctor_reports_a_driver_that_is_too_old(on_gpus: Callable[..., list[str]]):
+    driver, *_ = on_gpus(DEVICES, cuda=12020)
+    assert driver == "NVIDIA driver|warning|535.99, CUDA 12.2: the physics runs without CUDA graphs, which is slower"
 
 
-def checked_on_gpu(gpu_id: int) -> list[str]:
-    config, gpus = dataclasses.replace(chosen(), gpu_ids=(gpu_id,)), find_gpus()
-    return check_machine(config, plan_devices(config, {}, gpus), {}, gpus)
+def test_doctor_distinguishes_a_broken_driver_from_a_missing_one(on_gpus: Callable[..., list[str]]):
+    (broken,) = on_gpus(DEVICES, error=18)
+    assert broken.startswith("GPUs|warning|the driver: ")
+    assert on_gpus(DEVICES, error=9) == ["GPUs|ok|none: ranks train on the CPU"]
 
 
-def test_a_run_warns_only_about_its_own_gpus(monkeypatch: pytest.MonkeyPatch):
-    install_gpus(monkeypatch)
-    (line,) = [line for line in checked_on_gpu(1) if "GPU" in line]
+ON_GPU = """
+    import dataclasses, os, sys
+    from mjlab_dist import registry
+    from mjlab_dist.errors import PreflightError
+    from mjlab_dist.machine.devices import find_gpus, plan_devices
+    from mjlab_dist.machine.preflight import check_machine
+    config = dataclasses.replace(registry.task_config("cartpole-balance"), gpu_ids=(int(os.environ.get("ID", 1)),))
+    gpus = find_gpus()
+    devices = plan_devices(config, {}, gpus)
+    try:
+        print(*check_machine(config, devices, {}, gpus), sep="\\n")
+    except PreflightError as error:
+        print("refused:", error)
+    assert not {"torch", "warp"} & sys.modules.keys()
+"""
+
+
+def test_a_run_warns_only_about_its_own_gpus(on_gpus: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch):
+    line = next(line for line in on_gpus(ON_GPU) if "GPU" in line)
     assert re.match(r"GPU 1: Model, 30\.0 of 80\.0 GB .*\b4711; .*--gpu-ids", line)
-    assert not [line for line in checked_on_gpu(0) if "GPU" in line]
+    monkeypatch.setenv("ID", "0")
+    assert not [line for line in on_gpus(ON_GPU) if "GPU" in line]
 
 
-def test_a_run_is_refused_on_gpus_that_torch_or_warp_cannot_use(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    install_gpus(monkeypatch, cuda=11080)
-    with pytest.raises(PreflightError, match=r"^torch 2\..* 11\.8"):
-        checked_on_gpu(1)
-    # A torch for CUDA 12 is found first, but the installed Warp needs CUDA 13.
+def test_a_run_is_refused_on_gpus_that_torch_or_warp_cannot_use(on_gpus: Callable[..., list[str]], tmp_path: Path):
+    (line,) = on_gpus(ON_GPU, cuda=11080)
+    assert line.startswith("refused: torch 2.")
+    assert "11.8" in line
+    # The fake torch is for CUDA 12, but the installed Warp needs CUDA 13.
     add_distribution(tmp_path, "torch", "2.15.0")
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "version.py").write_text("cuda: Optional[str] = '12.8'\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    install_gpus(monkeypatch, cuda=12080)
-    with pytest.raises(PreflightError, match=r"^warp-lang .*R580"):
-        checked_on_gpu(1)
+    (line,) = on_gpus(f"sys.path.insert(0, {str(tmp_path)!r})\n" + textwrap.dedent(ON_GPU), cuda=12080)
+    assert line.startswith("refused: warp-lang ")
+    assert "R580" in line
 
 
 def test_doctor_requires_the_driver_that_the_physics_requires():
