@@ -125,7 +125,10 @@ def _shown(names: Sequence[str]) -> str:
 
 
 def first_difference(mine: Iterable[Entry], theirs: Iterable[Entry]) -> str:
-    """Return the first difference between two rollouts. Earlier results are equal, so the named term is at fault."""
+    """Return the first difference between two rollouts. Earlier results are equal, so the named term is at fault.
+
+    The text is empty if nothing differs.
+    """
     for one, other in zip(mine, theirs, strict=True):
         assert one.place == other.place
         names = [name for name, digest in one.digests.items() if other.digests.get(name) != digest]

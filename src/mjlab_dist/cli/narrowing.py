@@ -16,7 +16,11 @@ Path = Sequence[str]
 
 
 def narrowed(config: ConfigT, argv: Iterable[str], metadata: object) -> tuple[Any, Any, Callable[[Any], ConfigT]]:
-    """Build a smaller dataclass, with only those fields and entries of a config that flags name."""
+    """Build a smaller dataclass, with only those fields and entries of a config that flags name.
+
+    Return it, its instance with the values of the config, and a function that returns a copy of the config with the
+    values of another instance.
+    """
     flags = (arg.partition("=")[0] for arg in argv if arg.startswith("--"))
     return _part(config, type(config), [_plain(flag.removeprefix("--")).split(".") for flag in flags], metadata)
 

@@ -74,7 +74,7 @@ def describe_device(device: str, egl_device: str | None) -> DeviceInfo:
 
 
 def exchange(store: Store | None, rank: int, world_size: int, key: str, value: Any) -> list[Any]:
-    """Wait until every rank has passed a value, and return the values of all ranks."""
+    """Wait until every rank has passed a value, and return the values of all ranks, in order of rank."""
     if store is None:
         return [value]
     store.set(f"{key}/{rank}", json.dumps(value))

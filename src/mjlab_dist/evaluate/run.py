@@ -58,7 +58,11 @@ class Evaluated:
 
 
 def evaluate(train_config: TrainConfig, checkpoint: Path, config: EvaluateConfig) -> list[Evaluated]:
-    """Evaluate a policy on the chosen devices."""
+    """Evaluate a policy on the chosen devices.
+
+    There is one result for each combination of values and each kind of actions. The kind of actions varies fastest,
+    followed by the value of the last ``--vary``.
+    """
     # Batches
     points = make_points(train_config, config.vary)
     kinds = ("mean", "sampled") if config.actions == "both" else (config.actions,)

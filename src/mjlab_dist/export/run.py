@@ -65,7 +65,7 @@ def check(config: ExportConfig) -> None:
 
 
 def export(train_config: TrainConfig, checkpoint: Path, config: ExportConfig) -> Exported:
-    """Export a policy."""
+    """Export a policy. If a file gives different results from the policy, raise, and write no file."""
     # Directory first, so that an error occurs early
     directory = _default_directory(checkpoint) if config.output is None else Path(config.output)
     try:

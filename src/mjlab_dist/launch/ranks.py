@@ -66,7 +66,7 @@ def run_ranks(
     left: dict[str, list[str]] | None = None,
     secret: str | None = None,
 ) -> list[T]:
-    """Start ranks on one or several machines, and wait for their results."""
+    """Start ranks on one or several machines, wait for their results, and return them in order of rank."""
     ranks = Ranks(_hosts_of_ranks(plan), listen, control)
     logs = log_dir(config, plan.run_dir, os.environ)
     with _one_at_a_time(), child_errors() as errors, contextlib.ExitStack() as stack:

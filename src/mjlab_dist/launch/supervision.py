@@ -119,7 +119,7 @@ class Ranks:
             self._changed.notify()
 
     def wait(self, launched: Future[Any], hang_timeout_s: float, helper_ended: Callable[[], Ended | None]) -> list[Any]:
-        """Wait for all ranks' results."""
+        """Wait for all ranks' results, and return them in order of rank."""
         checked_at = time.monotonic()
         while True:
             # Wait for the next event, or for the next check of the processes

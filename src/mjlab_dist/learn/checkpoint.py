@@ -86,7 +86,10 @@ class CheckpointStore:
             self._link()
 
     def save(self, iteration: int, content: Mapping[str, Any], mean_return: float | None) -> None:
-        """Copy a checkpoint and write it in the thread. This waits for the copy and for the previous checkpoint."""
+        """Copy a checkpoint and write it in the thread. This waits for the copy and for the previous checkpoint.
+
+        If the previous one could not be written, this raises its error, and this one is not written either.
+        """
         self.wait()
         self._writing = self._pool.submit(self._write, iteration, snapshot(content), mean_return)
 

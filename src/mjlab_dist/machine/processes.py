@@ -181,6 +181,7 @@ def run_program(program: str, *args: str, timeout_s: float) -> str:
     """Run Python code in a process of its own and return what it prints.
 
     A thread is not enough: if the code waits for a name server that does not answer, only a process can be stopped.
+    If the code takes too long, or raises an exception, raise an OSError; in the second case, with the exception's text.
     """
     command = [sys.executable, "-I", "-S", "-c", program, *args]
     try:

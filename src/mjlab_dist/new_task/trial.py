@@ -23,7 +23,10 @@ NUM_ENVS = 8
 
 
 def try_task(names: Names, parent: Path) -> tuple[TrainConfig | None, list[Check]]:
-    """Import the config of a task, build its envs on the CPU, and step them."""
+    """Import the config of a task, build its envs on the CPU, and step them.
+
+    Return the config, or None if it cannot be imported, and the failed checks.
+    """
     from mjlab_dist.check.checks import failed  # imports torch
     from mjlab_dist.check.run import try_out
 

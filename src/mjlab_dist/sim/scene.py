@@ -37,7 +37,12 @@ _INPUTS = {
 
 @quiet()
 def build_model(config: SimConfig) -> mujoco.MjModel:
-    """Assemble a scene and compile it."""
+    """Assemble a scene and compile it.
+
+    Bodies of ``config.model`` come first, then entities in their order; actuators of the MJCFs come first, then those
+    of ``config.actuators`` in their order; sensors of the MJCFs come first, then those of ``config.contacts`` and
+    ``config.distances``. Keyframes include entities and the targets of position motors.
+    """
     spec, flag = _load_spec("--env.sim", config.model, config.model_params), f"--env.sim.model {_shown(config.model)}"
 
     def add_parts() -> dict[str, ActuatorConfig]:

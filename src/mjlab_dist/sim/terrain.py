@@ -77,7 +77,7 @@ class Terrain:
             self.origins[level, column] = (*middle, heights[platform].max())
 
     def height_at(self, xy: np.ndarray) -> Floats:
-        """Return the height of the ground, exact on the two triangles into which MuJoCo splits a grid cell."""
+        """Return the height of the ground in m, exact on the two triangles into which MuJoCo splits a grid cell."""
         # Grid cell, and the position in it from 0 to 1 along each axis
         places = (np.asarray(xy, dtype=np.float64) + self.size_m) / self.config.resolution_m
         limits = np.array(self.heights.shape[::-1]) - 1
