@@ -391,64 +391,54 @@ def build_env() -> Callable[[str], Env]:
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty home directory, so that the keys and known hosts of the person who runs the tests have no effect."""
-    home = tmp_path / "home"
-    (home / ".ssh").mkdir(parents=True)
-    monkeypatch.setenv("XDG_CACHE_HOME", os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache")))  # kernel cache
-    monkeypatch.setenv("HOME", str(home))
-    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
-    return home
-
-
-@pytest.fixture
 def key_file(tmp_path: Path) -> Path:
     """The user's private SSH key."""
-    import paramiko
+    from ssh_server import make_key
 
-    file = tmp_path / "key"
-    paramiko.ECDSAKey.generate().write_private_key_file(str(file))
-    return file
+    return make_key(tmp_path / "key")
 
 
 @pytest.fixture
-def ssh_config(tmp_path: Path) -> Path:
-    """The SSH config file."""
-    file = tmp_path / "ssh_config"
-    file.touch()
-    return file
-
-
-@pytest.fixture
-def known_hosts(home: Path) -> Path:
+def known_hosts(tmp_path: Path) -> Path:
     """The user's file of known host keys."""
-    file = home / ".ssh" / "known_hosts"
+    file = tmp_path / "known_hosts"
     file.touch()
     return file
 
 
 @pytest.fixture
-def add_host(ssh_config: Path, key_file: Path, known_hosts: Path) -> Iterator[Add]:
-    """Start a host and add it to the SSH config file. Further arguments are passed to the server."""
-    import paramiko
-    from ssh_server import SshServer, host_entry, known_host
+def ssh_config(tmp_path: Path, known_hosts: Path) -> Path:
+    """The SSH config file. Keys and known hosts of the person who runs the tests have no effect."""
+    file = tmp_path / "ssh_config"
+    file.write_text(f"UserKnownHostsFile {known_hosts}\nGlobalKnownHostsFile none\nIdentitiesOnly yes\n")
+    return file
+
+
+@pytest.fixture
+def add_host(
+    ssh_config: Path, key_file: Path, known_hosts: Path, tmp_path: Path, wait_for: Callable[[Callable[[], bool]], None]
+) -> Iterator[Add]:
+    """Start a host and add it to the SSH config file."""
+    from ssh_server import SshServer, host_entry
 
     servers: list[SshServer] = []
 
-    def add(host: str, *, is_known: bool = True, **kwargs: object) -> SshServer:
-        user_key = paramiko.ECDSAKey.from_private_key_file(str(key_file))
-        server = SshServer(**{"user_key": user_key, **kwargs})
+    def add(host: str, *, is_known: bool = True, paths: dict[str, str] | None = None) -> SshServer:
+        directory = tmp_path / f"host{len(servers)}"
+        directory.mkdir()
+        server = SshServer(directory, key_file, paths=paths)
         servers.append(server)
         with ssh_config.open("a") as file:
             file.write(host_entry(host, server.port, key_file))
         if is_known:
             with known_hosts.open("a") as file:
-                file.writelines(known_host(server.port, key) for key in server.host_keys)
+                file.write(f"[127.0.0.1]:{server.port} {server.public_key}\n")
+        wait_for(server.is_on)
         return server
 
     yield add
     for server in servers:
-        server.__exit__()
+        server.switch_off()
 
 
 @pytest.fixture(scope="module")

@@ -180,7 +180,6 @@ def test_a_preempted_job_resumes_with_fewer_ranks(cluster: Cluster, wait_for: Wa
 def test_the_hosts_of_the_job_are_those_of_slurm(
     cluster: Cluster,
     add_host: Add,
-    home: Path,  # noqa: ARG001
     ssh_config: Path,
     wait_for: WaitFor,
 ):

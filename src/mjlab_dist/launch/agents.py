@@ -16,14 +16,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, Any
 
 from mjlab_dist.control import STOP_SIGNALS
-from mjlab_dist.errors import Exit, PreflightError, RankError
 from mjlab_dist.launch.agent import HEARTBEAT, OWN_DIRECTORY, SILENCE
-from mjlab_dist.launch.hosts import connect, program
+from mjlab_dist.launch.hosts import SSH_FAILED, program, ssh
 from mjlab_dist.launch.supervision import Ended
 
 # Seconds between two heartbeats to an agent on another machine
@@ -39,29 +37,6 @@ import json, os, sys
 environ, command = json.loads(open(0, "rb", buffering=0, closefd=False).readline())
 os.execve(command[0], command, {**os.environ, **environ})
 """
-
-
-class Agent(Protocol):
-    """An agent, which waits for torchrunx's arguments."""
-
-    # Name of its machine
-    host: str
-
-    def run(self, arguments: Sequence[str]) -> None:
-        """Pass torchrunx's arguments to the agent; do nothing if the agent has ended."""
-        ...
-
-    def ended(self) -> Ended | None:
-        """Return how the agent ended; None while it runs, or if :meth:`end` has ended it."""
-        ...
-
-    def end(self, patience_s: float = 0.0) -> None:
-        """Kill the agent, which also ends its ranks.
-
-        An agent that ends by itself closes its connections before its process ends. If this method waits
-        ``patience_s`` seconds for that, :meth:`ended` can still return how the agent ended.
-        """
-        ...
 
 
 @contextlib.contextmanager
@@ -81,51 +56,63 @@ def waiting_agents(
     """
     command = [sys.executable, *MODULE, *arguments]
     with contextlib.ExitStack() as stack:
-        agents: list[Agent] = [_LocalAgent(hosts[0], command, here, errors)]
+        agents = [Agent(hosts[0], "torchrunx's agent", _start(command, errors, env=here))]
         stack.callback(agents[0].end)
-        # Start the agents on other machines in parallel. If one cannot be started, the others are ended.
-        with ThreadPoolExecutor(max(1, len(hosts) - 1)) as pool:
-            starting = [
-                pool.submit(_RemoteAgent, host, ssh_config, [*command, OWN_DIRECTORY, f"{SILENCE}{silence_s:g}"], there)
-                for host in hosts[1:]
-            ]
-        for started in starting:
-            if started.exception() is None:
-                agents.append(started.result())
-                stack.callback(agents[-1].end)
-        for host, started in zip(hosts[1:], starting, strict=True):
-            if isinstance(error := started.exception(), PreflightError):
-                raise error
-            if error is not None:
-                raise RankError(f"{host}: the agent cannot be started: {error}", exit_code=Exit.INFRASTRUCTURE)
+        remote = f"cd {shlex.quote(str(Path.cwd()))} && exec {program(START)}"
+        for host in hosts[1:]:
+            client = _start(ssh(host, ssh_config, remote), errors, stdout=subprocess.DEVNULL)
+            agent = Agent(host, f"torchrunx's agent on {host}", client)
+            stack.callback(agent.end)
+            agent.send([there, [*command, OWN_DIRECTORY, f"{SILENCE}{silence_s:g}"]])
+            agents.append(agent)
+        # Heartbeats. SSH's server may notice only after hours that the network is interrupted.
+        is_over = threading.Event()
+        stack.callback(is_over.set)
+
+        def beat() -> None:
+            while not is_over.wait(HEARTBEAT_S):
+                for agent in agents[1:]:
+                    agent.send_bytes(HEARTBEAT)
+
+        threading.Thread(target=beat, name="heartbeats to agents", daemon=True).start()
         yield agents
 
 
-class _LocalAgent:
-    """Agent on the launcher's machine."""
+class Agent:
+    """An agent, which waits for torchrunx's arguments.
 
-    def __init__(self, host: str, command: Sequence[str], environ: Mapping[str, str], errors: IO[str]) -> None:
+    The process is the agent, or OpenSSH's client: an agent on another machine ends when its connection ends.
+    """
+
+    def __init__(self, host: str, name: str, process: subprocess.Popen[bytes]) -> None:
         self.host = host
+        self._name = name
+        self._process = process
         self._is_stopped = False
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # children inherit the mask
-        try:
-            self._process = subprocess.Popen(
-                command, env=environ, stdin=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
-            )
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        self._sending = threading.Lock()
 
-    def run(self, arguments: Sequence[str]) -> None:
+    def send(self, message: object) -> None:
+        """Send a line of JSON; do nothing if the agent has ended."""
+        self.send_bytes((json.dumps(message) + "\n").encode())
+
+    def send_bytes(self, line: bytes) -> None:
+        """Send a line; do nothing if the agent has ended."""
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(json.dumps(arguments) + "\n")
+        with contextlib.suppress(OSError, ValueError), self._sending:  # ValueError: end() has closed the pipe
+            self._process.stdin.write(line)
             self._process.stdin.flush()
 
     def ended(self) -> Ended | None:
+        """Return how the agent ended; None while it runs, or if :meth:`end` has ended it."""
         code = self._process.poll()
-        return None if code is None or self._is_stopped else Ended("torchrunx's agent", code)
+        return None if code is None or self._is_stopped else Ended(self._name, -1 if code == SSH_FAILED else code)
 
     def end(self, patience_s: float = 0.0) -> None:
+        """Kill the agent, which also ends its ranks.
+
+        An agent that ends by itself closes its connections before its process ends. If this method waits
+        ``patience_s`` seconds for that, :meth:`ended` can still return how the agent ended.
+        """
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(patience_s)
         self._is_stopped = self._process.poll() is None
@@ -133,50 +120,10 @@ class _LocalAgent:
         self._process.communicate()
 
 
-class _RemoteAgent:
-    """Agent on another machine. It ends when the launcher closes the connection, ends, or cannot be reached.
-
-    SSH's server may notice only after hours that the network is interrupted, so the launcher sends heartbeats.
-    """
-
-    def __init__(self, host: str, ssh_config: str | None, command: Sequence[str], variables: Mapping[str, str]) -> None:
-        self.host = host
-        self._is_stopped = False
-        self._connection = connect(host, ssh_config)
-        try:
-            self._connection.open()
-            self._channel = self._connection.create_session()
-            self._channel.exec_command(f"cd {shlex.quote(str(Path.cwd()))} && exec {program(START)}")
-        except BaseException:
-            self._connection.close()
-            raise
-        self._sending = threading.Lock()
-        self._is_closed = threading.Event()
-        self._send([variables, command])
-        threading.Thread(target=self._beat, name=f"heartbeats to {host}", daemon=True).start()
-
-    def _send(self, message: object) -> None:
-        self._send_bytes((json.dumps(message) + "\n").encode())
-
-    def _send_bytes(self, line: bytes) -> None:
-        with contextlib.suppress(OSError), self._sending:
-            self._channel.sendall(line)
-
-    def _beat(self) -> None:
-        while not self._is_closed.wait(HEARTBEAT_S):
-            self._send_bytes(HEARTBEAT)
-
-    def run(self, arguments: Sequence[str]) -> None:
-        self._send(arguments)
-
-    def ended(self) -> Ended | None:
-        if self._is_stopped or not self._channel.exit_status_ready():
-            return None
-        # The status is -1 if a signal killed the agent, or the connection is lost
-        return Ended(f"torchrunx's agent on {self.host}", self._channel.recv_exit_status())
-
-    def end(self, patience_s: float = 0.0) -> None:
-        self._channel.status_event.wait(patience_s)
-        self._is_stopped = not self._channel.exit_status_ready()
-        self._is_closed.set()
-        self._connection.close()
+def _start(command: Sequence[str], errors: IO[str], **options: Any) -> subprocess.Popen[bytes]:
+    """Start a process that the signals for stopping a run do not reach."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # children inherit the mask
+    try:
+        return subprocess.Popen[bytes](command, stdin=subprocess.PIPE, stderr=errors, start_new_session=True, **options)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)

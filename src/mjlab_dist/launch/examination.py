@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from mjlab_dist.launch.hosts import connect
+from mjlab_dist.launch.hosts import run_on
 from mjlab_dist.machine.findings import Finding, Status
 
 # Checks that matter only on the machine of rank 0, because only rank 0 writes files and logs metrics
@@ -30,17 +30,10 @@ def _examine(host: str, ssh_config: str | None) -> list[Finding]:
 
     command = shlex.join((sys.executable, "-P", "-m", "mjlab_dist", "doctor", "--json"))
     try:
-        with connect(host, ssh_config) as connection:
-            answer = connection.run(
-                f"cd {shlex.quote(str(Path.cwd()))} && {command}",
-                hide=True,
-                warn=True,
-                in_stream=False,
-                timeout=TIMEOUT_S,
-            )
+        answer = run_on(host, ssh_config, f"cd {shlex.quote(str(Path.cwd()))} && {command}", TIMEOUT_S)
         report = json.loads(answer.stdout.strip().rpartition("\n")[2])  # the shell may print lines first
         found = [dacite.from_dict(Finding, check, dacite.Config(cast=[Status])) for check in report["checks"]]
-    except Exception as error:  # noqa: BLE001 (the SSH library raises many types of errors)
+    except Exception as error:  # noqa: BLE001 (whatever prevents the checks is their result)
         fix = f"run `ssh {host} {command}` to see why"
         figure = str(error).strip().rpartition("\n")[2] or type(error).__name__
         return [Finding(name="doctor", figure=figure, status=Status.FAIL, fix=fix)]

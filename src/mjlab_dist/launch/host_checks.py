@@ -1,7 +1,6 @@
 """Checks of other machines before ranks start on them, and the choice of a run's machines. Imports no torch.
 
-The checks do what a launch does: they use the same name lookup, SSH library, config files and known hosts, Python
-interpreter and working directory.
+The checks do what a launch does: they use the same name lookup, SSH client, Python interpreter and working directory.
 """
 
 from __future__ import annotations
@@ -9,15 +8,17 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import json
-import logging
 import os
 import platform
 import shlex
+import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.config.hosts import HostEntry, parse_host
@@ -26,38 +27,37 @@ from mjlab_dist.errors import PreflightError, UserError
 from mjlab_dist.launch.hosts import (
     CONNECT_TIMEOUT_S,
     HERE,
+    SSH_FAILED,
     Host,
-    connect,
-    in_thread,
     is_this_machine,
     listen_on,
     own_address,
-    program,
     run_on,
 )
 from mjlab_dist.machine.device_answer import DeviceAnswer, DeviceRequest
 from mjlab_dist.messages import emit
-
-if TYPE_CHECKING:
-    import fabric
-    from invoke.runners import Result
 
 # Packages whose versions must be equal on all machines, because all ranks must communicate in the same way and simulate
 # the same physics.
 PACKAGES = ("mjlab-dist", "torchrunx", "torch", "rsl-rl-lib", "tensordict", "warp-lang", "mujoco", "mujoco-warp")
 
 # Program that prints the implementation and version of its Python; the directory of the standard library, if it is
-# not this Python's own; and the versions of the packages that are given as arguments.
-PROBE = """
-import importlib.metadata as m, json, os, platform, sys, sysconfig, mjlab_dist
+# not this Python's own; whether it can connect to an address and a port, its first two arguments; and the versions of
+# the packages that are its other arguments.
+PROBE = f"""
+import importlib.metadata as m, json, os, platform, socket, sys, sysconfig, mjlab_dist
 library = os.path.dirname(os.path.dirname(json.__file__))
 is_own = os.path.realpath(library) == os.path.realpath(sysconfig.get_path("stdlib"))
 python = [platform.python_implementation(), platform.python_version(), None if is_own else library]
-print(json.dumps([python, {name: m.version(name) for name in sys.argv[1:]}]))
+try:
+    connects = bool(socket.create_connection((sys.argv[1], int(sys.argv[2])), {CONNECT_TIMEOUT_S}))
+except OSError:
+    connects = False
+print(json.dumps([python, {{name: m.version(name) for name in sys.argv[3:]}}, connects]))
 """
 
-# Program that connects to an address and a port, its two arguments
-CALL = f"import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), {CONNECT_TIMEOUT_S})"
+# Exit code of a command whose directory does not exist
+NO_DIRECTORY = 120
 
 SAME = "install the same environment there, under the same path"
 
@@ -140,22 +140,17 @@ def ask_hosts(
     Returns:
         The answers of the hosts that can run ranks, by host, and the reason and fix for every other host, by host.
     """
-    import paramiko  # not needed if all ranks run on this machine
-
-    # SSH connections, which are opened later
-    try:
-        connections = {host: connect(host, ssh_config) for host in requests}
-    except (OSError, ValueError, paramiko.SSHException) as error:
-        raise UserError(f"--ssh-config {ssh_config or '~/.ssh/config'}: {error}") from error
-    # paramiko also logs the errors that it raises; without a handler, they would be printed with tracebacks.
-    logging.getLogger("paramiko").addHandler(logging.NullHandler())
-
     # Check each host in its own thread
     deadline = time.monotonic() + timeout_s
-    checks = {
-        host: in_thread(f"check {host}", lambda h=host, c=connection: _check_host(h, c, requests[h]))
-        for host, connection in connections.items()
-    }
+    checks: dict[str, Future[DeviceAnswer]] = {host: Future() for host in requests}
+    for host, check in checks.items():
+        # A daemon thread, so that a name server that never answers cannot block this process
+        threading.Thread(
+            target=_check_host,
+            args=(check, Remote(host, ssh_config, deadline), requests[host]),
+            name=f"check {host}",
+            daemon=True,
+        ).start()
     answers: dict[str, DeviceAnswer] = {}
     faults: dict[str, str] = {}
     for host, check in checks.items():
@@ -163,7 +158,7 @@ def ask_hosts(
             answers[host] = check.result(max(0.0, deadline - time.monotonic()))
         except HostError as fault:
             faults[host] = str(fault)
-        except TimeoutError:
+        except (TimeoutError, subprocess.TimeoutExpired):
             faults[host] = f"no answer within {timeout_s:g} s; run `ssh {host}` to find out why"
     return answers, faults
 
@@ -187,100 +182,62 @@ def _raise_faults(faults: Mapping[str, str]) -> None:
         raise PreflightError(describe_faults(faults))
 
 
-def _check_host(host: str, connection: fabric.Connection, request: DeviceRequest | None) -> DeviceAnswer:
-    """Return a host's devices; raise if ranks cannot be started on the host."""
-    try:
-        if is_this_machine(host):
-            return DeviceAnswer()
-    except (OSError, UnicodeError):  # UnicodeError: not a valid host name
-        raise HostError(
-            "name does not resolve (an entry in SSH's config file is not enough); check it, or add it to /etc/hosts"
-        ) from None
-    return _check_ssh(host, connection, request)
+@dataclass(frozen=True)
+class Remote:
+    """A machine that runs commands through SSH until a deadline."""
 
+    name: str
+    ssh_config: str | None
+    # As a time of time.monotonic()
+    deadline: float
 
-def _check_ssh(host: str, connection: fabric.Connection, request: DeviceRequest | None) -> DeviceAnswer:
-    import paramiko
-
-    from mjlab_dist.launch.ssh import HostKeyError
-
-    client = connection.client
-    assert isinstance(client, paramiko.SSHClient)
-    started_at = time.monotonic()
-    try:
-        connection.open()
-        _check_environment(connection)
-        _check_network(host, connection)
-        return DeviceAnswer() if request is None else _ask_devices(connection, request)
-    except HostKeyError as error:
-        raise HostError(str(error)) from None
-    except (paramiko.SSHException, EOFError) as error:
-        transport = client.get_transport()
-        is_ssh = transport is not None and transport.initial_kex_done
-        # If the server never answers, paramiko raises different errors, such as "No existing session". A timeout is
-        # therefore recognized by the elapsed time.
-        if not is_ssh and time.monotonic() - started_at >= CONNECT_TIMEOUT_S:
-            fault = _describe_socket_error(TimeoutError(), connection.port)
-        elif is_ssh and connection.transport is None:
-            # paramiko tries each file as every type of key and raises the last error, which may be irrelevant.
-            fault = f"no SSH key is accepted for user {connection.user}; `ssh {host}` must work without a password"
-        else:
-            fault = f"SSH failed ({str(error) or 'connection closed'}); `ssh {host}` must work without a password"
-        raise HostError(fault) from error
-    except OSError as error:
-        raise HostError(_describe_socket_error(error, connection.port)) from error
-    finally:
-        client.close()
-
-
-def _describe_socket_error(error: OSError, port: int | None) -> str:
-    from paramiko.ssh_exception import NoValidConnectionsError
-
-    if isinstance(error, NoValidConnectionsError):  # holds an error for each of the host's addresses
-        return _describe_socket_error(next(e for e in error.errors.values() if isinstance(e, OSError)), port)
-    if isinstance(error, TimeoutError):
-        return (
-            f"no answer within {CONNECT_TIMEOUT_S} s on port {port}; is the host switched on, or does a firewall block "
-            "the port?"
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run this process's Python in its working directory, with its import path, and return its output."""
+        path = f"PYTHONPATH={os.pathsep.join(filter(None, sys.path))}"
+        python = shlex.join((sys.executable, "-P", *arguments))  # -P: files of the directory do not shadow modules
+        command = (
+            f"cd {shlex.quote(str(Path.cwd()))} || exit {NO_DIRECTORY}; export {shlex.quote(path)} && exec {python}"
         )
-    if error.filename is not None:
-        return f"SSH failed ({error.filename}: {error.strerror}); fix SSH's config file"
-    why = (error.strerror or str(error)).lower()
-    return f"cannot be reached ({why} on port {port}); is its SSH server running?"
+        try:
+            done = run_on(self.name, self.ssh_config, command, max(0.0, self.deadline - time.monotonic()))
+        except FileNotFoundError:
+            raise UserError("--hosts needs OpenSSH's client: install the program ssh") from None
+        if done.returncode == SSH_FAILED:
+            by_hand = shlex.join(["ssh", *([] if self.ssh_config is None else ["-F", self.ssh_config]), self.name])
+            raise HostError(f"SSH failed ({_last_line(done)}); `{by_hand}` must work without a password or a question")
+        if done.returncode == NO_DIRECTORY:
+            raise HostError(f"has no directory {Path.cwd()}; start from a directory that exists on all machines")
+        if done.returncode in {126, 127}:  # the shell's exit codes for "cannot execute" and "not found"
+            raise HostError(f"has no {sys.executable}; {SAME}")
+        return done
 
 
-def _check_network(host: str, connection: fabric.Connection) -> None:
-    """Raise if a host cannot connect to this machine."""
-    address = own_address((HERE, host))
-    with listen_on(address) as server:
-        if not run_on(connection, program(CALL, address, str(server.getsockname()[1]))).ok:
+def _check_host(check: Future[DeviceAnswer], remote: Remote, request: DeviceRequest | None) -> None:
+    """Set the result to the machine's devices, or to the reason why ranks cannot be started on it."""
+    try:
+        try:
+            is_here = is_this_machine(remote.name)
+        except (OSError, UnicodeError):  # UnicodeError: not a valid host name
             raise HostError(
-                f"cannot connect to this machine at {address}; allow all ports in the firewalls between the two"
-            )
+                "name does not resolve (an entry in SSH's config file is not enough); check it, or add it to /etc/hosts"
+            ) from None
+        if not is_here:
+            _check_environment(remote)
+        check.set_result(DeviceAnswer() if is_here or request is None else _ask_devices(remote, request))
+    except BaseException as error:  # noqa: BLE001
+        check.set_exception(error)
 
 
-def _command(*arguments: str) -> str:
-    """Return the shell command that runs this process's Python in its working directory, with its import path."""
-    path = f"PYTHONPATH={os.pathsep.join(filter(None, sys.path))}"
-    program = shlex.join((sys.executable, "-P", *arguments))  # -P: files of the directory do not shadow modules
-    return f"cd {shlex.quote(str(Path.cwd()))} && export {shlex.quote(path)} && {program}"
-
-
-def _check_environment(connection: fabric.Connection) -> None:
-    """Raise if a host has a different working directory, Python or packages."""
-    # Working directory
-    if not run_on(connection, f"cd {shlex.quote(str(Path.cwd()))}").ok:
-        raise HostError(f"has no directory {Path.cwd()}; start from a directory that exists on all machines")
-
-    # Interpreter
-    answer = run_on(connection, _command("-c", PROBE, *PACKAGES))
-    if answer.exited in {126, 127}:  # the shell's exit codes for "cannot execute" and "not found"
-        raise HostError(f"has no {sys.executable}; {SAME}")
-    if not answer.ok:
+def _check_environment(remote: Remote) -> None:
+    """Raise if a host has a different working directory, Python or packages, or cannot connect to this machine."""
+    address = own_address((HERE, remote.name))
+    with listen_on(address) as server:
+        answer = remote.run("-c", PROBE, address, str(server.getsockname()[1]), *PACKAGES)
+    if answer.returncode:
         raise HostError(f"{sys.executable} failed there ({_last_line(answer)}); {SAME}")
 
     # Versions of Python and of packages
-    python, there = json.loads(answer.stdout.strip().rpartition("\n")[2])  # the shell may print lines first
+    python, there, connects = json.loads(answer.stdout.strip().rpartition("\n")[2])  # the shell may print lines first
     if fault := _compare_python(*python):
         raise HostError(fault)
     here = {name: importlib.metadata.version(name) for name in PACKAGES}
@@ -289,11 +246,17 @@ def _check_environment(connection: fabric.Connection) -> None:
         has = " and ".join(f"{name} {there[name]}" for name in differing)
         raise HostError(f"has {has}, but this machine has {' and '.join(here[name] for name in differing)}; {SAME}")
 
+    # Network
+    if not connects:
+        raise HostError(
+            f"cannot connect to this machine at {address}; allow all ports in the firewalls between the two"
+        )
 
-def _ask_devices(connection: fabric.Connection, request: DeviceRequest) -> DeviceAnswer:
+
+def _ask_devices(remote: Remote, request: DeviceRequest) -> DeviceAnswer:
     """Return the devices that a host chooses for its ranks."""
-    printed = run_on(connection, _command("-m", "mjlab_dist.machine.device_answer", request.argument()))
-    if not printed.ok:
+    printed = remote.run("-m", "mjlab_dist.machine.device_answer", request.argument())
+    if printed.returncode:
         raise HostError(f"its devices cannot be listed ({_last_line(printed)}); run mjlab-dist doctor there")
     answer = DeviceAnswer.read(printed.stdout.strip().rpartition("\n")[2])
     if answer.error:
@@ -301,8 +264,8 @@ def _ask_devices(connection: fabric.Connection, request: DeviceRequest) -> Devic
     return answer
 
 
-def _last_line(result: Result) -> str:
-    return result.stderr.strip().rpartition("\n")[2] or f"exit code {result.exited}"
+def _last_line(done: subprocess.CompletedProcess[str]) -> str:
+    return done.stderr.strip().rpartition("\n")[2] or f"exit code {done.returncode}"
 
 
 def _compare_python(kind: str, version: str, library: str | None) -> str | None:

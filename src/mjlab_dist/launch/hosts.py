@@ -1,34 +1,42 @@
-"""Machines to train on: names, addresses, SSH connections, and processes left on them. Imports no torch."""
+"""Machines to train on: names, addresses, commands through SSH, and processes left on them. Imports no torch."""
 
 from __future__ import annotations
 
 import contextlib
 import ipaddress
+import itertools
 import shlex
 import socket
+import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
 
 from mjlab_dist.distributed import RankDevice
 from mjlab_dist.distributed.rank import LOOPBACK
 from mjlab_dist.machine.processes import LAUNCH, TEMPORARY
-
-if TYPE_CHECKING:
-    import fabric
-    from invoke.runners import Result
-
-T = TypeVar("T")
 
 # Name of this machine for torchrunx and in the names of log files
 HERE = "localhost"
 
 # Seconds to wait for a host's SSH server to answer
 CONNECT_TIMEOUT_S = 5
+
+# Options of OpenSSH's client. Nobody can answer a question of it. A connection is not shared with later commands, which
+# would keep it open, and ends with its command. The user's config file decides everything else.
+SSH_OPTIONS = (
+    "-T",
+    "-x",
+    *("-o", "BatchMode=yes"),
+    *("-o", f"ConnectTimeout={CONNECT_TIMEOUT_S}"),
+    *("-o", "ControlMaster=no"),
+    *("-o", "ClearAllForwardings=yes"),
+    *("-o", "RemoteCommand=none"),
+)
+
+# Exit code of OpenSSH's client if it cannot connect, loses its connection, or its command was killed by a signal
+SSH_FAILED = 255
 
 # Program that kills all processes whose environment contains a variable; it fails if any is left after two seconds. Its
 # first argument is the variable and its value, name=value. The program does not kill multiprocessing's resource
@@ -99,19 +107,16 @@ def end_on_hosts(hosts: Sequence[str], ssh_config: str | None, launch: str) -> l
     Returns:
         Hosts that did not confirm that their processes are gone.
     """
+    command = program(END, f"{LAUNCH}={launch}", TEMPORARY)
 
-    def end(host: str) -> bool:
-        with connect(host, ssh_config) as connection:
-            return run_on(connection, program(END, f"{LAUNCH}={launch}", TEMPORARY)).ok
+    def is_left(host: str) -> bool:
+        try:
+            return run_on(host, ssh_config, command, END_TIMEOUT_S).returncode != 0
+        except (OSError, subprocess.TimeoutExpired):
+            return True
 
-    deadline = time.monotonic() + END_TIMEOUT_S
-    ended = {host: in_thread(f"end on {host}", lambda host=host: end(host)) for host in hosts[1:]}
-    left = set(ended)
-    for host, future in ended.items():
-        with contextlib.suppress(Exception):  # the SSH library raises many types of errors
-            if future.result(max(0.0, deadline - time.monotonic())):
-                left.remove(host)
-    return sorted(left)
+    with ThreadPoolExecutor(max(1, len(hosts) - 1)) as pool:
+        return sorted(itertools.compress(hosts[1:], pool.map(is_left, hosts[1:])))
 
 
 def is_this_machine(host: str) -> bool:
@@ -131,34 +136,28 @@ def _addresses(host: str) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]
         return sorted(map(ipaddress.ip_address, found), key=lambda address: address.version)
 
 
-def connect(host: str, ssh_config: str | None) -> fabric.Connection:
-    """Return a connection to a host, without opening the connection."""
-    import fabric  # not needed if all ranks run on this machine
-
-    from mjlab_dist.launch.ssh import verifying
-
-    # One config per host, because fabric adds the key files of the host's entry to the config
-    config = fabric.Config(runtime_ssh_path=ssh_config)
-    return verifying(fabric.Connection(host, config=config, connect_timeout=CONNECT_TIMEOUT_S), ssh_config)
+def ssh(host: str, ssh_config: str | None, command: str) -> list[str]:
+    """Return the command line that runs a shell command on a host through OpenSSH."""
+    return ["ssh", *SSH_OPTIONS, *([] if ssh_config is None else ["-F", ssh_config]), "--", host, command]
 
 
-def in_thread(name: str, function: Callable[[], T]) -> Future[T]:
-    """Run a function in a daemon thread, so that a name server or disk that never answers cannot block this process."""
-    future: Future[T] = Future()
+def run_on(host: str, ssh_config: str | None, command: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
+    """Run a shell command on a host, and return its exit code and output.
 
-    def call() -> None:
-        try:
-            future.set_result(function())
-        except BaseException as error:  # noqa: BLE001
-            future.set_exception(error)
-
-    threading.Thread(target=call, name=name, daemon=True).start()
-    return future
-
-
-def run_on(connection: fabric.Connection, command: str) -> Result:
-    """Run a shell command on a host, and return its exit code and output."""
-    return connection.run(command, hide=True, warn=True, in_stream=False)
+    Raises:
+        OSError: OpenSSH's client is not installed.
+        subprocess.TimeoutExpired: The command did not end in time.
+    """
+    return subprocess.run(
+        ssh(host, ssh_config, command),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=timeout_s,
+        check=False,
+        start_new_session=True,  # without a terminal, on which it could ask for a password
+    )
 
 
 def program(code: str, *args: str) -> str:

@@ -190,7 +190,7 @@ def _adapted_torchrunx(launch: Launch, admit_rank: Callable[[int, Connection], N
         (agent,) = [agent for agent in launch.agents if agent.host == hostname]
         _program, separator, arguments = command.partition(" -m torchrunx ")
         if separator:
-            agent.run(shlex.split(arguments))
+            agent.send(shlex.split(arguments))
         else:
             agent.end(SETTLED_S)
 

@@ -83,9 +83,9 @@ def test_a_record_of_a_rank_arrives(server: Server, sender: RecordSender):
     assert record.getMessage() == "x is 3"
     assert record.name == "torchrunx.node7.1"
     assert record.event["row"] == row  # pyright: ignore[reportAttributeAccessIssue]
-    sender.emit(make_record("of an agent", (), name="paramiko", local_rank=None))
+    sender.emit(make_record("of an agent", (), name="urllib3", local_rank=None))
     record = server.next()
-    assert (record.name, record.getMessage()) == ("torchrunx.node7", "paramiko:of an agent")
+    assert (record.name, record.getMessage()) == ("torchrunx.node7", "urllib3:of an agent")
 
 
 def test_an_exception_arrives_as_text(server: Server, sender: RecordSender):

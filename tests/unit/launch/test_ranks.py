@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
 
 import psutil
@@ -12,35 +13,21 @@ import pytest
 import torchrunx
 import torchrunx.launcher
 
+from mjlab_dist.launch.agents import Agent
 from mjlab_dist.launch.hosts import listen_on
 from mjlab_dist.launch.preparation import Launch
 from mjlab_dist.launch.ranks import _adapted_torchrunx
-from mjlab_dist.launch.supervision import Ended
-
-
-class WaitingAgent:
-    """Records the commands that it is asked to run, but runs nothing."""
-
-    host = "localhost"
-
-    def __init__(self) -> None:
-        self.runs: list[Sequence[str]] = []
-
-    def run(self, arguments: Sequence[str]) -> None:
-        self.runs.append(arguments)
-
-    def ended(self) -> Ended | None:
-        return None
-
-    def answers(self) -> bool:
-        return True
-
-    def end(self, patience_s: float = 0.0) -> None:
-        pass
 
 
 @contextlib.contextmanager
-def launch_with(agent: WaitingAgent) -> Iterator[Launch]:
+def waiting() -> Iterator[tuple[Agent, subprocess.Popen[bytes]]]:
+    """Start a process that prints what is sent to it, in place of an agent."""
+    with subprocess.Popen("cat", stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        yield Agent("localhost", "agent", process), process
+
+
+@contextlib.contextmanager
+def launch_with(agent: Agent) -> Iterator[Launch]:
     with listen_on("127.0.0.1") as agents, listen_on("127.0.0.1") as logs, tempfile.TemporaryFile("w+") as errors:
         yield Launch(
             name="test",
@@ -64,17 +51,18 @@ def launcher() -> torchrunx.Launcher:
 
 
 def test_torchrunx_starts_nothing_after_the_end_of_a_launch() -> None:
-    before = set(psutil.Process().children(recursive=True))
-    with launch_with(agent := WaitingAgent()) as launch:
-        with _adapted_torchrunx(launch, refuse) as adapted:
-            pass
-        with pytest.raises(RuntimeError, match="has ended"):
-            adapted.run(launcher(), print)
-    assert not agent.runs
-    assert set(psutil.Process().children(recursive=True)) == before
+    with waiting() as (agent, process):
+        before = set(psutil.Process().children(recursive=True))
+        with launch_with(agent) as launch:
+            with _adapted_torchrunx(launch, refuse) as adapted:
+                pass
+            with pytest.raises(RuntimeError, match="has ended"):
+                adapted.run(launcher(), print)
+        assert set(psutil.Process().children(recursive=True)) == before
+        assert process.communicate()[0] == b""
 
 
 def test_torchrunx_stays_as_it_is_during_a_launch() -> None:
     original = dict(vars(torchrunx.launcher))
-    with launch_with(WaitingAgent()) as launch, _adapted_torchrunx(launch, refuse):
+    with waiting() as (agent, _), launch_with(agent) as launch, _adapted_torchrunx(launch, refuse):
         assert vars(torchrunx.launcher) == original
