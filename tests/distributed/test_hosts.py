@@ -78,6 +78,18 @@ def test_a_host_with_the_same_environment_passes(add_host: Add, ssh_config: Path
     assert any(sys.executable in command for command in server.commands)
 
 
+def test_settings_for_terminals_do_no_harm(add_host: Add, ssh_config: Path, tmp_path: Path):
+    server = add_host(NODE7)
+    settings = (
+        f"ControlMaster auto\nControlPath {tmp_path}/shared\nControlPersist 60\n"
+        f"LocalForward 127.0.0.1:{server.port} localhost:1\nExitOnForwardFailure yes\n"  # the port is in use
+        "RequestTTY force\nRemoteCommand exit 1\n"
+    )
+    ssh_config.write_text(settings + ssh_config.read_text())
+    check_hosts([NODE7], str(ssh_config))
+    assert not (tmp_path / "shared").exists()
+
+
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.0.0.2", "::1", socket.gethostname()])
 def test_this_machine_needs_no_ssh(host: str, ssh_config: Path):
     ssh_config.write_text(f"Host {host}\n  Port 1\n")
