@@ -53,7 +53,7 @@ class Killed(NamedTuple):
 
 
 def kill_while_saving(run_dir: Path, times: int) -> list[Killed]:
-    """Start processes that save checkpoints without pause, and kill each after 0 to 60 ms.
+    """Start processes that save checkpoints without pause, and kill each at most 5 ms after some changes of files.
 
     Call this function in a process without threads, because it forks.
     """
@@ -68,7 +68,13 @@ def kill_while_saving(run_dir: Path, times: int) -> list[Killed]:
                 save_forever(run_dir)
             finally:
                 os._exit(1)
-        time.sleep(rng.uniform(0, 0.06))
+        # Count changes, because the time that one takes depends on other programs
+        before = names(run_dir)
+        for _ in range(rng.randrange(12)):
+            while (now := names(run_dir)) == before:
+                assert os.waitpid(child, os.WNOHANG) == (0, 0), "it failed before it was killed"
+            before = now
+        time.sleep(rng.uniform(0, 0.005))
         os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
         assert os.WIFSIGNALED(status), "it failed before it was killed"
