@@ -48,7 +48,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (("latest", "--log-root", "nowhere"), "latest: there is no run under nowhere"),
         (("nowhere",), "nowhere: is not a run directory"),
         ((".",), ".: is not a run directory"),
-        (("RUN", "--port", "0"), "--port 0: must be from 1 to 65535"),
+        (("RUN", "--port", "0"), "--port 0: must be at least 1 and at most 65535"),
         (("RUN", "--host", "192.0.2.1"), "--host 192.0.2.1: is not an address of this machine"),
         (("RUN", "--num-envs", "0"), "--num-envs 0: must be at least 1"),
         (("RUN", "--task", "x"), "--task: unknown flag"),

@@ -54,8 +54,8 @@ def test_only_intervals_that_do_not_fit_are_noted() -> None:
     ("fields", "message"),
     [
         ({"video_interval": 0}, "--video-interval 0: must be at least 1"),
-        ({"video_length": 0.0}, "--video-length 0: must be above 0"),
-        ({"video_length": 61.0}, "--video-length 61: .* at most 60"),
+        ({"video_length": 0.0}, "--video-length 0.0: must be above 0"),
+        ({"video_length": 61.0}, "--video-length 61.0: .* at most 60"),
         ({"video_length": float("nan")}, "--video-length nan: "),
     ],
 )

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from mjlab_dist.cli.console import EventPrinter, make_console
 from mjlab_dist.cli.parsing import parse, split_task
 from mjlab_dist.config import WatchConfig
+from mjlab_dist.config.limits import validate_limits
 from mjlab_dist.errors import Exit, UserError
 from mjlab_dist.imports import import_learner
 from mjlab_dist.messages import listening
 from mjlab_dist.run_dir import find_any_run, read_config_file
-from mjlab_dist.view.choice import check_port
 
 
 def main(argv: Sequence[str], prog: str) -> None:
@@ -23,9 +23,7 @@ def main(argv: Sequence[str], prog: str) -> None:
     config = parse(WatchConfig(), flags, f"{prog} RUN")
     if run is None:
         raise UserError(f"no run is named; type {prog} RUN, where RUN is a run directory or latest")
-    if config.num_envs < 1:
-        raise UserError(f"--num-envs {config.num_envs}: must be at least 1")
-    check_port(config.port)
+    validate_limits(config)
     run_dir = find_any_run(config.log_root, run)
     if run_dir.is_file():
         show = f"play TASK --run {shlex.quote(run)} --viewer web"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from mjlab_dist.config.limits import Fraction, Interval, NonNegativeFloat, PositiveFloat, PositiveInt
 
 Activation = Literal[
     "elu", "selu", "relu", "crelu", "lrelu", "tanh", "sigmoid", "softplus", "gelu", "swish", "mish", "identity"
@@ -11,58 +13,54 @@ Activation = Literal[
 """Names of the activations that rsl_rl supports."""
 
 
-MIN_STD = 1e-6
-"""Smallest standard deviation that rsl_rl's distributions accept."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class AgentConfig:
     """PPO (Schulman et al. 2017, arXiv:1707.06347), as rsl_rl implements it."""
 
-    num_steps_per_env: int = 32
+    num_steps_per_env: PositiveInt = 32
     """Control steps per env in a rollout."""
-    num_learning_epochs: int = 5
+    num_learning_epochs: PositiveInt = 5
     """Epochs per update: passes over the rollout."""
-    num_mini_batches: int = 4
+    num_mini_batches: PositiveInt = 4
     """Mini-batches per epoch."""
-    learning_rate: float = 1e-3
+    learning_rate: PositiveFloat = 1e-3
     """Learning rate of Adam; the initial one if the schedule is adaptive or linear."""
     schedule: Literal["adaptive", "fixed", "linear"] = "adaptive"
     """Schedule of the learning rate. adaptive: it is adjusted to keep the KL divergence near desired-kl. linear: it
     falls linearly, to 0 after the last iteration."""
-    desired_kl: float = 0.01
+    desired_kl: PositiveFloat = 0.01
     """Target KL divergence of the adaptive schedule."""
-    gamma: float = 0.99
+    gamma: Fraction = 0.99
     """Discount factor per control step."""
-    lam: float = 0.95
+    lam: Fraction = 0.95
     """Lambda of generalized advantage estimation."""
-    clip_param: float = 0.2
+    clip_param: PositiveFloat = 0.2
     """Clip range of the probability ratio, and of the value if use-clipped-value-loss is set."""
-    entropy_coef: float = 0.01
+    entropy_coef: NonNegativeFloat = 0.01
     """Weight of the entropy bonus."""
-    value_loss_coef: float = 1.0
+    value_loss_coef: NonNegativeFloat = 1.0
     """Weight of the value loss."""
     use_clipped_value_loss: bool = True
     """In the value loss, clip the change of the value since the rollout to plus and minus clip-param."""
-    max_grad_norm: float = 1.0
+    max_grad_norm: PositiveFloat = 1.0
     """Maximum norm of the gradients; the actor's and the critic's are clipped separately."""
-    actor_hidden_dims: tuple[int, ...] = (64, 64)
+    actor_hidden_dims: tuple[PositiveInt, ...] = (64, 64)
     """Widths of the policy's hidden layers."""
-    critic_hidden_dims: tuple[int, ...] = (64, 64)
+    critic_hidden_dims: tuple[PositiveInt, ...] = (64, 64)
     """Widths of the value function's hidden layers."""
     activation: Activation = "elu"
     """Activation function of the hidden layers, as rsl_rl names it."""
     obs_normalization: bool = False
     """Normalize observations by their running mean and standard deviation over all ranks."""
-    obs_clip: float | None = None
+    obs_clip: PositiveFloat | None = None
     """Clip normalized observations to plus and minus this number of standard deviations; None for no clipping.
     Published results on Gymnasium's tasks use 10 (CleanRL's ppo_continuous_action.py)."""
     reward_normalization: bool = False
     """Before PPO learns from rewards, divide them by the running standard deviation of their discounted sum. The
     standard deviation is computed over all ranks. Reported returns are not normalized."""
-    init_std: float = 1.0
+    init_std: PositiveFloat = 1.0
     """Initial standard deviation of the actions."""
-    min_std: float = 1e-3
+    min_std: Annotated[float, Interval(1e-6)] = 1e-3  # rsl_rl's distributions accept no smaller one
     """Minimum standard deviation of the actions. At the minimum, the gradient is not cut off, so that updates
     can raise the standard deviation again."""
     std_type: Literal["scalar", "log"] = "scalar"
@@ -76,9 +74,9 @@ class AgentConfig:
     rnn: Literal["none", "lstm", "gru"] = "none"
     """Recurrent layers before the policy's and the value function's hidden layers. With recurrent layers, a mini-batch
     consists of all samples of some of the envs."""
-    rnn_hidden_dim: int = 256
+    rnn_hidden_dim: PositiveInt = 256
     """Width of the recurrent layers."""
-    rnn_num_layers: int = 1
+    rnn_num_layers: PositiveInt = 1
     """Number of recurrent layers."""
     advantage_normalization: Literal["global", "rank", "mini-batch"] = "global"
     """Samples over which advantages are normalized. global: the rollouts of all ranks, so that the update does not

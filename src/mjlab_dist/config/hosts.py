@@ -76,8 +76,6 @@ def validate_hosts(entries: tuple[str, ...], min_hosts: int | None, max_restarts
     # A flag that needs several machines
     if min_hosts is None:
         return
-    if min_hosts < 1:
-        raise UserError(f"--min-hosts {min_hosts}: must be at least 1")
     if not entries:
         raise UserError(f"--min-hosts {min_hosts}: has no effect on one machine; add --hosts")
     if max_restarts == 0:

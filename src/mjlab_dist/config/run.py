@@ -6,9 +6,19 @@ The docstrings of the fields are also the help texts of the flags.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 from mjlab_dist.config.agent import AgentConfig
+from mjlab_dist.config.limits import (
+    Interval,
+    NonNegativeFloat,
+    NonNegativeInt,
+    Pixels,
+    Port,
+    PositiveFloat,
+    PositiveInt,
+    Seed,
+)
 from mjlab_dist.config.loggers import LOGGERS
 from mjlab_dist.config.task import EnvConfig
 
@@ -20,19 +30,19 @@ COMPRESSIONS = ("none", "bf16", "fp16")
 class SyncConfig:
     """Synchronization of the ranks' policies. docs/several-machines.md has the formula and the cost of each flag."""
 
-    period: int = 1
+    period: PositiveInt = 1
     """Number of iterations after which the ranks average their parameters and Adam moments. With 1, the ranks instead
     average the gradients of every mini-batch, so their parameters never differ."""
     compression: str = "none"
     """Number format in which ranks exchange gradients: none (fp32), bf16 or fp16. Gradients are divided by the world
     size before the exchange, and converted back to fp32 after it. Each rank adds the rounding errors of one exchange
     to its gradients in the next exchange."""
-    check_interval: int = 100
+    check_interval: PositiveInt = 100
     """Iterations between comparisons of the parameters, optimizer states and normalizers of all ranks. A difference
     ends the run. Ranks are also compared before every checkpoint."""
     synchronizer: str | None = None
     """Your own synchronizer, as package.module:Class. See docs/several-machines.md."""
-    fsdp_min_size_mb: float = 4.0
+    fsdp_min_size_mb: NonNegativeFloat = 4.0
     """Minimum size of a parameter that fsdp-devices shards, in MiB of fp32. Only parameters of two or more dimensions
     are sharded."""
 
@@ -44,9 +54,9 @@ class CheckpointConfig:
     interval: int | str = 50
     """Iterations between checkpoints, such as 50, or seconds, such as 600s. The last iteration always writes a
     checkpoint."""
-    keep_last: int = 5
+    keep_last: NonNegativeInt = 5
     """Number of newest checkpoints to keep; 0 keeps all."""
-    keep_best: int = 1
+    keep_best: NonNegativeInt = 1
     """Number of checkpoints with the highest mean return to keep in addition to the newest ones; 0 keeps none."""
     wandb: bool = False
     """Upload every checkpoint to Weights & Biases, as a version of an artifact of the run."""
@@ -58,25 +68,25 @@ class TrainConfig:
 
     task: str
     """Name of the task, as list-tasks prints it. The first argument sets it, not this flag."""
-    num_envs: int | Literal["auto"] = 1024
+    num_envs: PositiveInt | Literal["auto"] = 1024
     """Envs per rank. auto: the largest power of two that fits into the memory of every rank."""
-    gpu_num_envs: int | None = None
+    gpu_num_envs: PositiveInt | None = None
     """Envs per rank if all ranks are on GPUs, instead of num-envs; None for num-envs. The flags num-envs and
     total-num-envs take precedence."""
-    total_num_envs: int | None = None
+    total_num_envs: PositiveInt | None = None
     """Envs over all ranks, instead of num-envs; must be divisible by the number of ranks."""
-    max_iterations: int = 300
+    max_iterations: PositiveInt = 300
     """Iterations to train: each is one rollout and one policy update."""
-    total_timesteps: int | None = None
+    total_timesteps: PositiveInt | None = None
     """Control steps to train, over all envs of all ranks, instead of max-iterations; rounded down to whole
     iterations."""
-    seed: int = 1
+    seed: Seed = 1
     """Random seed; rank r uses seed + r. Seeds of independent runs must differ by at least the number of ranks."""
     gpu_ids: tuple[int, ...] | Literal["auto", "all"] | None = "auto"
     """GPUs or MIG instances to train on, one rank each; None for the CPU. Numbers are nvidia-smi's indices, or indices
     into CUDA_VISIBLE_DEVICES if that is set. all: every usable GPU, with a warning if there are unusable ones.
     auto: the first usable GPU, else the CPU."""
-    cpu_ranks: int | None = None
+    cpu_ranks: PositiveInt | None = None
     """Number of processes to train with on the CPU. They share the cores equally."""
     oversubscribe: bool = False
     """Allow more than 4 CPU ranks per core."""
@@ -93,7 +103,7 @@ class TrainConfig:
     require_same_devices: bool = False
     """Refuse to train if the ranks' devices differ in model, memory or compute capability. Otherwise, differences are
     only reported."""
-    fsdp_devices: int = 1
+    fsdp_devices: PositiveInt = 1
     """Number of ranks that share one copy of each large parameter and its Adam moments (FSDP2); must divide the world
     size. 1 keeps a copy on every rank."""
     run_name: str = ""
@@ -106,13 +116,13 @@ class TrainConfig:
     iterations already done. auto: resume the run that has this run-name, or start it if there is none."""
     init_from: str | None = None
     """Checkpoint file or pack from which a new run takes its policy, value function and normalizers."""
-    max_restarts: int = 0
+    max_restarts: NonNegativeInt = 0
     """Maximum number of restarts from the newest checkpoint after a rank is killed, hangs or fails. Two attempts
     in a row without progress end the run."""
-    min_hosts: int | None = None
+    min_hosts: PositiveInt | None = None
     """Minimum number of hosts for a restart. A restart leaves out hosts that cannot be reached; a later restart uses
     them again if they answer. Default: all hosts."""
-    hang_timeout: float = 300.0
+    hang_timeout: PositiveFloat = 300.0
     """Seconds without an iteration after which a rank is considered hung. The run then ends or restarts."""
     logger: LOGGERS = ("tensorboard",)
     """tensorboard, wandb, trackio, or your own. Separate several by spaces, and name your own class as
@@ -123,16 +133,16 @@ class TrainConfig:
     log_ranks: bool = False
     """Also log the speed, waiting time, return and memory of every rank. The loggers show them as curves, and
     rank_metrics.jsonl contains a row per rank and iteration."""
-    evaluate_interval: int | None = None
+    evaluate_interval: PositiveInt | None = None
     """Iterations between evaluations of the policy. An evaluation plays whole episodes without exploration, in separate
     envs. The means over the episodes are the columns evaluation/... of the metrics. The last iteration is also followed
     by an evaluation. Default: no evaluations."""
-    evaluate_episodes: int = 64
+    evaluate_episodes: PositiveInt = 64
     """Number of episodes of an evaluation. The ranks share the episodes in batches of 16."""
-    video_interval: int | None = None
+    video_interval: PositiveInt | None = None
     """Iterations between videos. A separate process on one core makes a video of the first checkpoint at or after
     each multiple of this number, and of the last checkpoint. Default: no videos."""
-    video_length: float = 5.0
+    video_length: Annotated[float, Interval(0, 60, is_open=True)] = 5.0
     """Length of each video, in simulated seconds; at most 60."""
     torchrunx_log_dir: str | None = None
     """Directory for the ranks' log files. Default: <run directory>/torchrunx. An empty string turns the files off. The
@@ -168,15 +178,15 @@ class PlayConfig:
     frames: str | None = None
     """PNG file to write, such as walking.png: a strip of frames of one env, at equal intervals. Frames are nearly
     square, so the width and height of the strip determine the number of frames. Default: no strip."""
-    seconds: float | None = None
+    seconds: PositiveFloat | None = None
     """Simulated time to play, in s. All episodes that end within this time are counted. Default: until every env has
     played one episode. With frames, the default is 3 s, or one episode if it is shorter."""
-    num_envs: int | None = None
+    num_envs: PositiveInt | None = None
     """Number of envs to play in parallel. Default: 16, or 1 with a viewer."""
     viewer: Literal["web", "native", "none", "auto"] = "none"
     """Where to watch the policy, until Ctrl-C: web (a page for a browser), native (MuJoCo's window, which needs a
     display), or auto (native if there is a display, else web)."""
-    port: int | None = None
+    port: Port | None = None
     """Port of the page. Default: the first free port from 8080 upwards."""
     host: str = "127.0.0.1"
     """Address on which the page can be opened. With an address other than 127.0.0.1, the command prints a token that
@@ -186,13 +196,13 @@ class PlayConfig:
     camera: str | None = None
     """Name of the model's camera that records. Default: the first camera, or a view of the whole scene if the model
     has none."""
-    width: int | None = None
+    width: Pixels | None = None
     """Width of the video or the strip, in pixels. Default: 848 for a video, 1200 for a strip."""
-    height: int | None = None
+    height: Pixels | None = None
     """Height of the video or the strip, in pixels. Default: 480 for a video, 200 for a strip."""
     disturbances: bool = True
     """Keep the noise, delays, interval events (such as pushes) and randomizations of training."""
-    seed: int = 1
+    seed: Seed = 1
     """Seed of the start states."""
     log_root: str = "logs"
     """Directory of all runs."""
@@ -212,12 +222,12 @@ class WatchConfig:
     The run's files are only read. They may be on a shared disk, or be copies.
     """
 
-    port: int | None = None
+    port: Port | None = None
     """Port of the page. Default: the first free port from 8080 upwards."""
     host: str = "127.0.0.1"
     """Address on which the page can be opened. With an address other than 127.0.0.1, the command prints a token that
     other machines need to open the page."""
-    num_envs: int = 1
+    num_envs: PositiveInt = 1
     """Number of robots to show."""
     log_root: str = "logs"
     """Directory of all runs. The page can switch to any of them."""
@@ -237,9 +247,9 @@ class EvaluateConfig:
     checkpoint: str | None = None
     """Checkpoint to evaluate: latest, best (the highest mean return), or a checkpoint file. Default: latest. If
     this is a file, the flag run is not needed."""
-    num_episodes: int = 256
+    num_episodes: PositiveInt = 256
     """Number of episodes to play."""
-    num_envs: int = 64
+    num_envs: PositiveInt = 64
     """Number of envs that a rank simulates at a time, one episode in each; on a GPU, more envs are faster. Random
     numbers and results depend on this number, but not on the number of ranks."""
     actions: Literal["mean", "sampled", "both"] = "mean"
@@ -250,11 +260,11 @@ class EvaluateConfig:
     env.commands.velocity.params.forward_m_s. If vary is given several times, every combination is evaluated."""
     disturbances: bool = True
     """Keep the noise, delays, interval events (such as pushes) and randomizations of training."""
-    seed: int = 1
+    seed: Seed = 1
     """Random seed."""
     gpu_ids: tuple[int, ...] | Literal["auto", "all"] | None = "auto"
     """GPUs to evaluate on, with one rank each, as in train; None for the CPU."""
-    cpu_ranks: int | None = None
+    cpu_ranks: PositiveInt | None = None
     """Number of processes to evaluate with on the CPU. They share the cores equally."""
     json: bool = False
     """Print one JSON object instead of the table."""
@@ -284,9 +294,9 @@ class ExportConfig:
     output: str | None = None
     """Directory for policy.onnx, policy.pt and model.mjb (the MuJoCo model). Default: <run directory>/exported, or
     for a pack, <name>_exported beside it. Files of an earlier export are replaced."""
-    num_checked: int = 1000
+    num_checked: PositiveInt = 1000
     """Number of observations used to compare the actions of the files with those of the policy."""
-    seed: int = 1
+    seed: Seed = 1
     """Random seed of the episodes that provide the observations."""
     log_root: str = "logs"
     """Directory of all runs."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from mjlab_dist.config.limits import PositiveFloat
+
 ElementKind = Literal["body", "geom", "subtree"]
 """Kind of element that contact sensors match. body: a body without its children. subtree: a body with all its
 descendants."""
@@ -58,5 +60,5 @@ class DistanceConfig:
     """Kind of the other elements."""
     other_entity: str | None = None
     """Entity of the other elements. Default: the whole scene."""
-    max_m: float
+    max_m: PositiveFloat
     """Maximum distance that is measured, in m. For elements that are further apart, this distance is returned."""

@@ -9,8 +9,19 @@ import dataclasses
 import itertools
 import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
+from mjlab_dist.config.limits import (
+    Fraction,
+    Interval,
+    NonNegativeFloat,
+    NonNegativeInt,
+    NonNegativeIntRange,
+    NonNegativeRange,
+    PositiveFloat,
+    PositiveInt,
+    Range,
+)
 from mjlab_dist.config.options import OptionsConfig
 from mjlab_dist.config.sensors import ContactConfig, DistanceConfig
 
@@ -78,12 +89,12 @@ class ActionConfig:
     offset: float | Literal["home"] | dict[str, float] = 0.0
     """Value at action 0: one number, or one number per regular expression, as in scale. home: the joint's position in
     the start state (sim.keyframe)."""
-    clip: tuple[float, float] | None = None
+    clip: Range | None = None
     """Range that actions are clipped to before they reach the actuators. Terms read the unclipped actions."""
-    latency: tuple[int, int] = (0, 0)
+    latency: NonNegativeIntRange = (0, 0)
     """Minimum and maximum delay of the actions, in control steps. Each env samples its delay at the start of an
     episode."""
-    latency_jitter: float = 0.0
+    latency_jitter: Fraction = 0.0
     """Probability per control step that an env samples its delay again. Actions arrive in order. The delay
     increases by at most one step per control step, and meanwhile the last action stays in effect. If the delay
     decreases, late actions are skipped."""
@@ -118,20 +129,20 @@ class ObservationConfig:
     """Keyword arguments of the function."""
     scale: float = 1.0
     """Factor that the value is multiplied by."""
-    clip: tuple[float, float] | None = None
+    clip: Range | None = None
     """Range that the value is clipped to, in the function's units."""
-    uniform_noise: float | tuple[float, ...] = 0.0
+    uniform_noise: NonNegativeFloat | tuple[NonNegativeFloat, ...] = 0.0
     """Maximum magnitude of uniform noise, in the function's units; or one number per column of the function."""
-    gaussian_noise: float | tuple[float, ...] = 0.0
+    gaussian_noise: NonNegativeFloat | tuple[NonNegativeFloat, ...] = 0.0
     """Standard deviation of Gaussian noise, in the function's units; or one number per column of the function."""
-    delay: tuple[int, int] = (0, 0)
+    delay: NonNegativeIntRange = (0, 0)
     """Minimum and maximum delay of the value, in control steps. Each env samples its delay at the start of an
     episode."""
-    delay_jitter: float = 0.0
+    delay_jitter: Fraction = 0.0
     """Probability per control step that an env samples its delay again. Values arrive in order. The delay
     increases by at most one step per control step, and meanwhile the last value is observed again. If the delay
     decreases, late values are skipped."""
-    history: int = 1
+    history: PositiveInt = 1
     """Number of control steps whose values are observed, oldest first. At the start of an episode, all of them are
     copies of the first value."""
 
@@ -181,7 +192,7 @@ class EventConfig:
     """Keyword arguments of the function."""
     when: Literal["startup", "reset", "interval"] = "reset"
     """startup: once, before the first episode. reset: at the start of each episode. interval: at intervals."""
-    interval_s: tuple[float, float] = (5.0, 10.0)
+    interval_s: NonNegativeRange = (5.0, 10.0)
     """Range of the simulated time between two events, in s, sampled per env; only for interval events."""
     model_fields: tuple[str, ...] = ()
     """Fields of mujoco_warp.Model that the event writes to, such as body_mass. They have one value per env, and
@@ -236,7 +247,7 @@ class RandomizationConfig:
     """startup: sample once. reset: sample again for every episode. interval: sample again at intervals; at the start of
     an episode, the field gets back the value that it had after the startup events. If constants depend on the field,
     reset and interval recompute them in every step."""
-    interval_s: tuple[float, float] = (5.0, 10.0)
+    interval_s: NonNegativeRange = (5.0, 10.0)
     """Range of the simulated time between two samples, in s, sampled per env; only for sampling at intervals."""
 
 
@@ -247,15 +258,15 @@ class TerrainPartConfig:
     kind: Literal["flat", "rough", "slope_up", "slope_down", "stairs_up", "stairs_down", "boxes", "gaps"]
     """rough: random heights. slope, stairs: up or down from the middle of a tile to all four sides. boxes: boxes on
     flat ground. gaps: rings around the middle of a tile."""
-    share: float = 1.0
+    share: PositiveFloat = 1.0
     """Share of the columns, relative to the shares of the other parts."""
-    height_m: tuple[float, float] = (0.0, 0.1)
+    height_m: Annotated[tuple[float, float], Interval(0)] = (0.0, 0.1)
     """Height in m. rough: maximum height and depth. stairs: height of a step. boxes: maximum height of a box. gaps:
     depth."""
-    width_m: tuple[float, float] = (0.4, 0.4)
+    width_m: Annotated[tuple[float, float], Interval(0)] = (0.4, 0.4)
     """Width in m. rough: distance between random heights, which are interpolated linearly. stairs: depth of a step.
     boxes: side of a box. gaps: width of a gap."""
-    slope: tuple[float, float] = (0.0, 0.4)
+    slope: Annotated[tuple[float, float], Interval(0)] = (0.0, 0.4)
     """Slope, as height over distance, for slope_up and slope_down."""
 
 
@@ -265,20 +276,20 @@ class TerrainConfig:
 
     parts: dict[str, TerrainPartConfig] = field(default_factory=dict)
     """Kinds of terrain by name; without any, the scene keeps its own floor."""
-    num_levels: int = 10
+    num_levels: PositiveInt = 10
     """Number of levels of difficulty, from the easiest to the hardest value of each range."""
-    num_columns: int = 10
+    num_columns: PositiveInt = 10
     """Number of columns, divided among the parts in their order."""
-    tile_size_m: float = 8.0
+    tile_size_m: PositiveFloat = 8.0
     """Side of a tile in m. The edge of a tile is at height 0."""
-    platform_m: float = 2.0
+    platform_m: PositiveFloat = 2.0
     """Side of the square in the middle of a tile where episodes start, in m. It is flat, except for kind rough."""
-    border_m: float = 5.0
+    border_m: PositiveFloat = 5.0
     """Width of the flat ground around the grid, in m. There is no ground outside of this border."""
-    resolution_m: float = 0.05
+    resolution_m: PositiveFloat = 0.05
     """Distance between the points of the height field, in m. Widths are rounded to multiples of this distance, and
     vertical faces become slopes that are as wide as this distance."""
-    seed: int = 1
+    seed: NonNegativeInt = 1
     """Seed of the terrain. All ranks have the same terrain."""
 
     def column_parts(self) -> list[str]:
@@ -320,18 +331,18 @@ class ActuatorConfig:
     kind: Literal["position", "velocity", "effort"] = "position"
     """Quantity that an action sets: a target position (with target velocity 0), a target velocity, or the torque (slide
     joints: force)."""
-    stiffness: float = 0.0
+    stiffness: NonNegativeFloat = 0.0
     """Stiffness in N m/rad (slide joints: N/m); position motors only."""
-    damping: float = 0.0
+    damping: NonNegativeFloat = 0.0
     """Damping in N m s/rad (slide joints: N s/m); position and velocity motors only."""
-    effort_limit: float | None = None
+    effort_limit: PositiveFloat | None = None
     """Maximum torque at rest, in N m (slide joints: force in N). Default: no limit."""
-    velocity_limit: float | None = None
+    velocity_limit: PositiveFloat | None = None
     """No-load speed in rad/s (slide joints: m/s). The maximum torque in the direction of motion falls linearly, from
     effort-limit at rest to 0 at this speed."""
-    armature: float | None = None
+    armature: NonNegativeFloat | None = None
     """Inertia of the rotor, as reflected through the gear, in kg m² (slide joints: kg). Default: the MJCF's."""
-    frictionloss: float | None = None
+    frictionloss: NonNegativeFloat | None = None
     """Dry friction in N m (slide joints: N). Default: the MJCF's."""
 
 
@@ -365,11 +376,11 @@ class SimConfig:
     """Keyframe of the MJCF that episodes start from. Default: the reference positions of the joints."""
     terrain: TerrainConfig = field(default_factory=TerrainConfig)
     """Terrain that replaces the scene's floor."""
-    decimation: int = 1
+    decimation: PositiveInt = 1
     """Physics steps per control step."""
-    njmax: int
+    njmax: NonNegativeInt
     """Constraint rows that MuJoCo Warp allocates per env. More rows than necessary cost time."""
-    nconmax: int
+    nconmax: NonNegativeInt
     """Contacts that MuJoCo Warp allocates per env. All envs of a rank share one buffer of nconmax * num_envs contacts.
     More contacts than necessary cost time."""
     on_overflow: Literal["warn", "grow", "stop"] = "grow"
@@ -399,7 +410,7 @@ class EnvConfig:
 
     sim: SimConfig
     """Physics."""
-    episode_length_s: float
+    episode_length_s: PositiveFloat
     """Time limit of an episode, in simulated seconds."""
     actions: dict[str, ActionConfig]
     """Action blocks by name. The policy's output is their concatenation."""

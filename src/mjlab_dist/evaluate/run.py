@@ -13,6 +13,7 @@ from pathlib import Path
 
 from mjlab_dist.config import EvaluateConfig, TrainConfig
 from mjlab_dist.config.checks import validate
+from mjlab_dist.config.limits import validate_limits
 from mjlab_dist.control import Control
 from mjlab_dist.distributed import outside_launcher
 from mjlab_dist.errors import UserError
@@ -102,9 +103,7 @@ def evaluate(train_config: TrainConfig, checkpoint: Path, config: EvaluateConfig
 
 def check(config: EvaluateConfig) -> None:
     """Raise if a number is out of range, or if another launcher has started this process."""
-    for flag, value in (("--num-episodes", config.num_episodes), ("--num-envs", config.num_envs)):
-        if value < 1:
-            raise UserError(f"{flag} {value}: must be at least 1")
+    validate_limits(config)
     if config.min_return is not None and math.isnan(config.min_return):
         raise UserError(f"--min-return {config.min_return}: must be a number")
     if launcher := outside_launcher(os.environ):

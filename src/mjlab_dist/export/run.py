@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from mjlab_dist.atomic import write_atomically
 from mjlab_dist.config import ExportConfig, TrainConfig
+from mjlab_dist.config.limits import validate_limits
 from mjlab_dist.errors import CheckError, UserError
 from mjlab_dist.imports import start_up
 from mjlab_dist.run_dir import CONFIG_FILE
@@ -58,8 +59,7 @@ class Exported:
 
 def check(config: ExportConfig) -> None:
     """Raise if a number is out of range, or a package is missing."""
-    if config.num_checked < 1:
-        raise UserError(f"--num-checked {config.num_checked}: must be at least 1")
+    validate_limits(config)
     if missing := [name for name in ("onnx", "onnxscript", "onnxruntime") if importlib.util.find_spec(name) is None]:
         raise UserError(f"export: needs the package {missing[0]}; install mjlab-dist[export]")
 

@@ -96,13 +96,10 @@ def plan_devices(
     """Choose a device for every rank of this machine."""
     # CPU ranks
     chosen = flags.gpu_ids
-    if flags.cpu_ranks is not None:
-        if flags.cpu_ranks < 1:
-            raise UserError(f"--cpu-ranks {flags.cpu_ranks}: must be at least 1")
-        if chosen not in (None, "auto"):
-            raise UserError(
-                f"--cpu-ranks {flags.cpu_ranks}: cannot be combined with --gpu-ids {_shown(chosen)}; remove one of them"
-            )
+    if flags.cpu_ranks is not None and chosen not in (None, "auto"):
+        raise UserError(
+            f"--cpu-ranks {flags.cpu_ranks}: cannot be combined with --gpu-ids {_shown(chosen)}; remove one of them"
+        )
     if flags.cpu_ranks is not None or chosen is None:
         return _shared_cpu(num_ranks or flags.cpu_ranks or 1, oversubscribe=flags.oversubscribe)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -12,6 +11,7 @@ import mujoco
 import numpy as np
 
 from mjlab_dist.config import ActuatorConfig, EntityConfig, OptionsConfig, ParamValue, SimConfig
+from mjlab_dist.config.limits import validate_limits
 from mjlab_dist.config.references import resolve
 from mjlab_dist.config.signatures import check_model_params, find_module, is_function
 from mjlab_dist.errors import UserError
@@ -43,6 +43,7 @@ def build_model(config: SimConfig) -> mujoco.MjModel:
     of ``config.actuators`` in their order; sensors of the MJCFs come first, then those of ``config.contacts`` and
     ``config.distances``. Keyframes include entities and the targets of position motors.
     """
+    validate_limits(config, "env.sim.")
     spec, flag = _load_spec("--env.sim", config.model, config.model_params), f"--env.sim.model {_shown(config.model)}"
 
     def add_parts() -> dict[str, ActuatorConfig]:
@@ -225,14 +226,6 @@ def _add_motor(spec: mujoco.MjSpec, joint: mujoco.MjsJoint, config: ActuatorConf
 
 
 def _validate_motor(flag: str, config: ActuatorConfig) -> None:
-    for name in ("stiffness", "damping", "armature", "frictionloss"):
-        value = getattr(config, name)
-        if value is not None and value < 0:
-            raise UserError(f"{flag}.{name} {value}: must be 0 or more")
-    for name in ("effort_limit", "velocity_limit"):
-        value = getattr(config, name)
-        if value is not None and value <= 0:
-            raise UserError(f"{flag}.{name.replace('_', '-')} {value}: must be positive; for no limit, omit it")
     if config.velocity_limit is not None and config.effort_limit is None:
         raise UserError(
             f"{flag}.velocity-limit {config.velocity_limit}: also needs the torque at zero speed; set effort-limit"
@@ -265,10 +258,6 @@ def _find_joints(flag: str, patterns: Iterable[str], joints: Iterable[mujoco.Mjs
 
 
 def _set_options(option: mujoco.MjOption, config: OptionsConfig) -> None:
-    for name in ("timestep_s", "iterations", "ls_iterations", "impratio", "tolerance"):
-        value = getattr(config, name)
-        if value is not None and not 0 < value < math.inf:
-            raise UserError(f"--env.sim.options.{name.replace('_', '-')} {value}: must be positive and finite")
     chosen: Mapping[str, float | int | None] = {
         "timestep": config.timestep_s,
         "integrator": getattr(mujoco.mjtIntegrator, f"mjINT_{(config.integrator or '').upper()}", None),

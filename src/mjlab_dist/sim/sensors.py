@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
@@ -70,8 +69,6 @@ def add_distances(spec: mujoco.MjSpec, configs: Mapping[str, DistanceConfig], en
     for name, config in configs.items():
         flag = f"--env.sim.distances.{name}"
         _check_name(flag, name)
-        if not 0 < config.max_m < math.inf:
-            raise UserError(f"{flag}.max-m {config.max_m}: must be positive and finite")
         elements = _find(spec, flag, "", (config.names, config.kind, config.entity), entities)
         others = _find(spec, flag, "other-", (config.other_names, config.other_kind, config.other_entity), entities)
         # First all distances, then all points, so that the columns of each kind are contiguous in the sensors' data

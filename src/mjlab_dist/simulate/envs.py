@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeAlias
 import torch
 
 from mjlab_dist.config import TrainConfig
-from mjlab_dist.config.checks import validate_seed
+from mjlab_dist.config.limits import validate_seed
 from mjlab_dist.errors import UserError
 from mjlab_dist.messages import Listener, listening
 from mjlab_dist.simulate.actions import as_tensor, checked_actions

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from mjlab_dist.config.checks import validate_seed
+from mjlab_dist.config.limits import validate_seed
 from mjlab_dist.env import Env
 from mjlab_dist.env.final_observations import FinalObservations
 from mjlab_dist.errors import UserError

@@ -10,9 +10,6 @@ from typing import Literal
 from mjlab_dist.config import PlayConfig
 from mjlab_dist.errors import UserError
 
-# Highest TCP port
-MAX_PORT = 65535
-
 
 def choose_viewer(config: PlayConfig, environ: Mapping[str, str]) -> Literal["web", "native"] | None:
     """Return the viewer to use; None if no viewer was requested."""
@@ -47,13 +44,6 @@ def _check_flags(config: PlayConfig) -> None:
             f"--seconds {config.seconds:g}: cannot be combined with --viewer {config.viewer}, which ends with Ctrl-C; "
             "drop one of the two"
         )
-    check_port(config.port)
-
-
-def check_port(port: int | None) -> None:
-    """Raise if a port cannot be used."""
-    if port is not None and not 1 <= port <= MAX_PORT:
-        raise UserError(f"--port {port}: must be from 1 to {MAX_PORT}")
 
 
 def is_reachable_from_elsewhere(host: str) -> bool:

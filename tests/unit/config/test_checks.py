@@ -38,6 +38,7 @@ def test_every_task_is_valid(task: str):
 
 POSITIVE = (
     *("num_envs", "gpu_num_envs", "total_num_envs", "max_iterations", "total_timesteps", "env.sim.decimation"),
+    *("cpu_ranks", "evaluate_interval", "evaluate_episodes"),
     *("fsdp_devices", "sync.period", "sync.check_interval", "agent.rnn_hidden_dim", "agent.rnn_num_layers"),
     *("agent.num_steps_per_env", "agent.num_learning_epochs", "agent.num_mini_batches"),
 )
@@ -224,7 +225,7 @@ def test_a_term_of_another_kind_is_refused(config: TrainConfig, group: str):
     [
         ("env.actions.rear.latency", (2, 1), "2 1", ""),
         ("env.actions.rear.latency", (-1, 1), "-1 1", "0"),
-        ("env.actions.front.latency_jitter", 1.5, "1.5", "0 to 1"),
+        ("env.actions.front.latency_jitter", 1.5, "1.5", "at most 1"),
         ("env.actions.rear.latency_jitter", 0.5, "0.5", "latency is 1 1"),
         ("env.actions.front.clip", (1.0, -1.0), "1.0 -1.0", ""),
         ("env.actions.front.clip", (NAN, 1.0), "nan 1.0", ""),

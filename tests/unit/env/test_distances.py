@@ -134,7 +134,7 @@ def test_the_observation_reads_the_distances() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"max_m": 0.0}, "--env.sim.distances.it.max-m 0.0: must be positive and finite"),
+        ({"max_m": 0.0}, "--env.sim.distances.it.max-m 0.0: must be above 0"),
         ({"names": ("hand",)}, "--env.sim.distances.it.names hand: matches none of the model's names: floor, box"),
         ({"other_entity": "dog"}, "--env.sim.distances.it.other-entity dog: is not an entity of the scene, which has"),
     ],

@@ -491,12 +491,12 @@ def stairs(**changes: Any) -> dict[str, Any]:
         ({"tile_size_m": float("nan")}, "tile-size-m nan: "),
         ({"border_m": 0.0}, "border-m 0.0: "),
         ({"platform_m": 6.0}, "platform-m 6.0: "),
-        (stairs(share=0.0), "parts.stairs_up.share 0.0: "),
-        (stairs(height_m=(0.1, -0.1)), "parts.stairs_up.height-m 0.1 -0.1: "),
-        (stairs(height_m=(0.1, float("inf"))), "parts.stairs_up.height-m 0.1 inf: "),
-        (stairs(slope=(-0.5, 0.0)), "parts.stairs_up.slope -0.5 0.0: "),
-        (stairs(width_m=(0.3, 0.05)), "parts.stairs_up.width-m 0.3 0.05: "),
-        (stairs(width_m=(0.3, 2.6)), "parts.stairs_up.width-m 0.3 2.6: "),
+        (stairs(share=0.0), "parts.stairs-up.share 0.0: "),
+        (stairs(height_m=(0.1, -0.1)), "parts.stairs-up.height-m 0.1 -0.1: "),
+        (stairs(height_m=(0.1, float("inf"))), "parts.stairs-up.height-m 0.1 inf: "),
+        (stairs(slope=(-0.5, 0.0)), "parts.stairs-up.slope -0.5 0.0: "),
+        (stairs(width_m=(0.3, 0.05)), "parts.stairs-up.width-m 0.3 0.05: "),
+        (stairs(width_m=(0.3, 2.6)), "parts.stairs-up.width-m 0.3 2.6: "),
     ],
 )
 def test_mistakes_are_refused_by_their_flag(changes: dict[str, Any], flag: str) -> None:
