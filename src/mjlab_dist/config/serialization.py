@@ -78,7 +78,7 @@ def paths(plain: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
         Name and value; a mapping comes before its own entries.
     """
     for name, value in plain.items():
-        yield prefix + name, value
+        yield f"{prefix}{name}", value  # a key of a YAML file can also be a number
         if isinstance(value, Mapping):
             yield from paths(value, f"{prefix}{name}.")
 

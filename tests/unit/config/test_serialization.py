@@ -152,6 +152,12 @@ def test_a_key_that_is_no_text_is_refused(config: TrainConfig, tmp_path: Path):
     file = tmp_path / "config.yaml"
     file.write_text(yaml.safe_dump(to_plain(config) | {"env": {0: None, "bogus": 1}}, sort_keys=False))
     assert "0, bogus: unknown field" in file_refusal(file)
+    # Also if the whole file is searched for the name of another field
+    plain = to_plain(config)
+    plain["agent"]["desired_kl"] = {0: None}
+    plain["env"]["observations"]["actor"]["cart_velocity"]["delay"] = [None, False, None]
+    file.write_text(yaml.safe_dump(plain))
+    assert "delay" in file_refusal(file)
 
 
 def test_a_missing_key_is_refused_by_name(config: TrainConfig, tmp_path: Path):
