@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import re
 import threading
 import time
@@ -160,7 +161,11 @@ class Ranks:
                     break
                 # Ranks end together with their agent, and their end may be noticed first: check the agents again
                 why = f"no progress for {start_s:g} s before the first iteration" if stuck else ""
-                ended, error = helper or helper_ended(), launched.exception() if launched.done() else None
+                ended = helper or helper_ended()
+                # Agents that a lost rank has ended: torchrunx's launcher names this rank, but may not have raised yet
+                if ended is not None and ended.code == 0:
+                    concurrent.futures.wait([launched], LOST_S)
+                error = launched.exception() if launched.done() else None
                 raise self._failure(hangs or bool(stuck), ended, error, why)
         return [self._results[rank] for rank in range(self._num_ranks)]
 

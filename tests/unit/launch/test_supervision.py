@@ -108,8 +108,9 @@ def test_an_error_without_a_message_is_named_by_its_type() -> None:
     ],
 )
 def test_an_agent_or_machine_that_ends_after_a_rank_of_another_machine_is_not_the_cause(
-    code: int | None, error: Exception | None, rank: int | None, cause: str
+    code: int | None, error: Exception | None, rank: int | None, cause: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(supervision, "LOST_S", 0.0)
     ranks = ranks_on("localhost", "node7")
     ranks.receive({"kind": "failed", "report": report(0, message="rank 1 closed its connection")})
     with pytest.raises(RankError) as caught:
@@ -126,6 +127,19 @@ def test_a_killed_rank_of_another_machine_is_named_although_its_end_ends_all_age
     with pytest.raises(RankError, match=r"^rank 2 ended without a report") as caught:
         ranks.wait(ended(error), 300.0, lambda: None)
     assert caught.value.rank == 2
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_killed_rank_of_another_machine_is_named_although_torchrunx_reports_it_after_the_end_of_all_agents() -> None:
+    ranks, launched = ranks_on("localhost", "node7"), Future[Any]()
+    for rank, pid in enumerate((os.getpid(), 70)):
+        ranks.receive({"kind": "joined", "rank": rank, "pid": pid})
+    error = WorkerFailedError("Signal 9 (SIGKILL) received by PID 70")
+    timer = threading.Timer(0.2, launched.set_exception, [error])
+    timer.start()
+    with pytest.raises(RankError, match=r"^rank 1 ended without a report"):
+        ranks.wait(launched, 300.0, lambda: Ended("the agent", 0))
+    timer.join()
 
 
 @pytest.fixture
