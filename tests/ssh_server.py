@@ -1,7 +1,7 @@
 """OpenSSH's server as another host. It runs commands on this machine as this user, and has its own port.
 
 A host whose name resolves to this machine needs no SSH. Therefore, tests use addresses that are reserved for
-documentation as names of hosts, and redirect them to the server in SSH's config file: ``server.entry("192.0.2.7")``.
+documentation as names of hosts, and redirect them to the server in SSH's config file: ``host_entry("192.0.2.7", ...)``.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ os.execve("/bin/sh", ["sh", "-c", command], host["environ"])
 """
 
 
-def make_key(file: Path, *options: str) -> Path:
+def make_key(file: Path) -> Path:
     """Write a pair of SSH keys, and return the path of the private key."""
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", *options, "-f", str(file)], check=True)
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(file)], check=True)
     return file
 
 

@@ -74,7 +74,8 @@ def waiting_agents(
                 for agent in agents[1:]:
                     agent.send_bytes(HEARTBEAT)
 
-        threading.Thread(target=beat, name="heartbeats to agents", daemon=True).start()
+        if len(agents) > 1:
+            threading.Thread(target=beat, name="heartbeats to agents", daemon=True).start()
         yield agents
 
 

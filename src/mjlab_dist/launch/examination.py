@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
-from mjlab_dist.launch.hosts import run_on
+from mjlab_dist.launch.host_checks import Remote
 from mjlab_dist.machine.findings import Finding, Status
 
 # Checks that matter only on the machine of rank 0, because only rank 0 writes files and logs metrics
@@ -28,13 +28,13 @@ def examine_hosts(hosts: Sequence[str], ssh_config: str | None) -> dict[str, lis
 def _examine(host: str, ssh_config: str | None) -> list[Finding]:
     import dacite  # not needed without other machines
 
-    command = shlex.join((sys.executable, "-P", "-m", "mjlab_dist", "doctor", "--json"))
+    command = ("-m", "mjlab_dist", "doctor", "--json")
     try:
-        answer = run_on(host, ssh_config, f"cd {shlex.quote(str(Path.cwd()))} && {command}", TIMEOUT_S)
+        answer = Remote(host, ssh_config, time.monotonic() + TIMEOUT_S).run(*command)
         report = json.loads(answer.stdout.strip().rpartition("\n")[2])  # the shell may print lines first
         found = [dacite.from_dict(Finding, check, dacite.Config(cast=[Status])) for check in report["checks"]]
     except Exception as error:  # noqa: BLE001 (whatever prevents the checks is their result)
-        fix = f"run `ssh {host} {command}` to see why"
+        fix = f"run `ssh {host} {shlex.join((sys.executable, *command))}` to see why"
         figure = str(error).strip().rpartition("\n")[2] or type(error).__name__
         return [Finding(name="doctor", figure=figure, status=Status.FAIL, fix=fix)]
     return [finding for finding in found if finding.name not in ONLY_HERE]
