@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
 import sys
-import tempfile
-from collections.abc import Iterator
-from typing import IO, TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -44,29 +41,6 @@ def unfailing(descriptor: int, like: TextIO | None, *, by_line: bool) -> TextIO:
     )
 
 
-@contextlib.contextmanager
-def child_errors() -> Iterator[IO[str]]:
-    """Redirect the standard error of child processes to a file; this process still prints to the console or notebook.
-
-    Such errors can be meaningless. For example, torchrunx runs ``kill`` for agents that may have ended already, and
-    ``kill`` then prints an error.
-    """
-    console = os.dup(2)
-    try:
-        with (
-            tempfile.TemporaryFile("w+", errors="replace") as file,
-            unfailing(console, sys.stderr, by_line=True) as stderr,
-            contextlib.redirect_stderr(stderr if _is_descriptor_2(sys.stderr) else sys.stderr),
-        ):
-            os.dup2(file.fileno(), 2)
-            try:
-                yield file
-            finally:
-                os.dup2(console, 2)
-    finally:
-        os.close(console)
-
-
 class _Unclosing(io.TextIOWrapper):
     def close(self) -> None:
         self.flush()
@@ -81,11 +55,3 @@ class _Unfailing(io.FileIO):
             os.dup2(null, self.fileno())
             os.close(null)
             return memoryview(data).nbytes
-
-
-def _is_descriptor_2(stream: TextIO | None) -> bool:
-    """Return whether a stream writes to the process's standard error; a notebook's stream does not."""
-    try:
-        return stream is not None and stream.fileno() == 2
-    except (OSError, ValueError):
-        return False

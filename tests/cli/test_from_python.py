@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 import signal
@@ -193,21 +192,6 @@ def test_ctrl_c_while_ranks_start_is_handled_at_once(
     assert done.code == -signal.SIGINT
     assert_within(done.took_s, 15)
     assert done.err.splitlines()[-1] == "KeyboardInterrupt"
-
-
-def test_a_notebook_shows_errors_where_they_occurred(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    from mjlab_dist.streams import child_errors
-
-    monkeypatch.setattr(sys, "stderr", cell := io.StringIO())
-    with child_errors() as file:
-        print("of this process", file=sys.stderr)
-        subprocess.run(["sh", "-c", "echo of a child >&2"], check=True)
-        file.seek(0)
-        assert file.read() == "of a child\n"
-    assert cell.getvalue() == "of this process\n"
-    assert capfd.readouterr().err == ""
 
 
 MISTAKES = {

@@ -575,10 +575,9 @@ class Payload:
 
 
 def forged(kind: str, **data: object) -> bytes:
-    """Return a forged log record with an event of rank 0, in the format in which ranks send events."""
-    event = {"kind": kind, "rank": 0, **data}
-    record = {"name": "root", "hostname": "localhost", "local_rank": 0, "levelno": 20, "msg": "", "event": event}
-    return json.dumps(record).encode()
+    """Return a forged event of rank 0, in the format in which ranks send events."""
+    parts = b"events 0", json.dumps({"kind": kind, "rank": 0, **data}).encode()
+    return b"".join(struct.pack(">i", len(part)) + part for part in parts)
 
 
 @pytest.mark.slow

@@ -369,10 +369,8 @@ def test_two_machines_train(command: Command, train: tuple[str, ...], node7: Ssh
     assert read_metrics(run)[-1]["total_steps"] == 2 * 32 * 8 * 3
     # The environment is sent through standard input, because every user of a machine can read command lines
     assert not any("unlike any other" in each or SECRET in each for each in node7.commands)
-    agents, ranks = ("localhost.log", f"{NODE7}.log"), ("localhost[0].log", f"{NODE7}[0].log")
-    logs = {file.name: file.stat().st_size for file in (run / "torchrunx").rglob("*.log")}
-    assert logs.keys() == {*agents, *ranks}
-    assert all(logs[name] for name in agents)
+    logs = {file.name for file in (run / "torchrunx").rglob("*.log")}
+    assert logs == {"localhost[0].log", f"{NODE7}[0].log"}
 
 
 @pytest.mark.slow

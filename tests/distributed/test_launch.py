@@ -131,11 +131,7 @@ def test_two_ranks_train_and_leave_a_complete_run(command: Command) -> None:
     assert provenance["host"] == socket.gethostname()
     assert provenance["command"][1:3] == ["cartpole-balance", "--gpu-ids"]
     assert provenance["versions"]["torch"] == torch.__version__.partition("+")[0]
-    assert {p.name for p in (run / "torchrunx").rglob("*.log")} == {
-        "localhost.log",
-        "localhost[0].log",
-        "localhost[1].log",
-    }
+    assert {p.name for p in (run / "torchrunx").rglob("*.log")} == {"localhost[0].log", "localhost[1].log"}
 
     # The log of rank 1 contains no events of iterations, because only rank 0 sends these.
     (log_of_1,) = (run / "torchrunx").rglob("localhost[[]1].log")

@@ -6,7 +6,7 @@ import types
 
 import pytest
 
-from mjlab_dist.patching import patched, with_names
+from mjlab_dist.patching import patched
 
 
 class Base:
@@ -74,28 +74,3 @@ def test_a_name_that_does_not_exist_is_an_error_and_changes_nothing() -> None:
     with pytest.raises(AttributeError, match="renamed"), patched(library, "renamed", None):
         pass
     assert vars(library) == {}
-
-
-MODULE = types.ModuleType("library")
-exec(
-    """
-def listen(): return "own"
-def launch(host, *, port=1):
-    "Launch."
-    return listen(), host, port
-""",
-    MODULE.__dict__,
-)
-
-
-def test_a_copy_of_a_function_finds_other_objects() -> None:
-    copy = with_names(MODULE.launch, listen=lambda: "other")
-    assert copy("a") == ("other", "a", 1)
-    assert copy("a", port=2) == ("other", "a", 2)
-    assert MODULE.launch("a") == ("own", "a", 1)
-    assert (copy.__name__, copy.__doc__) == ("launch", "Launch.")
-
-
-def test_a_name_that_the_module_does_not_have_is_refused() -> None:
-    with pytest.raises(AttributeError, match="lisen"):
-        with_names(MODULE.launch, lisen=None)

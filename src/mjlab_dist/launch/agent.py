@@ -8,27 +8,22 @@ imported torch, and starts ranks only after the agent has imported torch.
 from __future__ import annotations
 
 import contextlib
-import functools
-import json
-import logging
 import math
 import os
-import runpy
-import select
+import queue
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import threading
 from multiprocessing import forkserver, resource_tracker
+from multiprocessing.connection import Connection
 from pathlib import Path
-from types import SimpleNamespace
 
 from mjlab_dist.control import STOP_SIGNALS, slices
 from mjlab_dist.imports import prepare_opengl, start_up
-from mjlab_dist.launch.log_records import RecordSender
 from mjlab_dist.machine.processes import LAUNCH, TEMPORARY, temporary_directory
-from mjlab_dist.patching import patched
 
 # Argument that makes the agent fork ranks from a process that has imported their libraries
 FORK = "--fork"
@@ -36,15 +31,19 @@ FORK = "--fork"
 # Argument that asks the agent to make a temporary directory for itself and its ranks
 OWN_DIRECTORY = "--own-directory"
 
-# Line from the launcher that shows only that the launcher can still be reached
-HEARTBEAT = b"\n"
+# Line with which an agent's messages begin
+GREETING = b"agent of mjlab_dist\n"
+
+# Message from the launcher that shows only that the launcher can still be reached
+HEARTBEAT = b""
 
 # Argument with a number of seconds: the agent ends if it receives no heartbeat for this long. Without the argument,
 # there is no limit.
 SILENCE = "--silence="
 
-# Name of the logger with which torch reports failed ranks
-REPORTS_FAILURES = "torch.distributed.elastic.multiprocessing.api"
+# Argument with the descriptor of a listening socket: the agent serves torch's store there, where ranks of several
+# machines meet
+STORE = "--store="
 
 # Maximum length of TMPDIR in bytes; if it is longer, ranks are not forked.
 #
@@ -53,10 +52,9 @@ MAX_DIRECTORY = 70
 
 
 def main() -> None:
-    """Import libraries, read torchrunx's arguments as one line of JSON, and run torchrunx's agent.
+    """Import libraries, wait for torchrunx's arguments, and run torchrunx's agent.
 
-    If the launcher ends before it sends the arguments, return without running the agent. A running agent ends when the
-    launcher ends.
+    The process ends when the launcher ends.
     """
     if OWN_DIRECTORY not in sys.argv:
         _run()
@@ -68,10 +66,15 @@ def main() -> None:
 
 
 def _run() -> None:
+    messages = Messages()
+    listener = int(_option(STORE) or -1)
+    if listener >= 0:
+        os.set_inheritable(listener, False)  # ranks must not hold it
     # Schedulers send SIGTERM to every process, but only the launcher and the ranks handle it. multiprocessing unblocks
     # the signal when it starts its resource tracker, so the tracker must start before this process blocks the signal.
     resource_tracker.ensure_running()
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    messages.open(float(_option(SILENCE) or math.inf))
     # Start the fork server, which imports the ranks' libraries
     forks = FORK in sys.argv and len(os.fsencode(os.environ.get("TMPDIR", ""))) <= MAX_DIRECTORY
     if forks:
@@ -80,45 +83,58 @@ def _run() -> None:
     # Import the agent's own libraries
     prepare_opengl(os.environ)  # another machine may lack the launcher's libraries
     with start_up():
-        import torch.distributed.elastic.multiprocessing as elastic
-        import torchrunx.agent
-        import torchrunx.utils.log_streaming
+        from torch._C._distributed_c10d import TCPStore
 
-        from mjlab_dist.launch.agent_group import AgentGroup  # imports torch
-        from mjlab_dist.launch.rank_entry import run_rank  # imports more than the start needs
-
-    logging.getLogger(REPORTS_FAILURES).addFilter(format_error)
-
-    # Wait for the arguments from the launcher
-    silence_s = next((float(each.removeprefix(SILENCE)) for each in sys.argv if each.startswith(SILENCE)), math.inf)
-    while (line := _next_line(silence_s)) == HEARTBEAT:
-        pass
-    if not line:
-        _remove_own_directory()
-        return
-    sys.argv[1:] = json.loads(line)
-    threading.Thread(target=_end_with_launcher, args=(silence_s,), name="launcher", daemon=True).start()
-    # Run torchrunx's agent, with its start method and its connections replaced
-    start = functools.partial(elastic.start_processes, start_method="forkserver" if forks else "spawn")
-    adapted = SimpleNamespace(start_processes=start, DefaultLogsSpecs=elastic.DefaultLogsSpecs)
-    with (
-        patched(torchrunx.agent, "dist_mp", adapted),
-        patched(torchrunx.agent, "LauncherAgentGroup", AgentGroup),
-        patched(torchrunx.agent, "worker_entrypoint", run_rank),
-        patched(torchrunx.utils.log_streaming, "SocketHandler", RecordSender),
-    ):
-        runpy.run_module("torchrunx", run_name="__main__")
+        from mjlab_dist.launch.torchrunx import run_agent
+    if listener >= 0:
+        with socket.socket(fileno=os.dup(listener)) as peer:
+            host, port = peer.getsockname()[:2]
+        # Serves until this process ends
+        _store = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener)
+    run_agent(messages, forks=forks)
 
 
-def format_error(record: logging.LogRecord) -> bool:
-    """Format the error of a log record; return True, so that the logger keeps the record.
+def _option(name: str) -> str | None:
+    """Return the value of an argument of this process."""
+    return next((each[len(name) :] for each in sys.argv if each.startswith(name)), None)
 
-    If torch formatted the error, it would first import its compiler, which takes seconds.
+
+class Messages:
+    """Messages to and from the launcher, through the standard streams with which this process was started.
+
+    From then on, standard output is the stream of errors, and standard input is empty: libraries and ranks may print
+    and read.
     """
-    if record.exc_info and not record.exc_text:
-        record.exc_text = logging.Formatter().formatException(record.exc_info)
-    record.exc_info = None
-    return True
+
+    def __init__(self) -> None:
+        self._to = Connection(os.dup(1), readable=False)
+        self._from = Connection(os.dup(0), writable=False)
+        self._received: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        os.dup2(2, 1)
+        empty = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(empty, 0)
+        os.close(empty)
+
+    def open(self, silence_s: float) -> None:
+        """Begin to send and receive; kill this process if the launcher ends, or is silent for too long."""
+        os.write(self._to.fileno(), GREETING)
+        threading.Thread(target=self._read, args=(silence_s,), name="launcher", daemon=True).start()
+
+    def send(self, message: bytes) -> None:
+        """Send a message."""
+        self._to.send_bytes(message)
+
+    def receive(self) -> bytes:
+        """Wait for a message."""
+        return self._received.get()
+
+    def _read(self, silence_s: float) -> None:
+        with contextlib.suppress(OSError, EOFError):
+            while any(self._from.poll(wait_s) for wait_s in slices(silence_s)):
+                if (message := self._from.recv_bytes()) != HEARTBEAT:
+                    self._received.put(message)
+        _remove_own_directory()
+        os.kill(os.getpid(), signal.SIGKILL)  # which also ends the ranks
 
 
 def _remove_own_directory() -> None:
@@ -126,23 +142,6 @@ def _remove_own_directory() -> None:
     directory = Path(tempfile.gettempdir())
     if directory.name.startswith(TEMPORARY):
         shutil.rmtree(directory, ignore_errors=True)
-
-
-def _next_line(silence_s: float) -> bytes:
-    """Return the next line from the launcher; no bytes if the launcher has ended, or was silent for too long."""
-    if not any(select.select([0], [], [], wait_s)[0] for wait_s in slices(silence_s)):
-        return b""
-    with open(0, "rb", buffering=0, closefd=False) as lines:
-        return lines.readline()
-
-
-def _end_with_launcher(silence_s: float) -> None:
-    """Wait until the launcher has ended or cannot be reached, and then kill this process, which also ends its ranks."""
-    with contextlib.suppress(OSError):
-        while _next_line(silence_s):
-            pass
-    _remove_own_directory()
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -10,17 +10,21 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import queue
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, Any
 
 from mjlab_dist.control import STOP_SIGNALS
-from mjlab_dist.launch.agent import HEARTBEAT, OWN_DIRECTORY, SILENCE
+from mjlab_dist.launch.agent import GREETING, HEARTBEAT, OWN_DIRECTORY, SILENCE, STORE
 from mjlab_dist.launch.hosts import SSH_FAILED, program, ssh
 from mjlab_dist.launch.supervision import Ended
 
@@ -31,10 +35,14 @@ HEARTBEAT_S = 5.0
 # killed, its resource tracker removes its semaphores, and would print a warning.
 MODULE = ("-P", "-u", "-W", "ignore:resource_tracker", "-m", "mjlab_dist.launch.agent")
 
-# Program that reads an environment and a command as a line of JSON, and then replaces itself with that command
+# Messages of all agents of a launch, each with the name of its machine; None instead of a message if an agent has ended
+Arrivals = queue.SimpleQueue[tuple[str, bytes | None]]
+
+# Program that reads an environment and a command as JSON, and then replaces itself with that command
 START = """
-import json, os, sys
-environ, command = json.loads(open(0, "rb", buffering=0, closefd=False).readline())
+import json, os
+from multiprocessing.connection import Connection
+environ, command = json.loads(Connection(os.dup(0), writable=False).recv_bytes())
 os.execve(command[0], command, {**os.environ, **environ})
 """
 
@@ -49,22 +57,32 @@ def waiting_agents(
     there: Mapping[str, str],
     silence_s: float,
     errors: IO[str],
+    store: socket.socket | None = None,
 ) -> Iterator[list[Agent]]:
     """Start an agent on each machine, and end the agents when the context ends.
 
-    The signals that stop a run do not reach the agents.
+    The signals that stop a run do not reach the agents. The agent on this machine takes over a listening socket, where
+    it serves torch's store.
     """
     command = [sys.executable, *MODULE, *arguments]
     with contextlib.ExitStack() as stack:
-        agents = [Agent(hosts[0], "torchrunx's agent", _start(command, errors, env=here))]
-        stack.callback(agents[0].end)
+        agents: list[Agent] = []
+        arrivals: Arrivals = queue.SimpleQueue()
+
+        def add(host: str, name: str, process: subprocess.Popen[bytes]) -> Agent:
+            agents.append(agent := Agent(host, name, stack.enter_context(process), arrivals))
+            stack.callback(agent.end)
+            return agent
+
+        passed = [] if store is None else [store.fileno()]
+        serves = [f"{STORE}{descriptor}" for descriptor in passed]
+        add(hosts[0], "torchrunx's agent", _start([*command, *serves], errors, env=here, pass_fds=passed))
+        if store is not None:
+            store.close()
         remote = f"cd {shlex.quote(str(Path.cwd()))} && exec {program(START)}"
         for host in hosts[1:]:
-            client = _start(ssh(host, ssh_config, remote), errors, stdout=subprocess.DEVNULL)
-            agent = Agent(host, f"torchrunx's agent on {host}", client)
-            stack.callback(agent.end)
-            agent.send([there, [*command, OWN_DIRECTORY, f"{SILENCE}{silence_s:g}"]])
-            agents.append(agent)
+            agent = add(host, f"torchrunx's agent on {host}", _start(ssh(host, ssh_config, remote), errors))
+            agent.send(json.dumps([there, [*command, OWN_DIRECTORY, f"{SILENCE}{silence_s:g}"]]).encode())
         # Heartbeats. SSH's server may notice only after hours that the network is interrupted.
         is_over = threading.Event()
         stack.callback(is_over.set)
@@ -72,7 +90,7 @@ def waiting_agents(
         def beat() -> None:
             while not is_over.wait(HEARTBEAT_S):
                 for agent in agents[1:]:
-                    agent.send_bytes(HEARTBEAT)
+                    agent.send(HEARTBEAT)
 
         if len(agents) > 1:
             threading.Thread(target=beat, name="heartbeats to agents", daemon=True).start()
@@ -80,28 +98,42 @@ def waiting_agents(
 
 
 class Agent:
-    """An agent, which waits for torchrunx's arguments.
+    """An agent, with which the launcher exchanges messages through the standard streams of a process.
 
     The process is the agent, or OpenSSH's client: an agent on another machine ends when its connection ends.
     """
 
-    def __init__(self, host: str, name: str, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, host: str, name: str, process: subprocess.Popen[bytes], arrivals: Arrivals) -> None:
         self.host = host
+        self.arrivals = arrivals
         self._name = name
         self._process = process
         self._is_stopped = False
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._to = Connection(os.dup(process.stdin.fileno()), readable=False)
         self._sending = threading.Lock()
+        connection = Connection(os.dup(process.stdout.fileno()), writable=False)
+        threading.Thread(target=self._read, args=(connection,), name=f"messages of {name}", daemon=True).start()
 
-    def send(self, message: object) -> None:
-        """Send a line of JSON; do nothing if the agent has ended."""
-        self.send_bytes((json.dumps(message) + "\n").encode())
+    def _read(self, connection: Connection) -> None:
+        with (
+            contextlib.suppress(OSError, EOFError),
+            connection,
+            open(connection.fileno(), "rb", buffering=0, closefd=False) as lines,
+        ):
+            # The shell of another machine may print something first
+            while not (line := lines.readline()).endswith(GREETING):
+                if not line:
+                    raise EOFError
+            while True:
+                self.arrivals.put((self.host, connection.recv_bytes()))
+        self.arrivals.put((self.host, None))
 
-    def send_bytes(self, line: bytes) -> None:
-        """Send a line; do nothing if the agent has ended."""
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError, ValueError), self._sending:  # ValueError: end() has closed the pipe
-            self._process.stdin.write(line)
-            self._process.stdin.flush()
+    def send(self, message: bytes) -> None:
+        """Send a message; do nothing if the agent has ended."""
+        with contextlib.suppress(OSError), self._sending:
+            self._to.send_bytes(message)
 
     def ended(self) -> Ended | None:
         """Return how the agent ended; None while it runs, or if :meth:`end` has ended it."""
@@ -118,13 +150,22 @@ class Agent:
             self._process.wait(patience_s)
         self._is_stopped = self._process.poll() is None
         self._process.kill()  # this also ends its fork server and the ranks
-        self._process.communicate()
+        self._process.wait()
+        with self._sending:
+            self._to.close()
 
 
 def _start(command: Sequence[str], errors: IO[str], **options: Any) -> subprocess.Popen[bytes]:
     """Start a process that the signals for stopping a run do not reach."""
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # children inherit the mask
     try:
-        return subprocess.Popen[bytes](command, stdin=subprocess.PIPE, stderr=errors, start_new_session=True, **options)
+        return subprocess.Popen[bytes](
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            start_new_session=True,
+            **options,
+        )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)

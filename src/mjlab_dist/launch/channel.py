@@ -13,18 +13,22 @@ import os
 import queue
 import socket
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import Literal
 
-from mjlab_dist.launch.handshake import PATIENCE_S, authenticate, secret_of
+from mjlab_dist.launch.handshake import PATIENCE_S, accept_proven, authenticate, secret_of, shut_down
 from mjlab_dist.messages import Event
 
 # Variable with the address and the port where ranks connect to the launcher, as address:port
 LAUNCHER = "MJLAB_DIST_LAUNCHER"
 
-# Variable with the address and the port of the log server
-LOGS = "MJLAB_DIST_LOGS"
+# Maximum length of the first message: what connects, and the rank
+MAX_NAME_BYTES = 16
+
+# Seconds to wait for the last data of a process that has ended
+SETTLED_S = 0.5
 
 # Maximum length of an event, in bytes
 MAX_BYTES = 64 * 1024**2
@@ -38,9 +42,7 @@ class Channel:
 
     def __init__(self, rank: int, receive: Callable[[Request], None]) -> None:
         """Connect to the launcher."""
-        peer = connect(LAUNCHER)
-        self._connection = Connection(peer.detach())
-        self._connection.send_bytes(b"rank %d" % rank)
+        self._connection = connect("events", rank)
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._receive = receive
         # If the launcher is stopped and the connection is full, only the thread that sends waits
@@ -75,7 +77,38 @@ class Channels:
         self._receive = receive
         self._connections: dict[int, Connection] = {}
 
-    def admit(self, rank: int, connection: Connection) -> None:
+    @contextlib.contextmanager
+    def accepting(
+        self, listener: socket.socket, secret: bytes, copy_output: Callable[[int, Connection], None]
+    ) -> Iterator[None]:
+        """Accept connections; when the context ends, wait briefly for those whose rank has ended, and end all others.
+
+        Args:
+            listener: Socket that ranks connect to.
+            secret: Secret of the launch, which each rank must know.
+            copy_output: Reads what a rank prints, until the connection ends.
+        """
+        read = {b"events": self.read, b"output": copy_output}
+        admitted: list[tuple[socket.socket, threading.Thread]] = []
+
+        def admit(peer: socket.socket) -> None:
+            admitted.append((peer, threading.current_thread()))
+            with contextlib.suppress(OSError, EOFError), peer, Connection(os.dup(peer.fileno())) as connection:
+                kind, rank = connection.recv_bytes(MAX_NAME_BYTES).split()
+                read[kind](int(rank), connection)
+
+        threading.Thread(target=accept_proven, args=(listener, secret, admit), name="ranks", daemon=True).start()
+        try:
+            yield
+        finally:
+            shut_down(listener)
+            deadline = time.monotonic() + SETTLED_S
+            for peer, reader in admitted:
+                reader.join(max(0.0, deadline - time.monotonic()))
+                with contextlib.suppress(OSError):
+                    peer.shutdown(socket.SHUT_RDWR)
+
+    def read(self, rank: int, connection: Connection) -> None:
         """Read the events of a rank until its connection ends."""
         self._connections[rank] = connection
         with contextlib.suppress(OSError, EOFError):
@@ -102,9 +135,11 @@ def address_of(listener: socket.socket) -> str:
     return f"{address}:{port}"
 
 
-def connect(variable: str) -> socket.socket:
-    """Connect to a listener of the launcher, and prove that this process belongs to the launch."""
-    address, _, port = os.environ[variable].rpartition(":")
-    peer = socket.create_connection((address, int(port)), PATIENCE_S)
-    authenticate(peer, secret_of(os.environ), listens=False)
-    return peer
+def connect(kind: Literal["events", "output"], rank: int) -> Connection:
+    """Connect to the launcher, prove that this process belongs to the launch, and say what the connection is for."""
+    address, _, port = os.environ[LAUNCHER].rpartition(":")
+    with socket.create_connection((address, int(port)), PATIENCE_S) as peer:
+        authenticate(peer, secret_of(os.environ), listens=False)
+        connection = Connection(peer.detach())
+    connection.send_bytes(f"{kind} {rank}".encode())
+    return connection

@@ -13,8 +13,9 @@ from mjlab_dist.machine.processes import die_with_parent
 die_with_parent()
 with start_up(), contextlib.suppress(Exception):  # a rank repeats the import and reports the error
     import_learner()
-    import torchrunx.worker  # noqa: F401
 
     import mjlab_dist.distributed.group
     import mjlab_dist.env
+    import mjlab_dist.launch.rank_entry
+    import mjlab_dist.launch.torchrunx
     import mjlab_dist.learn  # noqa: F401

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
-import gc
 import os
 import socket
 import sys
@@ -16,7 +15,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.distributed import RankDevice
@@ -24,16 +23,13 @@ from mjlab_dist.distributed.rank import MEETING_POINT
 from mjlab_dist.errors import UserError
 from mjlab_dist.launch.agent import FORK
 from mjlab_dist.launch.agents import Agent, waiting_agents
-from mjlab_dist.launch.channel import LAUNCHER, LOGS, address_of
+from mjlab_dist.launch.channel import LAUNCHER, address_of
 from mjlab_dist.launch.handshake import SECRET, new_secret
 from mjlab_dist.launch.hosts import end_on_hosts, listen_on, own_address
 from mjlab_dist.launch.plan import RunPlan
 from mjlab_dist.machine.processes import LAUNCH, end_children, temporary_directory
 from mjlab_dist.masking import LOGIN, SECRETS
 from mjlab_dist.messages import Listener
-
-if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
 
 # Environment variables that ranks on other machines need, as patterns
 ENVIRONMENT = (
@@ -67,33 +63,14 @@ class Launch:
     name: str
     # Secret of the launch, which only its processes have
     secret: bytes
-    # Address at which other machines reach this one; the loopback address if all ranks are on this machine
-    address: str
-    # Socket that agents and ranks connect to
-    agent_listener: socket.socket
-    # Socket that agents and ranks send their log records to
-    log_listener: socket.socket
-    # Socket of the store where ranks meet; None on one machine, where the store is a file
-    store_listener: socket.socket | None
+    # Socket that ranks connect to
+    listener: socket.socket
     # Where ranks meet: host:port, or the path of a file
     meeting_point: str
     # The agents, one per machine
     agents: Sequence[Agent]
-    # Error output of the agent on this machine and of that agent's ranks
+    # What the agents print, and their ranks before they have connected
     errors: IO[str]
-
-    def open_store(self) -> Store | None:
-        """Return the store where ranks meet, which closes when it is garbage-collected; None if they meet in a file."""
-        if self.store_listener is None:
-            return None
-        from torch._C._distributed_c10d import TCPStore
-
-        # Close the store of an earlier attempt, which reference cycles of a traceback may have kept alive
-        gc.collect()
-        host, port = self.store_listener.getsockname()[:2]
-        return TCPStore(
-            host, port, is_master=True, wait_for_workers=False, master_listen_fd=self.store_listener.detach()
-        )
 
 
 @contextlib.contextmanager
@@ -110,16 +87,11 @@ def prepared(config: TrainConfig, plan: RunPlan, listen: Listener, secret: str |
         contextlib.ExitStack() as stack,
     ):
         # Sockets. If they were opened later, another process could take the ports in the meantime.
-        agent_listener, log_listener = (
-            stack.enter_context(listen_in_range(address, config.port_range)) for _ in range(2)
-        )
-        store_listener = None if is_local else stack.enter_context(listen_in_range(address, config.port_range))
-        meeting_point = (
-            f"{address}:{store_listener.getsockname()[1]}" if store_listener else str(Path(temporary) / "store")
-        )
+        listener = stack.enter_context(listen_in_range(address, config.port_range))
+        store = None if is_local else stack.enter_context(listen_in_range(address, config.port_range))
+        meeting_point = f"{address}:{store.getsockname()[1]}" if store else str(Path(temporary) / "store")
         # Start the agents
-        own = {LAUNCH: name, SECRET: secret, MEETING_POINT: meeting_point}
-        own |= {LAUNCHER: address_of(agent_listener), LOGS: address_of(log_listener)}
+        own = {LAUNCH: name, SECRET: secret, MEETING_POINT: meeting_point, LAUNCHER: address_of(listener)}
         # Pass all of sys.path, as multiprocessing does, because it includes the directory of the user's script
         variables = {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)), **own}
         forks = can_fork(plan.devices, os.environ)
@@ -132,6 +104,7 @@ def prepared(config: TrainConfig, plan: RunPlan, listen: Listener, secret: str |
                 there={**{each: os.environ[each] for each in exported_names(os.environ)}, **variables},
                 silence_s=remote_timeout_s(config),
                 errors=errors,
+                store=store,
             )
         )
         how = "forked" if forks else "spawned"
@@ -139,10 +112,7 @@ def prepared(config: TrainConfig, plan: RunPlan, listen: Listener, secret: str |
         yield Launch(
             name=name,
             secret=bytes.fromhex(secret),
-            address=address,
-            agent_listener=agent_listener,
-            log_listener=log_listener,
-            store_listener=store_listener,
+            listener=listener,
             meeting_point=meeting_point,
             agents=agents,
             errors=errors,
@@ -198,6 +168,6 @@ def listen_in_range(address: str, ports: tuple[int, int] | None) -> socket.socke
         with contextlib.suppress(OSError):
             return listen_on(address, port)
     raise UserError(
-        f"--port-range {ports[0]} {ports[1]}: too few ports are free; training needs up to three, and "
-        "mjlab_dist.make up to four; give a wider range"
+        f"--port-range {ports[0]} {ports[1]}: too few ports are free; training needs up to two, and "
+        "mjlab_dist.make up to three; give a wider range"
     )

@@ -1,4 +1,4 @@
-"""Process of a rank: torchrunx's entry point with its log connection replaced, and ours, which never returns."""
+"""Entry point of a rank, which never returns."""
 
 from __future__ import annotations
 
@@ -24,10 +24,9 @@ from mjlab_dist.distributed import RankPlan, rank_from_environment
 from mjlab_dist.errors import Exit, HangError, LostRankError, NonFiniteError, exit_code_of
 from mjlab_dist.imports import import_learner
 from mjlab_dist.launch.channel import Channel, Request
-from mjlab_dist.launch.log_records import RecordSender, redirect_output
+from mjlab_dist.launch.rank_output import redirect_output
 from mjlab_dist.machine.processes import die_with_parent
 from mjlab_dist.messages import Event, emit, listening
-from mjlab_dist.patching import patched
 from mjlab_dist.places import with_notes
 from mjlab_dist.run_dir import ERRORS_DIR
 from mjlab_dist.worker import Entry, report_begin
@@ -46,29 +45,17 @@ REPORT_S = 5.0
 _logger = logging.getLogger("mjlab_dist.events")
 
 
-def run_rank(arguments: bytes) -> object:
-    """Run torchrunx's entry point of a rank, in the rank's process."""
-    # From here on, Linux kills this rank when its agent ends. If the agent has ended before, end now.
-    die_with_parent()
-    agent = multiprocessing.parent_process()
-    if agent is None or not agent.is_alive():
-        sys.exit(1)
-
-    import torchrunx.utils.log_streaming
-    import torchrunx.worker
-
-    with patched(torchrunx.utils.log_streaming, "SocketHandler", RecordSender):
-        return torchrunx.worker.worker_entrypoint(arguments)
-
-
 def run_or_die(entry: Entry[Any], config: TrainConfig, plans: Sequence[RankPlan]) -> NoReturn:
     """Run one of several ranks, send its result or error to the launcher, and end this process at once.
 
     If a failed rank only raised its error, the other ranks would wait for it in a collective operation for minutes. If
     a rank only returned its result, it would wait for torchrunx's agent for several seconds.
     """
-    # Process, libraries, and this rank's plan
+    # From here on, Linux kills this rank when its agent ends. If the agent has ended before, end now.
     die_with_parent()
+    agent = multiprocessing.parent_process()
+    if agent is None or not agent.is_alive():
+        sys.exit(1)
     own = rank_from_environment(os.environ)
     rank, plan, control = own.rank, plans[own.rank], Control()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -22,16 +21,13 @@ from mjlab_dist.errors import (
     TakenOverError,
     UserError,
 )
-from mjlab_dist.launch.channel import Channels
+from mjlab_dist.launch.channel import SETTLED_S, Channels
 from mjlab_dist.messages import Event, Listener
 from mjlab_dist.places import named
 from mjlab_dist.wording import listed
 
 # Interval between checks of the processes, in seconds
 POLL_S = 0.2
-
-# Seconds to wait for the last events of a process that has ended
-SETTLED_S = 0.5
 
 # Seconds to wait for the other ranks' reports once it is known which rank failed first, or after a hang
 GRACE_S = 2.0
@@ -67,6 +63,18 @@ class Ended(NamedTuple):
     name: str
     # Exit code; negative if a signal killed the process, or -1 if it is on a machine that cannot be reached
     code: int
+
+
+class AgentLostError(Exception):
+    """An agent has ended, or does not answer: the message then names its machine."""
+
+
+class RankLostError(Exception):
+    """The process of a rank has ended."""
+
+    def __init__(self, message: str, pid: int | None) -> None:
+        super().__init__(message)
+        self.pid = pid  # on the rank's machine; None if no signal has ended the process
 
 
 class Ranks:
@@ -231,7 +239,7 @@ class Ranks:
                 how = "is lost" if helper.code == -1 else f"was killed (signal {-helper.code})"
             return RankError(f"{helper.name} {how}; no rank can report without it", exit_code=Exit.INFRASTRUCTURE)
         # A machine that does not answer: torchrunx's launcher then ends the ranks
-        if type(error).__name__ == "AgentFailedError" and str(error):
+        if isinstance(error, AgentLostError) and str(error):
             return RankError(f"{error}; is its machine still connected?", exit_code=Exit.INFRASTRUCTURE)
         # Hung ranks
         if hangs or any(report["type"] == HangError.__name__ for report in reports):
@@ -255,8 +263,8 @@ class Ranks:
 
         torchrunx then also ends the agent of the launcher's machine with its ranks, although they are not the cause.
         """
-        killed = re.search(r"received by PID (\d+)", str(error or ""))
-        ranks = [rank for rank, pid in self._other_pids.items() if killed and pid == int(killed[1])]
+        killed = error.pid if isinstance(error, RankLostError) else None
+        ranks = [rank for rank, pid in self._other_pids.items() if pid == killed]
         return ranks if len(ranks) == 1 else []
 
     def _hang(self, why: str) -> RankError:
@@ -297,9 +305,9 @@ def _ended_after_a_rank(agent: Ended, error: BaseException | None) -> bool:
 
     An agent is torchrunx's process that starts the ranks of one machine. If a rank is lost, all of torchrunx's agents
     end. Their exit code is 0, or a different one if they lose their connections first. torchrunx's launcher then raises
-    WorkerFailedError.
+    RankLostError.
     """
-    return agent.code == 0 or type(error).__name__ == "WorkerFailedError"
+    return agent.code == 0 or isinstance(error, RankLostError)
 
 
 def _skipped_sum(reports: Sequence[Report]) -> RankError | None:

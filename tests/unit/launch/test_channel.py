@@ -1,35 +1,43 @@
-"""Events of a rank reach its launcher, and requests of the launcher reach the rank."""
+"""Events and output of a rank reach its launcher, and requests of the launcher reach the rank."""
 
 from __future__ import annotations
 
+import json
+import pickle
 import queue
 import socket
+import struct
 import threading
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from strangers import silent_strangers
 
-from mjlab_dist.launch.agent_group import LauncherGroup
-from mjlab_dist.launch.channel import LAUNCHER, Channel, Channels
+from mjlab_dist.launch.channel import LAUNCHER, Channel, Channels, connect
 from mjlab_dist.launch.handshake import SECRET, new_secret
+from mjlab_dist.launch.rank_output import LogFiles
 from mjlab_dist.messages import Event
 
 
 class Launcher(NamedTuple):
     events: queue.SimpleQueue[Event]
     channels: Channels
-    group: type[LauncherGroup]
+    end: Callable[[], None]
     reads: threading.Event
     """Cleared to read no further events."""
+    address: tuple[str, int]
 
     def next(self) -> Event:
         return self.events.get(timeout=60)
 
 
 @pytest.fixture
-def launcher(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launcher]:
+def launcher(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Launcher]:
     secret, events, reads = new_secret(), queue.SimpleQueue[Event](), threading.Event()
     monkeypatch.setenv(SECRET, secret)
 
@@ -39,12 +47,12 @@ def launcher(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launcher]:
         events.put(event)
 
     reads.set()
-    channels = Channels(receive)
-    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
-        monkeypatch.setenv(LAUNCHER, f"127.0.0.1:{listener.getsockname()[1]}")
-        group = LauncherGroup.listening(listener, bytes.fromhex(secret), ["localhost"], channels.admit)
-        yield Launcher(events, channels, group, reads)
-        group.abort()
+    channels, logs = Channels(receive), LogFiles(tmp_path, ["localhost", "node7", "node7"])
+    listener = socket.create_server(("127.0.0.1", 0))
+    monkeypatch.setenv(LAUNCHER, f"127.0.0.1:{listener.getsockname()[1]}")
+    with closing(logs), ExitStack() as stack:
+        stack.enter_context(channels.accepting(listener, bytes.fromhex(secret), logs.copy))
+        yield Launcher(events, channels, stack.close, reads, listener.getsockname())
 
 
 def test_events_arrive_in_order_and_name_the_rank_of_a_warning(launcher: Launcher):
@@ -95,8 +103,66 @@ def test_a_rank_goes_on_if_the_launcher_has_ended(launcher: Launcher):
     channel = Channel(0, print)
     channel.listen({"kind": "joined"})
     launcher.next()
-    launcher.group.abort()
+    launcher.end()
     for _ in range(100):
         channel.listen({"kind": "status", "text": "x" * 100_000})
     channel.flush(60)
     assert launcher.events.empty()
+
+
+def logs_in(directory: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in directory.rglob("*.log")}
+
+
+def test_what_ranks_send_is_written_as_it_is_to_the_log_of_each(launcher: Launcher, tmp_path: Path):
+    sent = {"localhost[0].log": b"", "node7[0].log": b"\xff\0no line", "node7[1].log": b"x" * 10**7}
+    for rank, data in enumerate(sent.values()):
+        with connect("output", rank) as connection, socket.socket(fileno=connection.fileno()) as peer:
+            peer.sendall(data)
+            peer.detach()
+    launcher.end()
+    assert logs_in(tmp_path) == sent
+
+
+def test_without_a_directory_the_output_of_ranks_is_read_but_not_written():
+    left, right = socket.socketpair()
+    with left, ThreadPoolExecutor(1) as pool, Connection(right.detach()) as connection:
+        copying = pool.submit(LogFiles(None, ["localhost"]).copy, 0, connection)
+        left.sendall(b"x" * 10**7)
+        left.shutdown(socket.SHUT_WR)
+        copying.result()
+
+
+EVENT = json.dumps({"kind": "joined", "rank": 0, "pid": 1}).encode()
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        struct.pack(">i", len(EVENT)) + EVENT,
+        struct.pack(">i", 8) + b"events 0" + struct.pack(">i", len(EVENT)) + EVENT,
+        struct.pack(">i", 8) + b"output 1" + b"forged",
+        struct.pack(">L", 5) + pickle.dumps(1),
+        struct.pack(">L", 2**32 - 1) + b"half a record",
+    ],
+)
+def test_data_from_a_stranger_is_not_read(launcher: Launcher, sent: bytes, tmp_path: Path):
+    with socket.create_connection(launcher.address, 60) as stranger:
+        stranger.sendall(sent.ljust(200))
+        with suppress(ConnectionError):
+            while stranger.recv(1024):
+                pass
+    channel = Channel(0, print)
+    channel.listen({"kind": "joined"})
+    assert launcher.next() == {"kind": "joined"}
+    assert launcher.events.empty()
+    assert not any(logs_in(tmp_path).values())
+
+
+def test_silent_strangers_delay_ranks_but_do_not_use_up_descriptors_or_threads(
+    launcher: Launcher, wait_for: Callable[[Callable[[], bool]], None]
+) -> None:
+    with ThreadPoolExecutor(1) as pool, silent_strangers(launcher.address, wait_for):
+        joining = pool.submit(Channel, 0, print)
+    joining.result().listen({"kind": "joined"})
+    assert launcher.next() == {"kind": "joined"}

@@ -1,4 +1,4 @@
-"""Processes of a launch: the log records of the agent, the fork server, and what END removes from a host."""
+"""Processes of a launch: the fork server, and what END removes from a host."""
 
 from __future__ import annotations
 
@@ -8,36 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import Command
 
 from mjlab_dist.launch.hosts import END, program
 from mjlab_dist.machine.processes import TEMPORARY
-
-REPORT = """
-import logging
-import sys
-
-from torch.distributed.elastic.multiprocessing import api
-
-from mjlab_dist.launch import agent
-
-assert api.logger.name == agent.REPORTS_FAILURES
-api.logger.addFilter(agent.format_error)
-try:
-    1 / 0
-except ZeroDivisionError:
-    api.logger.exception("a rank failed")
-print("torch._dynamo" in sys.modules)
-"""
-
-
-def test_a_failed_rank_is_reported_with_its_error_without_the_compiler_of_torch(command: Command) -> None:
-    done = command(command.script(REPORT))
-    assert done.out == "False\n", done.err
-    first, *_, last = (line.partition("] ")[2] for line in done.err.splitlines())
-    assert first == "a rank failed"
-    assert last.startswith("ZeroDivisionError: ")
-
 
 FORK_SERVER = """
 import sys

@@ -10,12 +10,11 @@ from multiprocessing import Pipe
 from typing import Any
 
 import pytest
-from torchrunx.utils.errors import AgentFailedError, WorkerFailedError
 
 from mjlab_dist.control import Control
 from mjlab_dist.errors import Exit, PreflightError, RankError, UserError
 from mjlab_dist.launch import supervision
-from mjlab_dist.launch.supervision import Ended, Ranks
+from mjlab_dist.launch.supervision import AgentLostError, Ended, RankLostError, Ranks
 
 
 def report(rank: int, **fields: Any) -> dict[str, Any]:
@@ -98,13 +97,13 @@ def test_an_error_without_a_message_is_named_by_its_type() -> None:
 @pytest.mark.parametrize(
     ("code", "error", "rank", "cause"),
     [
-        (0, WorkerFailedError("signal 9"), 1, "rank 1 "),
-        (1, WorkerFailedError("signal 9"), 1, "rank 1 "),
+        (0, RankLostError("signal 9", None), 1, "rank 1 "),
+        (1, RankLostError("signal 9", None), 1, "rank 1 "),
         (0, None, 1, "rank 1 "),  # torchrunx has not ended yet
-        (1, AgentFailedError("no connection"), None, "the agent "),
+        (1, AgentLostError(), None, "the agent "),
         (1, None, None, "the agent "),
-        (-9, WorkerFailedError("signal 15"), None, "the agent "),  # it was killed first, and its ranks ended with it
-        (None, AgentFailedError("no answer from node7"), None, "no answer from node7"),
+        (-9, RankLostError("signal 15", None), None, "the agent "),  # it was killed first, and its ranks ended with it
+        (None, AgentLostError("no answer from node7"), None, "no answer from node7"),
     ],
 )
 def test_an_agent_or_machine_that_ends_after_a_rank_of_another_machine_is_not_the_cause(
@@ -123,7 +122,7 @@ def test_a_killed_rank_of_another_machine_is_named_although_its_end_ends_all_age
     ranks = ranks_on("localhost", "node7", "node7")
     for rank, pid in enumerate((2**22 + 1, 70, 71)):  # no process has rank 0's process ID
         ranks.receive({"kind": "joined", "rank": rank, "pid": pid})
-    error = WorkerFailedError("Signal 9 (SIGKILL) received by PID 71")
+    error = RankLostError("signal 9", 71)
     with pytest.raises(RankError, match=r"^rank 2 ended without a report") as caught:
         ranks.wait(ended(error), 300.0, lambda: None)
     assert caught.value.rank == 2
@@ -134,7 +133,7 @@ def test_a_killed_rank_of_another_machine_is_named_although_torchrunx_reports_it
     ranks, launched = ranks_on("localhost", "node7"), Future[Any]()
     for rank, pid in enumerate((os.getpid(), 70)):
         ranks.receive({"kind": "joined", "rank": rank, "pid": pid})
-    error = WorkerFailedError("Signal 9 (SIGKILL) received by PID 70")
+    error = RankLostError("signal 9", 70)
     timer = threading.Timer(0.2, launched.set_exception, [error])
     timer.start()
     with pytest.raises(RankError, match=r"^rank 1 ended without a report"):
@@ -194,7 +193,7 @@ def test_a_rank_must_answer_the_request_to_stop(answers: bool) -> None:
     ranks = Ranks(["localhost"], lambda _: None, control)
     ranks.receive({"kind": "joined", "rank": 0, "pid": os.getpid()})
     here, there = Pipe()
-    reading = threading.Thread(target=ranks.channels.admit, args=(0, here))
+    reading = threading.Thread(target=ranks.channels.read, args=(0, here))
     reading.start()
     control.request_stop()
     if answers:
