@@ -1,4 +1,4 @@
-"""A replaced attribute is restored exactly, and copying a function has no side effects."""
+"""A replaced attribute is restored exactly."""
 
 from __future__ import annotations
 

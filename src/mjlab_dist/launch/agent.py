@@ -66,10 +66,12 @@ def main() -> None:
 
 
 def _run() -> None:
+    # Processes that this one starts must not hold its streams or the store's socket
     messages = Messages()
-    listener = int(_option(STORE) or -1)
-    if listener >= 0:
-        os.set_inheritable(listener, False)  # ranks must not hold it
+    given = _option(STORE)
+    listener = socket.socket(fileno=int(given)) if given else None
+    if listener is not None:
+        listener.set_inheritable(False)
     # Schedulers send SIGTERM to every process, but only the launcher and the ranks handle it. multiprocessing unblocks
     # the signal when it starts its resource tracker, so the tracker must start before this process blocks the signal.
     resource_tracker.ensure_running()
@@ -86,11 +88,10 @@ def _run() -> None:
         from torch._C._distributed_c10d import TCPStore
 
         from mjlab_dist.launch.torchrunx import run_agent
-    if listener >= 0:
-        with socket.socket(fileno=os.dup(listener)) as peer:
-            host, port = peer.getsockname()[:2]
+    if listener is not None:
+        host, port = listener.getsockname()[:2]
         # Serves until this process ends
-        _store = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener)
+        _store = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
     run_agent(messages, forks=forks)
 
 

@@ -80,7 +80,6 @@ def prepared(config: TrainConfig, plan: RunPlan, listen: Listener, secret: str |
     # directories by the process ID in the name.
     name = f"{os.getpid()}-{uuid.uuid4().hex[:8]}"
     address, secret = own_address(plan.host_names), secret or new_secret()
-    is_local = len(plan.hosts) == 1
     with (
         temporary_directory(name) as temporary,
         tempfile.TemporaryFile("w+", errors="replace") as errors,
@@ -88,7 +87,7 @@ def prepared(config: TrainConfig, plan: RunPlan, listen: Listener, secret: str |
     ):
         # Sockets. If they were opened later, another process could take the ports in the meantime.
         listener = stack.enter_context(listen_in_range(address, config.port_range))
-        store = None if is_local else stack.enter_context(listen_in_range(address, config.port_range))
+        store = None if len(plan.hosts) == 1 else stack.enter_context(listen_in_range(address, config.port_range))
         meeting_point = f"{address}:{store.getsockname()[1]}" if store else str(Path(temporary) / "store")
         # Start the agents
         own = {LAUNCH: name, SECRET: secret, MEETING_POINT: meeting_point, LAUNCHER: address_of(listener)}

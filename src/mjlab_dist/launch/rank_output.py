@@ -43,25 +43,23 @@ class LogFiles:
             directory: Parent of the new directory; None for no files.
             hosts: Machine of each rank.
         """
-        self.paths: list[Path] = []
-        self._files: list[IO[bytes]] = []
+        self.files: list[IO[bytes]] = []
         if directory is None:
             return
         made = directory / datetime.datetime.now().isoformat(timespec="seconds")
         made.mkdir(parents=True, exist_ok=True)
         for rank, host in enumerate(hosts):
-            self.paths.append(made / f"{host}[{rank - hosts.index(host)}].log")
-            self._files.append(self.paths[-1].open("ab", buffering=0))
+            self.files.append((made / f"{host}[{rank - hosts.index(host)}].log").open("ab", buffering=0))
 
     def copy(self, rank: int, connection: Connection) -> None:
         """Write what a rank sends, until its connection ends."""
         while data := os.read(connection.fileno(), CHUNK_BYTES):
-            if self._files:
+            if self.files:
                 # A full disk must not end the connection. If the rank is on a lost machine, the files may be closed.
                 with contextlib.suppress(OSError, ValueError):
-                    self._files[rank].write(data)
+                    self.files[rank].write(data)
 
     def close(self) -> None:
         """Close the files."""
-        for file in self._files:
+        for file in self.files:
             file.close()

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import IO, TypeVar
@@ -15,12 +15,11 @@ from mjlab_dist.config import TrainConfig
 from mjlab_dist.control import Control
 from mjlab_dist.errors import RankError
 from mjlab_dist.imports import start_up
-from mjlab_dist.launch.agents import Agent
 from mjlab_dist.launch.plan import RunPlan
 from mjlab_dist.launch.preparation import end_processes, prepared, remote_timeout_s
 from mjlab_dist.launch.rank_entry import run_or_die
 from mjlab_dist.launch.rank_output import LogFiles
-from mjlab_dist.launch.supervision import Ended, Ranks
+from mjlab_dist.launch.supervision import Ranks
 from mjlab_dist.machine.preflight import require_connections
 from mjlab_dist.messages import Listener
 from mjlab_dist.rank_logs import log_dir
@@ -67,7 +66,11 @@ def run_ranks(
         )
         with _in_thread(start) as future:
             try:
-                results = ranks.wait(future, config.hang_timeout, lambda: _first_ended(launch.agents))
+                results = ranks.wait(
+                    future,
+                    config.hang_timeout,
+                    lambda: next(filter(None, (agent.ended() for agent in launch.agents)), None),
+                )
             except RankError as error:
                 raise _with_log(error, logs, launch.errors) from None
             finally:
@@ -91,14 +94,9 @@ def _with_log(error: RankError, logs: LogFiles, errors: IO[str]) -> RankError:
     """
     errors.seek(0)
     message, report = str(error), error.report or errors.read()
-    if logs.paths and error.rank is not None:
-        message += f". Its log: {logs.paths[error.rank]}"
+    if logs.files and error.rank is not None:
+        message += f". Its log: {logs.files[error.rank].name}"
     return RankError(message, error.rank, report, error.exit_code, may_pass=error.may_pass)
-
-
-def _first_ended(agents: Sequence[Agent]) -> Ended | None:
-    """Return the first agent that has ended; None if all of them are running."""
-    return next((ended for agent in agents if (ended := agent.ended())), None)
 
 
 @contextlib.contextmanager

@@ -91,11 +91,12 @@ def run_launcher(
     # The launcher of this launch only: after an interrupt, the thread of an earlier one may still be running
     own = _copy_of(torchrunx.launcher)
     end = functools.partial(LauncherEnd, agents, timeout_s)
+    no_process = SimpleNamespace(start=lambda: None, kill=lambda: None)
     _replace(
         own,
         LauncherAgentGroup=defaultdict(lambda: end),  # torchrunx gives it a type: LauncherAgentGroup[T](...)
         execute_command=execute,
-        get_context=lambda _: SimpleNamespace(Process=_NoProcess),
+        get_context=lambda _: SimpleNamespace(Process=lambda **_: no_process),
     )
     launcher = own.Launcher(
         hostnames=[agent.host for agent in agents],
@@ -159,8 +160,9 @@ class LauncherEnd(LauncherAgentGroup[Any]):
                 raise AgentLostError
             received[host] = message
         gathered = [obj, *(cloudpickle.loads(received[agent.host]) for agent in self._agents)]
+        answer = cloudpickle.dumps(gathered)
         for agent in self._agents:
-            agent.send(cloudpickle.dumps(gathered))
+            agent.send(answer)
         return gathered
 
     def shutdown(self) -> None:
@@ -184,14 +186,6 @@ class AgentEnd(LauncherAgentGroup[Any]):
 
     def shutdown(self) -> None:
         """Do nothing: the streams close with the process."""
-
-
-class _NoProcess:
-    """Takes the place of torchrunx's log process."""
-
-    def __init__(self, **_: object) -> None: ...
-    def start(self) -> None: ...
-    def kill(self) -> None: ...
 
 
 def _copy_of(module: ModuleType) -> Any:

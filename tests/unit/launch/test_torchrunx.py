@@ -67,7 +67,6 @@ parent = psutil.Process(os.getppid())
 seen = {{
     "arguments": arguments,
     "children": [child.pid for child in parent.children(recursive=True)],
-    "own": [os.getpid()],
     "listening": [each.laddr.port for each in parent.net_connections("all") if each.status == "LISTEN"],
     "function": payload.fn.func.__name__,
     "ranks": payload.worker_global_ranks,
