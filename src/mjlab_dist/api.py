@@ -15,10 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from mjlab_dist import registry
 from mjlab_dist.check import NUM_CHECKED
 from mjlab_dist.config import TrainConfig
-from mjlab_dist.config.alternatives import drop_replaced
-from mjlab_dist.config.entries import entry, replaced, without
-from mjlab_dist.config.serialization import from_plain, paths, to_plain
-from mjlab_dist.config.signatures import PARAMETERS, parameters_of
+from mjlab_dist.config.values import with_values
 from mjlab_dist.errors import CheckError, UserError
 from mjlab_dist.imports import prepare_opengl
 from mjlab_dist.messages import Listener
@@ -30,7 +27,6 @@ from mjlab_dist.run_dir import (
     read_config_file,
 )
 from mjlab_dist.trust import chosen_places
-from mjlab_dist.wording import did_you_mean
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -67,7 +63,7 @@ def train(task: str | TrainConfig, *, quiet: bool = False, trust: bool = False, 
     start = _start(task, fields, trust=trust)
     if fields.get("resume") == AUTO:
         fields = {**fields, "resume": start.resume or AUTO}
-    config = configured(start, fields)
+    config = with_values(start, fields)
     if start.resume is not None:
         check_same_run(config, start)
 
@@ -122,8 +118,8 @@ def make(
         UserError: If a field is unknown, or the task cannot be simulated on this machine.
         RankError: If one of several ranks ended before it was ready.
     """
-    config = configured(_start(task, {}, trust=False), fields)
-    configs = [one if isinstance(one, TrainConfig) else configured(config, one) for one in variants]
+    config = with_values(_start(task, {}, trust=False), fields)
+    configs = [one if isinstance(one, TrainConfig) else with_values(config, one) for one in variants]
 
     from mjlab_dist.simulate.make import make as make_envs
 
@@ -190,7 +186,7 @@ def check_task(task: str | TrainConfig, **fields: Any) -> None:
     base = dataclasses.replace(
         _start(task, {}, trust=False), num_envs=NUM_CHECKED, total_num_envs=None, total_timesteps=None
     )
-    config = configured(base, fields)
+    config = with_values(base, fields)
 
     from mjlab_dist.check.run import check
 
@@ -209,7 +205,7 @@ def _start(task: str | TrainConfig, fields: Mapping[str, Any], *, trust: bool) -
     if not isinstance(task, str):
         raise UserError(f"task {task!r}: takes the name of a task, or a TrainConfig")
     config = registry.task_config(task)
-    asked = configured(config, {name: fields[name] for name in ("resume", "log_root", "run_name") if name in fields})
+    asked = with_values(config, {name: fields[name] for name in ("resume", "log_root", "run_name") if name in fields})
     if asked.resume is None:
         return config
     if asked.resume == AUTO:
@@ -222,35 +218,3 @@ def _start(task: str | TrainConfig, fields: Mapping[str, Any], *, trust: bool) -
         run_dir = find_run_to_resume(asked.log_root, task, asked.resume)
     started = read_config_file(run_dir, trust=trust, uses_ssh="ssh_config" not in fields)
     return dataclasses.replace(started, resume=str(run_dir) if asked.resume == AUTO else None)
-
-
-def configured(base: TrainConfig, fields: Mapping[str, Any]) -> TrainConfig:
-    """Return a copy of a config in which some fields have new values.
-
-    Args:
-        base: The config to start from.
-        fields: New values. The keys are names of fields; the names of nested fields have dots. If there are new values
-            for an object, such as ``agent``, and for its fields, such as ``agent.learning_rate``, the object is set
-            first.
-
-    Raises:
-        UserError: If a field does not exist, if its value has the wrong type, or if two fields exclude each other.
-    """
-    config = base
-    for name in sorted(fields, key=lambda name: name.count(".")):
-        config = _put(config, name, fields[name])
-    return drop_replaced(from_plain(to_plain(config)), fields)
-
-
-def _put(config: TrainConfig, name: str, value: Any) -> TrainConfig:
-    """Set a value by its dotted name; None removes an entry of a mapping, such as a term."""
-    path = name.split(".")
-    *parent, last = path
-    is_parameter = bool(parent) and parent[-1] in PARAMETERS
-    known = [known for known, _ in paths(to_plain(config))]
-    is_known = name in known or (is_parameter and last in parameters_of(entry(config, parent[:-1]), parent[-1]))
-    if not is_known or name == "task":
-        raise UserError(f"{name}: unknown field; {did_you_mean(name, known, 'see train --help')}")
-    if value is None and not is_parameter and isinstance(entry(config, parent), Mapping):
-        return without(config, path)
-    return replaced(config, path, value)

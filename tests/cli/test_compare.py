@@ -135,7 +135,6 @@ def test_nothing_that_a_config_names_is_imported(command: Command, tmp_path: Pat
         (("runs/a1", "runs/a1"), "runs/a1"),
         (("runs", "--metric", "mean_retrun"), "mean_return"),
         (("runs", "--metric", "nothing_like_it"), "its metrics.jsonl"),
-        (("runs", "--over", "days"), "--over"),
         (("runs", "--output", "curves.pdf"), "--output"),
         (("runs", "--output", "nowhere/curves.png"), "--output"),
         (("empty",), "metrics.jsonl"),

@@ -21,7 +21,6 @@ from mjlab_dist.errors import Exit
         (("--video", "a.mp4", "--port", "8080"), "--port 8080: "),
         (("--video", "a.mp4", "--host", "0.0.0.0"), "--host 0.0.0.0: "),
         (("--video", "a.txt"), "--video a.txt: "),
-        (("--run", "latest"), "--run"),
     ],
 )
 def test_bad_flags_are_refused_in_one_line(flags: tuple[str, ...], named: str, command: Command) -> None:

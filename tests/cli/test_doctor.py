@@ -104,13 +104,11 @@ def test_an_unreachable_wandb_is_a_warning_that_does_not_show_the_key(command: C
     assert "k" * 40 not in done.out
 
 
-@pytest.mark.parametrize(("flags", "part"), [("--log-rot x", "--log-rot: "), ("--log-root", "--log-root: ")])
-def test_a_mistake_is_one_line_and_exits_with_2(command: Command, flags: str, part: str) -> None:
+@pytest.mark.parametrize("flags", ["--log-rot x", "--log-root"])
+def test_a_mistake_names_the_flag_and_exits_with_2(command: Command, flags: str) -> None:
     done = command(*DOCTOR, *flags.split())
     assert done.code == 2
-    (line,) = done.err.splitlines()
-    assert line.startswith(f"mjlab-dist doctor: {part}")
-    assert line.count("--log-root") == 1, "the flag itself, or the suggestion"
+    assert "--log-root" in done.err
 
 
 def test_help_describes_the_command(command: Command) -> None:

@@ -116,7 +116,6 @@ def test_the_exit_code_depends_on_the_return(command: Command, trained: Path):
         ("--seed", "-1"),
         ("--vary", "nothing=1"),
         ("--vary", "push"),
-        ("--env.rewards.nothing.weight", "1"),
         ("--cpu-ranks", "0"),
         ("--min-return", "nan"),
         ("--plot", "plot.png"),

@@ -18,7 +18,7 @@ from conftest import Command
 from processes import AGENT_MODULE, with_argument
 
 import mjlab_dist
-from mjlab_dist.api import configured
+from mjlab_dist.config.values import with_values
 from mjlab_dist.run_dir import METRICS_FILE, read_history, read_metrics
 
 if TYPE_CHECKING:
@@ -226,19 +226,19 @@ def test_a_value_that_is_not_a_task_is_refused(task: Any) -> None:
 def test_a_config_and_the_same_field_exclude_each_other(pair: tuple[str, str]) -> None:
     flags = [f"--{name.replace('_', '-')} 64" for name in pair]
     with pytest.raises(mjlab_dist.UserError, match=".*".join(flags)):
-        configured(mjlab_dist.task_config("cartpole-balance"), dict.fromkeys(pair, 64))
+        with_values(mjlab_dist.task_config("cartpole-balance"), dict.fromkeys(pair, 64))
 
 
 def test_a_field_replaces_its_alternative_in_the_config() -> None:
-    base = configured(mjlab_dist.task_config("cartpole-balance"), {"total_num_envs": 64})
-    assert configured(base, {"num_envs": 8}).total_num_envs is None
-    assert configured(mjlab_dist.task_config("cartpole-balance"), {"num_envs": 8}).gpu_num_envs is None
+    base = with_values(mjlab_dist.task_config("cartpole-balance"), {"total_num_envs": 64})
+    assert with_values(base, {"num_envs": 8}).total_num_envs is None
+    assert with_values(mjlab_dist.task_config("cartpole-balance"), {"num_envs": 8}).gpu_num_envs is None
 
 
 def test_keyword_arguments_are_the_flags_of_the_command_line() -> None:
     base = mjlab_dist.task_config("cartpole-balance")
     agent = base.agent
-    made = configured(
+    made = with_values(
         base,
         {
             "agent.learning_rate": 1,
@@ -251,7 +251,7 @@ def test_keyword_arguments_are_the_flags_of_the_command_line() -> None:
     assert made.agent.learning_rate == 1.0, "the agent is set before its fields, whatever the order of the arguments"
     assert made.gpu_ids == (0, 1)
     assert made.env.rewards["smooth"].weight == 2.0
-    assert configured(base, {}) == base
+    assert with_values(base, {}) == base
 
 
 def own_reward(env: Env) -> torch.Tensor:
@@ -260,10 +260,10 @@ def own_reward(env: Env) -> torch.Tensor:
 
 def test_a_function_is_named_in_the_config() -> None:
     base = mjlab_dist.task_config("cartpole-balance")
-    made = configured(base, {"env.rewards.smooth.func": own_reward})
+    made = with_values(base, {"env.rewards.smooth.func": own_reward})
     assert made.env.rewards["smooth"].func == f"{__name__}:own_reward"
     with pytest.raises(mjlab_dist.UserError, match="lambda"):
-        configured(base, {"env.rewards.smooth.func": lambda env: env.sim.qpos[:, 0]})
+        with_values(base, {"env.rewards.smooth.func": lambda env: env.sim.qpos[:, 0]})
 
 
 def test_history_returns_nan_for_unknown_values(tmp_path: Path) -> None:

@@ -438,7 +438,6 @@ NO_MESH = DOG.replace("deep/trunk", "deep/gone")
         (["my-robot", "--mjcf", "urdf.xml"], "has no hinge or slide joint"),
         (["my-robot", "--mjcf", "joint.xml"], "--mjcf joint.xml: "),
         (["my-robot", "--mjcf", "mesh.xml"], "Error opening file"),
-        (["my-robot", "--mjcff", "dog.xml"], "--mjcff: "),
     ],
 )
 def test_invalid_input_is_refused_in_one_line_and_leaves_no_files(command: Command, args: list[str], says: str) -> None:

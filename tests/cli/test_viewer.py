@@ -50,7 +50,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (("--host", "0.0.0.0"), "--host 0.0.0.0: there is no page"),
         (("--viewer", "web", "--port", "0"), "--port 0: must be at least 1 and at most 65535"),
         (("--viewer", "web", "--host", "192.0.2.1"), "--host 192.0.2.1: is not an address of this machine"),
-        (("--viewer", "window"), "--viewer"),
         (("--viewer", "native", "--nan-dump", "x.pt"), "--nan-dump x.pt: --viewer native cannot show it"),
     ],
 )

@@ -51,7 +51,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (("RUN", "--port", "0"), "--port 0: must be at least 1 and at most 65535"),
         (("RUN", "--host", "192.0.2.1"), "--host 192.0.2.1: is not an address of this machine"),
         (("RUN", "--num-envs", "0"), "--num-envs 0: must be at least 1"),
-        (("RUN", "--task", "x"), "--task: unknown flag"),
         (("FOREIGN",), "os:system: is not from mjlab_dist"),
         (("DAMAGED",), "is not YAML"),
     ],

@@ -53,7 +53,7 @@ def test_two_ranks_are_measured_until_a_return(command: Command, short_tmp: Path
     "flags",
     [
         ("--rounds", "0"),
-        ("--until-return", "high"),
+        ("--until-return", "nan"),
         ("--plot", "scaling.jpg"),
         ("--num-envs", "auto"),
         ("--num-envs", "63"),

@@ -11,8 +11,7 @@ from rich.text import Text
 
 from mjlab_dist.check import NUM_CHECKED
 from mjlab_dist.cli.console import EventPrinter, make_console
-from mjlab_dist.cli.help import Page
-from mjlab_dist.cli.train import read_config
+from mjlab_dist.cli.run_flags import RunFlags, config_of, read_flags
 from mjlab_dist.errors import Exit
 from mjlab_dist.imports import import_learner
 from mjlab_dist.machine.preflight import require_kernel_cache
@@ -21,15 +20,15 @@ from mjlab_dist.messages import listening
 if TYPE_CHECKING:
     from mjlab_dist.check.checks import Check
 
-HELP = Page(
-    summary="Check a task on the CPU: terms, physics, NaN, seeds, resuming, host syncs, replays and buffers.",
-    groups={"Run": ("config", "num_envs", "seed")},
-)
+
+class CheckFlags(RunFlags):
+    """Check a task on the CPU: terms, physics, NaN, seeds, resuming, host syncs, replays and buffers."""
 
 
 def main(argv: Sequence[str], prog: str) -> None:
     """Run the checks, print a line for each, and exit with 1 if one failed."""
-    config = read_config(argv, prog, HELP, num_envs=NUM_CHECKED, total_num_envs=None, total_timesteps=None)
+    line = read_flags(argv, prog, CheckFlags(), ("config", "num_envs", "seed"))
+    config = config_of(line, num_envs=NUM_CHECKED, total_num_envs=None, total_timesteps=None)
 
     require_kernel_cache(os.environ)
     import_learner()

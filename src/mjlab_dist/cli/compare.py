@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from mjlab_dist.cli.console import make_console
-from mjlab_dist.cli.parsing import parse
+from mjlab_dist.cli.flags import parse
 from mjlab_dist.config import CompareConfig
 from mjlab_dist.errors import UserError
 from mjlab_dist.figure_files import check_figure_file

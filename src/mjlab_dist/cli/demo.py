@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from mjlab_dist.cli.parsing import parse
+from mjlab_dist.cli.flags import parse
 from mjlab_dist.cli.play import show
 from mjlab_dist.config import PlayConfig
 from mjlab_dist.config.signatures import find_module

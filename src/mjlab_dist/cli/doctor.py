@@ -15,8 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from mjlab_dist.cli.console import make_console
-from mjlab_dist.cli.help import general_config
-from mjlab_dist.cli.parsing import parse
+from mjlab_dist.cli.flags import parse
+from mjlab_dist.cli.run_flags import general_config
 from mjlab_dist.config.hosts import validate_hosts
 from mjlab_dist.distributed.slurm import named_hosts
 from mjlab_dist.errors import Exit

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mjlab_dist.cli.console import make_console
-from mjlab_dist.cli.parsing import by_flag, known_task, parse, split_task, take_group
+from mjlab_dist.cli.flags import by_flag, known_task, parse, split_task, take_group
 from mjlab_dist.cli.play import chosen_run
 from mjlab_dist.cli.with_ranks import waiting_for_ranks
 from mjlab_dist.config import EvaluateConfig, PlayConfig

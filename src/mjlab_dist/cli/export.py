@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mjlab_dist.cli.console import EventPrinter, make_console
-from mjlab_dist.cli.parsing import known_task, parse, split_task
+from mjlab_dist.cli.flags import known_task, parse, split_task
 from mjlab_dist.cli.play import chosen_run
 from mjlab_dist.config import ExportConfig, PlayConfig
 from mjlab_dist.errors import CheckError

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from mjlab_dist.cli.console import EventPrinter, make_console
-from mjlab_dist.cli.parsing import parse, split_task
+from mjlab_dist.cli.flags import parse, split_task
 from mjlab_dist.errors import Exit, UserError
 from mjlab_dist.messages import listening
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from mjlab_dist.cli.console import EventPrinter, make_console
-from mjlab_dist.cli.parsing import parse, split_task
+from mjlab_dist.cli.flags import parse, split_task
 from mjlab_dist.config import PackConfig
 from mjlab_dist.errors import CheckError, UserError
 from mjlab_dist.imports import import_learner

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from mjlab_dist.cli.console import EventPrinter, make_console
-from mjlab_dist.cli.parsing import known_task, parse, split_task, take_group
-from mjlab_dist.cli.term_flags import parse_config
+from mjlab_dist.cli.flags import by_flag, known_task, parse, split_task, take_group
+from mjlab_dist.cli.run_flags import flag_values
 from mjlab_dist.config import PlayConfig, TrainConfig
 from mjlab_dist.config.checks import validate
+from mjlab_dist.config.values import with_values
 from mjlab_dist.errors import Exit
 from mjlab_dist.imports import import_learner
 from mjlab_dist.messages import listening
@@ -66,7 +67,7 @@ def chosen_run(task: str, config: PlayConfig, prog: str, changes: Sequence[str])
 
     train_config, path = play.resolve(task, config)
     if changes:
-        train_config = parse_config(train_config, changes, f"{prog} {task}")
+        train_config = with_values(train_config, flag_values(train_config, by_flag(changes), f"{prog} {task}"))
         validate(train_config)
     if not config.disturbances:
         train_config = dataclasses.replace(train_config, env=play.without_disturbances(train_config.env))

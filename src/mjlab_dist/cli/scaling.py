@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import math
@@ -14,10 +13,9 @@ from rich.console import Console
 from rich.table import Table
 
 from mjlab_dist.cli.console import make_console
-from mjlab_dist.cli.help import EVERYDAY, Flag, Page
-from mjlab_dist.cli.parsing import positive_number, take_flag, take_switch
-from mjlab_dist.cli.train import read_config
+from mjlab_dist.cli.run_flags import EVERYDAY, RunFlags, config_of, read_flags
 from mjlab_dist.cli.with_ranks import waiting_for_ranks
+from mjlab_dist.config.limits import PositiveInt
 from mjlab_dist.errors import UserError
 from mjlab_dist.figure_files import check_figure_file
 
@@ -28,37 +26,33 @@ if TYPE_CHECKING:
 # Number of iterations if --max-iterations is not given. With --until-return, the task's own number is used instead.
 ITERATIONS = 12
 
-# Number of rounds if --rounds is not given
-ROUNDS = 2
 
-HELP = Page(
-    summary="Train with 1, 2, 4, ... ranks for a few iterations. Print the speeds, how the ranks spend their time, and "
-    "what limits the speeds.",
-    own=(
-        Flag(path="rounds", metavar="INT", default=str(ROUNDS), text="Number of runs with each number of ranks."),
-        Flag(path="until_return", metavar="FLOAT", text="Train until the mean return reaches this value."),
-        Flag(path="plot", metavar="FILE", text="PNG file for plots of the speeds and of how the ranks spend time."),
-        Flag(path="json", metavar="", text="Print one JSON object instead of the tables."),
-    ),
-    groups={
-        "Run": ("rounds", "until_return", "plot", "json", "config", "seed"),
-        "Devices": ("gpu_ids", "cpu_ranks", "hosts"),
-        **{title: EVERYDAY[title] for title in ("Budget", "Synchronizing")},
-    },
-)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ScalingFlags(RunFlags):
+    """Train with 1, 2, 4, ... ranks for a few iterations.
+
+    The speeds are printed, and how the ranks spend their time, and what limits the speeds.
+    """
+
+    rounds: PositiveInt = 2
+    """Number of runs with each number of ranks."""
+    until_return: float | None = None
+    """Train until the mean return reaches this value."""
+    plot: str | None = None
+    """PNG file for plots of the speeds and of how the ranks spend time."""
+    json: bool = False
+    """Print one JSON object instead of the tables."""
 
 
 def main(argv: Sequence[str], prog: str) -> None:
     """Measure how training scales, print the results, and plot them if requested."""
     # Flags
-    as_json, rest = take_switch(argv, "--json")
-    rounds, rest = take_flag(rest, "--rounds")
-    until, rest = take_flag(rest, "--until-return")
-    file, rest = take_flag(rest, "--plot")
-    num_rounds = ROUNDS if rounds is None else positive_number("--rounds", rounds)
-    until_return = None if until is None else _return(until)
-    length = {} if until_return is not None else {"max_iterations": ITERATIONS}
-    config = read_config(rest, prog, HELP, total_timesteps=None, **length)
+    line = read_flags(argv, prog, ScalingFlags(), ("rounds", "until_return", "plot", "json", *EVERYDAY))
+    own, file = line.own, line.own.plot
+    if own.until_return is not None and not math.isfinite(own.until_return):
+        raise UserError(f"--until-return {own.until_return}: must be a number")
+    length = {} if own.until_return is not None else {"max_iterations": ITERATIONS}
+    config = config_of(line, total_timesteps=None, **length)
 
     from mjlab_dist.scaling.plot import plot  # --help needs none of it
     from mjlab_dist.scaling.run import measure
@@ -68,23 +62,16 @@ def main(argv: Sequence[str], prog: str) -> None:
 
     # Runs
     with waiting_for_ranks(prog):
-        scaling = measure(config, num_rounds, until_return)
+        scaling = measure(config, own.rounds, own.until_return)
 
     # Report
-    if as_json:
+    if own.json:
         print(json.dumps({"task": config.task, **_plain(scaling)}))
     else:
-        _show(scaling, until_return, make_console())
+        _show(scaling, own.until_return, make_console())
     if file is not None:
-        plot(scaling.modes, f"{config.task}, {num_rounds} rounds", file)
+        plot(scaling.modes, f"{config.task}, {own.rounds} rounds", file)
         print(f"Plot: {file}", file=sys.stderr)
-
-
-def _return(text: str) -> float:
-    with contextlib.suppress(ValueError):
-        if math.isfinite(number := float(text)):
-            return number
-    raise UserError(f"--until-return {text}: must be a number")
 
 
 def _plain(scaling: Scaling) -> dict[str, object]:

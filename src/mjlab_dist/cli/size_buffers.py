@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shlex
 from collections.abc import Sequence
@@ -12,10 +13,9 @@ from rich.table import Table
 
 from mjlab_dist import registry
 from mjlab_dist.cli.console import EventPrinter, make_console
-from mjlab_dist.cli.help import Flag, Page
-from mjlab_dist.cli.parsing import positive_number, split_task, take_flag
-from mjlab_dist.cli.train import read_config
+from mjlab_dist.cli.run_flags import EVERYDAY, CommandLine, RunFlags, config_of, read_flags
 from mjlab_dist.config import TrainConfig
+from mjlab_dist.config.limits import PositiveInt
 from mjlab_dist.errors import UserError
 from mjlab_dist.imports import import_learner
 from mjlab_dist.messages import listening
@@ -29,37 +29,26 @@ if TYPE_CHECKING:
 # Number of envs if --num-envs is not given
 NUM_ENVS = 256
 
-# Number of control steps if --steps is not given
-NUM_STEPS = 1000
 
-HELP = Page(
-    summary="Step a task with random actions or a run's policy, and print how large the physics' buffers must be.",
-    own=(
-        Flag(path="steps", metavar="INT", default=str(NUM_STEPS), text="Control steps."),
-        Flag(path="run", metavar="STR", text="Run whose newest policy acts: a run directory, or latest."),
-    ),
-    groups={
-        "Run": ("steps", "num_envs", "seed", "gpu_ids", "env.sim.njmax", "env.sim.nconmax"),
-        "Config and policy": ("config", "run", "log_root"),
-    },
-)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SizeFlags(RunFlags):
+    """Step a task with random actions or a run's policy, and print how large the physics' buffers must be."""
+
+    steps: PositiveInt = 1000
+    """Control steps."""
+    run: str | None = None
+    """Run whose newest policy acts: a run directory, or latest."""
 
 
 def main(argv: Sequence[str], prog: str) -> None:
     """Measure how full the buffers get, and print a table with recommended sizes."""
     # Flags, and the config
-    steps, rest = take_flag(argv, "--steps")
-    num_steps = positive_number("--steps", steps) if steps is not None else NUM_STEPS
-    run, rest = take_flag(rest, "--run")
-    checkpoint, rest = _of_run(run, rest) if run is not None else (None, rest)
-    config = read_config(
-        rest,
-        prog,
-        HELP,
-        num_envs=NUM_ENVS,
-        total_num_envs=None,
-        total_timesteps=None,
-    )
+    line, checkpoint = read_flags(argv, prog, SizeFlags(), ("steps", "run", *EVERYDAY)), None
+    if line.own.run is not None and line.page is None:
+        run_dir = _find_run(line, line.own.run)
+        checkpoint = readable(find_checkpoint(run_dir))
+        line = dataclasses.replace(line, own=dataclasses.replace(line.own, config=str(run_dir)))
+    config = config_of(line, num_envs=NUM_ENVS, total_num_envs=None, total_timesteps=None)
 
     from mjlab_dist.budget import plan_budget  # --help needs none of it
     from mjlab_dist.buffer_sizes import measure
@@ -76,21 +65,18 @@ def main(argv: Sequence[str], prog: str) -> None:
     if config.env.sim.engine == "mujoco":
         print("With --env.sim.engine mujoco, the sizes do not apply: MuJoCo's C code makes room as it needs it.")
     actions = "random actions" if checkpoint is None else f"the policy of {checkpoint}"
-    print(f"Stepping {config.task} {num_steps} times with {budget.num_envs} envs and {actions}, on {device.name}.")
+    print(f"Stepping {config.task} {line.own.steps} times with {budget.num_envs} envs and {actions}, on {device.name}.")
     import_learner()
     with EventPrinter(make_console(soft_wrap=True)) as printer, listening(printer.listen):
-        attempts = measure(config, device, num_envs=budget.num_envs, num_steps=num_steps, checkpoint=checkpoint)
+        attempts = measure(config, device, num_envs=budget.num_envs, num_steps=line.own.steps, checkpoint=checkpoint)
     _show(attempts)
 
 
-def _of_run(run: str, argv: Sequence[str]) -> tuple[Path, list[str]]:
-    """Return the newest checkpoint of a run, and the flags, preceded by ``--config`` with the run directory."""
-    task, flags = split_task(argv)
-    if task is None:
-        raise UserError(f"--run {run}: no task is named; type mjlab-dist size-buffers TASK --run {shlex.quote(run)}")
-    registry.task_config(task)  # refuses an unknown task
-    run_dir = find_run(take_flag(flags, "--log-root")[0] or TrainConfig.log_root, task, run)
-    return readable(find_checkpoint(run_dir)), ["--config", str(run_dir), *flags]
+def _find_run(line: CommandLine[SizeFlags], run: str) -> Path:
+    if line.task is None:
+        raise UserError(f"--run {run}: no task is named; type {line.prog} TASK --run {shlex.quote(run)}")
+    registry.task_config(line.task)  # refuses an unknown task
+    return find_run(line.values.get("log_root", TrainConfig.log_root), line.task, run)
 
 
 def _show(attempts: Sequence[Attempt]) -> None:

@@ -13,9 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mjlab_dist.cli.console import make_console
-from mjlab_dist.cli.help import EVERYDAY, Flag, Page
-from mjlab_dist.cli.parsing import take_switch
-from mjlab_dist.cli.train import read_config
+from mjlab_dist.cli.run_flags import EVERYDAY, RunFlags, config_of, read_flags
 from mjlab_dist.cli.with_ranks import waiting_for_ranks
 from mjlab_dist.errors import Exit
 
@@ -25,27 +23,20 @@ if TYPE_CHECKING:
 # Number of iterations if --max-iterations is not given
 ITERATIONS = 5
 
-HELP = Page(
-    summary="Train for a few iterations and check that all ranks train the same policy.",
-    own=(Flag(path="json", metavar="", text="Print one JSON object instead of the tables."),),
-    groups={
-        "Run": ("json", "config", "seed"),
-        **{title: EVERYDAY[title] for title in ("Devices", "Budget", "Synchronizing")},
-    },
-)
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VerifyFlags(RunFlags):
+    """Train for a few iterations and check that all ranks train the same policy."""
+
+    json: bool = False
+    """Print one JSON object instead of the tables."""
 
 
 def main(argv: Sequence[str], prog: str) -> None:
     """Run the checks, print the results, and exit with 1 if a check failed."""
     # Flags
-    as_json, rest = take_switch(argv, "--json")
-    config = read_config(
-        rest,
-        prog,
-        HELP,
-        max_iterations=ITERATIONS,
-        total_timesteps=None,
-    )
+    line = read_flags(argv, prog, VerifyFlags(), ("json", *EVERYDAY))
+    config = config_of(line, max_iterations=ITERATIONS, total_timesteps=None)
 
     from mjlab_dist.verify.run import verify  # --help does not need it
 
@@ -53,7 +44,7 @@ def main(argv: Sequence[str], prog: str) -> None:
     with waiting_for_ranks(prog):
         report = verify(config)
     # Report
-    print(json.dumps(_plain(report))) if as_json else _show(report, make_console())
+    print(json.dumps(_plain(report))) if line.own.json else _show(report, make_console())
     if not report.passed:
         sys.exit(Exit.FAILED)
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from mjlab_dist.cli.console import EventPrinter, make_console
-from mjlab_dist.cli.parsing import parse, split_task
+from mjlab_dist.cli.flags import parse, split_task
 from mjlab_dist.config import WatchConfig
 from mjlab_dist.config.limits import validate_limits
 from mjlab_dist.errors import Exit, UserError

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -11,9 +10,10 @@ from typing import Any
 
 from mjlab_dist.config import EventConfig, RandomizationConfig, TrainConfig
 from mjlab_dist.config.checks import validate
-from mjlab_dist.config.entries import entry, replaced
-from mjlab_dist.config.serialization import from_plain, paths, to_plain
+from mjlab_dist.config.entries import entry
+from mjlab_dist.config.serialization import paths, to_plain
 from mjlab_dist.config.signatures import PARAMETERS, REQUIRED, parameters_of
+from mjlab_dist.config.values import with_values
 from mjlab_dist.errors import UserError
 from mjlab_dist.wording import did_you_mean, listed
 
@@ -73,59 +73,54 @@ def make_points(config: TrainConfig, texts: Sequence[str]) -> list[Point]:
     count = math.prod(len(axis.values) for axis in axes)
     if count > MAX_POINTS:
         raise UserError(f"--vary {' '.join(texts)}: makes {count} combinations; the maximum is {MAX_POINTS}")
-    points = []
-    for values in itertools.product(*(axis.values for axis in axes)):
-        varied, changed = dict(zip(names, values, strict=True)), config
-        for name, value in varied.items():
-            changed = with_value(changed, name, value)
-        points.append(Point(varied, _checked(changed, varied) if varied else config))
-    return points
+    return [
+        Point(varied, _varied(config, varied) if varied else config)
+        for varied in (dict(zip(names, values, strict=True)) for values in itertools.product(*(a.values for a in axes)))
+    ]
 
 
-def with_value(config: TrainConfig, name: str, value: float) -> TrainConfig:
-    """Return a config with a different value of one entry.
+def changes_of(config: TrainConfig, name: str, value: float) -> dict[str, Any]:
+    """Return the values, by dotted name, that set one entry of the env to a number.
 
     If the entry is a randomization, it always samples this value. If the entry is an event, each range of its params
     becomes the range from minus the value to the value. If the entry is a single range of an event, such as the
     velocity of a push, only this range changes in this way. Any other range becomes a range that contains only the
     value. A number is replaced with the value.
     """
-    path, found = _find(config, name)
+    dotted, found = _find(config, name)
     if isinstance(found, RandomizationConfig):
         constant = {"low": value, "high": value, "mean": None, "std": None, "distribution": "uniform"}
-        return replaced(config, path, dataclasses.replace(found, **constant))
+        return {f"{dotted}.{field}": given for field, given in constant.items()}
     if isinstance(found, EventConfig):
-        ranges = {param: (-value, value) for param, given in found.params.items() if _is_range(given)}
+        ranges = [param for param, given in found.params.items() if _is_range(given)]
         if not ranges:
             raise UserError(f"--vary {name}: the params of this event contain no range; vary another entry of the env")
-        return replaced(config, (*path, "params"), {**found.params, **ranges})
+        return {f"{dotted}.params.{param}": (-value, value) for param in ranges}
     if _is_range(found):
-        low = -value if path[:2] == ["env", "events"] else value
-        return replaced(config, path, (low, value))
+        return {dotted: (-value if dotted.startswith("env.events.") else value, value)}
     if isinstance(found, bool) or not isinstance(found, int | float | None):
         raise UserError(f"--vary {name}: is neither a number nor a range; vary a number, range, randomization or event")
     if isinstance(found, int):
         if not value.is_integer():
             raise UserError(f"--vary {name}: takes whole numbers; {value:g} is not whole")
         value = int(value)
-    return replaced(config, path, value)
+    return {dotted: value}
 
 
-def _find(config: TrainConfig, name: str) -> tuple[list[str], Any]:
-    """Return the path that a name refers to, and the value there. Dashes may stand for underscores."""
+def _find(config: TrainConfig, name: str) -> tuple[str, Any]:
+    """Return the dotted name that a name refers to, and the value there. Dashes may stand for underscores."""
     env, spelled = config.env, name.replace("-", "_")
-    short = {key: ["env", "events", key] for key in env.events}
-    short |= {key: ["env", "randomizations", key] for key in env.randomizations}
-    path = short.get(spelled, spelled.split("."))
+    short = {key: f"env.{kind}.{key}" for kind in ("events", "randomizations") for key in getattr(env, kind)}
+    dotted = short.get(spelled, spelled)
     known = [path for path, _ in paths({"env": to_plain(env)})]
-    if ".".join(path) in known:
-        return path, entry(config, path)
+    if dotted in known:
+        return dotted, entry(config, dotted.split("."))
     # If the config does not set the parameter of a term, the default of the term's function applies
-    *term, field, last = ["", *path]
+    *term, field, last = ["", *dotted.split(".")]
     if field in PARAMETERS and ".".join(term[1:]) in known:
         default = parameters_of(entry(config, term[1:]), field).get(last)
         if default is not None and default.default is not REQUIRED:
-            return path, default.default
+            return dotted, default.default
     has = f"the task has {listed(sorted(short))}" if short else "the task has no randomizations and no events"
     raise UserError(f"--vary {name}: the env has nothing with this name; {did_you_mean(name, [*short, *known], has)}")
 
@@ -146,11 +141,12 @@ def _spaced(start: float, stop: float, count: int) -> tuple[float, ...]:
     return tuple(start + (stop - start) * i / (count - 1) for i in range(count))
 
 
-def _checked(config: TrainConfig, values: Mapping[str, float]) -> TrainConfig:
-    """Return a copy of a config after checking it. Raise if a value has a wrong type or is impossible."""
+def _varied(config: TrainConfig, values: Mapping[str, float]) -> TrainConfig:
+    """Return a copy of a config with one combination of values. Raise if a value has a wrong type or is impossible."""
+    changes = [changes_of(config, name, value) for name, value in values.items()]
     try:
-        checked = from_plain(to_plain(config))
-        validate(checked)
+        varied = with_values(config, {field: value for change in changes for field, value in change.items()})
+        validate(varied)
     except UserError as error:
         raise UserError(f"--vary {' '.join(f'{name}={value:g}' for name, value in values.items())}: {error}") from None
-    return checked
+    return varied

@@ -278,7 +278,7 @@ def test_the_command_prints_a_line_per_check_and_fails_if_one_does(command: Comm
     assert re.search(r"^terms       FAIL  env.rewards.smooth: returned \(8, 1\) ", done.out, re.MULTILINE)
     done = command("mjlab-dist", "check", "cartpole-balance", "--env.rewards.smooth", "3")
     assert done.code == 2
-    assert len(done.err.splitlines()) == 1
+    assert "--env.rewards.smooth" in done.err
 
 
 def test_help_lists_tasks_and_imports_no_torch(command: Command) -> None:
@@ -286,5 +286,5 @@ def test_help_lists_tasks_and_imports_no_torch(command: Command) -> None:
     assert done.code == 0
     assert "usage: mjlab-dist check TASK" in done.out
     assert "gym-hopper" in done.out
-    assert not re.search(r"\| +(torch|warp|mujoco|tyro)$", done.err, re.MULTILINE)
+    assert not re.search(r"\| +(torch|warp|mujoco)$", done.err, re.MULTILINE)
     assert re.search(r"\| +mjlab_dist", done.err, re.MULTILINE)

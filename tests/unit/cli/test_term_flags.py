@@ -7,15 +7,13 @@ from pathlib import Path
 
 import pytest
 import yaml
-from configs import changed
+from configs import changed, typed, with_flags
 from legged import EVERYTHING
 
 from mjlab_dist import registry
-from mjlab_dist.api import configured
-from mjlab_dist.cli import train
-from mjlab_dist.cli.term_flags import take_term_flags
 from mjlab_dist.config import ObservationConfig, ParamValue, TermConfig, TrainConfig
 from mjlab_dist.config.serialization import from_plain, to_plain
+from mjlab_dist.config.values import with_values
 from mjlab_dist.errors import UserError
 from mjlab_dist.play import without_disturbances
 
@@ -26,12 +24,20 @@ class Goal:
     def __init__(
         self, env, *, required: float, limit: float | None = None, label: str | None = None,
         box: tuple = ((0.0, 1.0), (2.0, 3.0)), names: tuple[str, ...] = (), table: dict = {"a": 1.0},
+        gain: float = 1,
     ): pass
 """
 
 
-def read(*flags: str, task: str = "quadruped-velocity-flat") -> TrainConfig:
-    return train.read_config([task, *flags], "train", train.HELP)
+def read(*flags: str) -> TrainConfig:
+    return typed("quadruped-velocity-flat", *flags)
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
+    with pytest.raises(SystemExit) as end:
+        read(*flags)
+    assert end.value.code == 2
+    return capsys.readouterr().err
 
 
 def reread(config: TrainConfig) -> TrainConfig:
@@ -43,18 +49,17 @@ def test_a_parameter_that_the_config_does_not_name_is_a_flag_and_a_field_in_pyth
     assert "x_m" not in DEFAULT.env.events["root"].params
     config = read("--env.events.root.params.x-m", "-0.5", "0.5")
     assert config.env.events["root"].params["x_m"] == (-0.5, 0.5)
-    assert configured(DEFAULT, {"env.events.root.params.x_m": (-0.5, 0.5)}) == config
+    assert with_values(DEFAULT, {"env.events.root.params.x_m": (-0.5, 0.5)}) == config
     assert read("--env.events.root.params.joint=other").env.events["root"].params["joint"] == "other"
     assert read().env == DEFAULT.env
     with pytest.raises(UserError, match=r"env\.events\.root\.params\.no_such"):
-        configured(DEFAULT, {"env.events.root.params.no_such": 1.0})
+        with_values(DEFAULT, {"env.events.root.params.no_such": 1.0})
 
 
-def test_a_wrong_value_of_a_parameter_that_the_config_does_not_name_is_refused_with_its_flag() -> None:
-    with pytest.raises(UserError, match=r"--env\.events\.root\.params\.x-m"):
-        read("--env.events.root.params.x-m", "far", "0.5")
-    with pytest.raises(UserError, match=r"--env\.events\.root\.params\.no-such"):
-        read("--env.events.root.params.no-such", "1")
+def test_a_wrong_parameter_is_refused_with_its_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    flag = "--env.events.root.params.x-m"
+    assert flag in refusal(capsys, flag, "far", "0.5")
+    assert flag in refusal(capsys, "--env.events.root.params.x-mm", "1"), "the nearest flag is named"
 
 
 @pytest.mark.slow
@@ -67,7 +72,7 @@ def test_none_removes_a_term(kind: str, name: str) -> None:
     config = read(f"--env.{kind}.{name.replace('_', '-')}", "None")
     left = {key: value for key, value in getattr(DEFAULT.env, kind).items() if key != name}
     assert getattr(config.env, kind) == left
-    assert config == configured(DEFAULT, {f"env.{kind}.{name}": None})
+    assert config == with_values(DEFAULT, {f"env.{kind}.{name}": None})
     assert reread(config) == config
 
 
@@ -78,10 +83,8 @@ def test_none_removes_an_observation_or_a_group() -> None:
 
 
 @pytest.mark.parametrize("flag", ["--env.terminations.tilted", "--env.rewards.no-such", "--env.observations.actor.no"])
-def test_none_of_an_unknown_term_is_refused(flag: str) -> None:
-    with pytest.raises(UserError) as refusal:
-        read(flag, "None")
-    assert flag in str(refusal.value)
+def test_none_of_an_unknown_term_is_refused(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert flag in refusal(capsys, flag, "None")
 
 
 @pytest.fixture
@@ -107,6 +110,7 @@ def with_goal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainConfig:
         ("label", ["7"], "7"),
         ("label", ["None"], None),
         ("required", ["2"], 2.0),
+        ("gain", ["0.5"], 0.5),
     ],
 )
 def test_values_without_a_plain_type(
@@ -114,29 +118,21 @@ def test_values_without_a_plain_type(
 ) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(yaml.safe_dump(to_plain(with_goal)))
-    config = train.read_config(
-        ["--config", str(file), f"--env.commands.goal.params.{name}", *values], "train", train.HELP
-    )
+    config = typed("--config", str(file), f"--env.commands.goal.params.{name}", *values)
     assert config.env.commands["goal"].params == {**with_goal.env.commands["goal"].params, name: expected}
     assert reread(config) == config
 
 
-@pytest.mark.parametrize("flag", ["--env.rewards.alive.params", "--env.sim.model-params", "--env.sim.model_params"])
-def test_a_flag_for_all_parameters_together_is_refused(flag: str) -> None:
-    with pytest.raises(UserError, match=rf"^{flag}: .* {flag}\.<name> <value>$"):
-        read(flag, "target_m", "0.1")
-
-
 def test_a_term_may_be_called_params() -> None:
     config = changed(DEFAULT, "env.rewards", {"params": next(iter(DEFAULT.env.rewards.values()))})
-    assert take_term_flags(config, ["--env.rewards.params", "None"])[0].env.rewards == {}
+    assert with_flags(config, ["--env.rewards.params", "None"]).env.rewards == {}
 
 
 def test_help_shows_all_parameters_with_their_meaning(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         read("--help", "env.events.root")
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "--env.events.root.params.x-m FLOAT ... Range of the offset added to x. (default: 0.0 0.0)" in shown
+    shown = " ".join(capsys.readouterr().out.replace("│", "").split())
+    assert "params.x-m [FLOAT [FLOAT ...]] Range of the offset added to x. (default: 0.0 0.0)" in shown
 
 
 def test_without_disturbances_nothing_is_random_but_the_start() -> None:
@@ -155,14 +151,16 @@ def test_without_disturbances_nothing_is_random_but_the_start() -> None:
 
 def test_a_group_of_motors_can_be_removed_from_python_and_by_a_flag() -> None:
     name = next(iter(DEFAULT.env.sim.actuators))
-    config = configured(DEFAULT, {f"env.sim.actuators.{name}": None})
+    config = with_values(DEFAULT, {f"env.sim.actuators.{name}": None})
     assert name not in config.env.sim.actuators
     assert read(f"--env.sim.actuators.{name}", "None") == config
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("order", [1, -1])
-def test_flags_replace_the_function_of_a_term_and_set_its_parameters(order: int) -> None:
+def test_flags_replace_the_function_of_a_term_and_set_its_parameters(
+    order: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     func = "mjlab_dist.mdp.actions:Smoothed"
     flags = [("--env.actions.joints.func", func), ("--env.actions.joints.params.alpha", "0.5")]
     joints = read(*(word for flag in flags[::order] for word in flag)).env.actions["joints"]
@@ -172,13 +170,13 @@ def test_flags_replace_the_function_of_a_term_and_set_its_parameters(order: int)
     torque = read("--env.actions.joints.func=mjlab_dist.mdp.motors:DcMotor", *damping, *numbers)
     params = {"stiffness": 30, "damping": {".*_hip": 0.5, ".*": 1.0}, "delay": (2, 6)}
     assert torque.env.actions["joints"].params == params
-    with pytest.raises(UserError, match=r"--env\.actions\.joints\.params\.beta"):
-        read(flags[0][0], func, "--env.actions.joints.params.beta", "0.5")
+    beta = "--env.actions.joints.params.beta"
+    assert beta in refusal(capsys, flags[0][0], func, beta, "0.5")
 
 
 def test_flags_give_scales_by_regular_expression() -> None:
     scale = read("--env.actions.joints.scale", ".*_hip", "0.1", ".*", "0.3").env.actions["joints"].scale
     assert scale == {".*_hip": 0.1, ".*": 0.3}
-    config = configured(DEFAULT, {"env.actions.joints.scale": {".*": 0.5}})
+    config = with_values(DEFAULT, {"env.actions.joints.scale": {".*": 0.5}})
     assert config.env.actions["joints"].scale == {".*": 0.5}
     assert reread(config) == config

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 import yaml
-from configs import LEGGED, changed, value_at
+from configs import LEGGED, changed, value_at, with_flags
 
 from mjlab_dist import registry
-from mjlab_dist.cli.parsing import parse
 from mjlab_dist.config import ActionConfig, EventConfig, ParamValue, TrainConfig
 from mjlab_dist.config.checks import validate
 from mjlab_dist.config.serialization import to_plain
@@ -225,7 +224,7 @@ def test_a_task_with_every_kind_of_term_is_valid_and_is_read_back_from_the_file(
 def test_a_flag_changes_a_field_of_a_term_and_the_file_keeps_the_change(
     tmp_path: Path, line: str, path: str, value: Any
 ):
-    config = parse(LEGGED, line.split(), "train legged")
+    config = with_flags(LEGGED, line.split())
     assert config == changed(LEGGED, path, value)
     assert value_at(config, path) == value
     assert type(value_at(config, path)) is type(value)

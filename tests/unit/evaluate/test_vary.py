@@ -7,8 +7,9 @@ from configs import value_at
 
 from mjlab_dist import registry
 from mjlab_dist.config import TrainConfig
+from mjlab_dist.config.values import with_values
 from mjlab_dist.errors import UserError
-from mjlab_dist.evaluate.vary import Axis, make_points, parse_axis, with_value
+from mjlab_dist.evaluate.vary import Axis, changes_of, make_points, parse_axis
 
 
 @pytest.fixture(scope="module")
@@ -32,14 +33,14 @@ def test_axes_are_parsed(text: str, name: str, values: tuple[float, ...]):
 
 @pytest.mark.parametrize("name", ["friction", "env.randomizations.friction"])
 def test_a_randomization_always_samples_the_value(config: TrainConfig, name: str):
-    friction = with_value(config, name, 0.7).env.randomizations["friction"]
+    friction = with_values(config, changes_of(config, name, 0.7)).env.randomizations["friction"]
     assert (friction.low, friction.high, friction.distribution) == (0.7, 0.7, "uniform")
     assert friction.field == config.env.randomizations["friction"].field
 
 
 @pytest.mark.parametrize("name", ["push", "env.events.push", "env.events.push.params.linear_m_s"])
 def test_a_range_of_an_event_is_symmetric(config: TrainConfig, name: str):
-    push = with_value(config, name, 1.5).env.events["push"]
+    push = with_values(config, changes_of(config, name, 1.5)).env.events["push"]
     assert push.params["linear_m_s"] == (-1.5, 1.5)
 
 
@@ -56,7 +57,7 @@ def test_a_range_of_an_event_is_symmetric(config: TrainConfig, name: str):
     ],
 )
 def test_numbers_and_ranges_change(config: TrainConfig, name: str, value: float, expected: object):
-    changed = value_at(with_value(config, name, value), name.replace("-", "_"))
+    changed = value_at(with_values(config, changes_of(config, name, value)), name.replace("-", "_"))
     assert changed == expected
     assert type(changed) is type(expected)
 

@@ -19,8 +19,8 @@ import pytest
 import torch
 
 from mjlab_dist import registry
-from mjlab_dist.api import configured
 from mjlab_dist.config import TrainConfig
+from mjlab_dist.config.values import with_values
 from mjlab_dist.env import Env
 from mjlab_dist.errors import CheckError, UserError
 from mjlab_dist.export.description import actuator, describe
@@ -40,7 +40,7 @@ SHORT = {"env.episode_length_s": 0.2}
 
 
 def config_of(task: str, **fields: Any) -> TrainConfig:
-    config = configured(registry.task_config(task), fields)
+    config = with_values(registry.task_config(task), fields)
     return dataclasses.replace(config, env=without_disturbances(config.env))
 
 

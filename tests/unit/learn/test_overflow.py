@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mjlab_dist import registry
-from mjlab_dist.api import configured
 from mjlab_dist.buffers import MARGIN, SHARED_MARGIN, larger_size
 from mjlab_dist.config import SimConfig
 from mjlab_dist.config.entries import replaced
+from mjlab_dist.config.values import with_values
 from mjlab_dist.distributed import Rank
 from mjlab_dist.env import Env
 from mjlab_dist.errors import BufferOverflowError, Exit, NonFiniteError
@@ -135,7 +135,7 @@ def test_an_overflow_is_the_cause_of_nan_in_the_same_iteration(
 ) -> None:
     start_warp("cpu")
     fields = {"num_envs": 4, "max_iterations": 1, "agent.num_mini_batches": 1, "env.sim.engine": "warp"}
-    config = configured(registry.task_config("cartpole-balance"), {**fields, "env.sim.on_overflow": policy})
+    config = with_values(registry.task_config("cartpole-balance"), {**fields, "env.sim.on_overflow": policy})
     runner = Runner(Env(config.env, 4, "cpu"), config, Rank())
     runner.hooks = [Breaking()]
     with pytest.raises(error) as caught:

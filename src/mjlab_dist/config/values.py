@@ -1,0 +1,69 @@
+"""Set values of a config by their dotted names, as flags, ``train(...)`` in Python and ``--vary`` do."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from mjlab_dist.config.entries import entry, replaced, without
+from mjlab_dist.config.run import TrainConfig
+from mjlab_dist.config.serialization import from_plain, paths, to_plain
+from mjlab_dist.config.signatures import PARAMETERS, parameters_of
+from mjlab_dist.errors import UserError
+from mjlab_dist.wording import did_you_mean
+
+
+def with_values(config: TrainConfig, values: Mapping[str, Any]) -> TrainConfig:
+    """Return a copy of a config in which some fields have new values. Their types are checked as those of a file are.
+
+    Args:
+        config: The config to start from.
+        values: New values. The keys are names of fields; the names of nested fields have dots. If there are new values
+            for an object, such as ``agent``, and for its fields, such as ``agent.learning_rate``, the object is set
+            first. None removes an entry of a mapping, such as a term. If a field is given and its alternative is not,
+            such as envs per rank and envs in total, the alternative is dropped.
+
+    Raises:
+        UserError: If a field does not exist, if its value has the wrong type, or if two fields exclude each other.
+    """
+    changed = config
+    for name in sorted(values, key=lambda name: name.count(".")):
+        changed = _with_value(changed, name, values[name])
+    return _drop_replaced(from_plain(to_plain(changed)), values)
+
+
+def _with_value(config: TrainConfig, name: str, value: Any) -> TrainConfig:
+    path = name.split(".")
+    *parent, last = path
+    is_parameter = bool(parent) and parent[-1] in PARAMETERS
+    known = [known for known, _ in paths(to_plain(config))]
+    is_known = name in known or (is_parameter and last in parameters_of(entry(config, parent[:-1]), parent[-1]))
+    if not is_known or name == "task":
+        raise UserError(f"{name}: unknown field; {did_you_mean(name, known, 'see train --help')}")
+    if value is None and not is_parameter and isinstance(entry(config, parent), Mapping):
+        return without(config, path)
+    return replaced(config, path, value)
+
+
+def _drop_replaced(config: TrainConfig, given: Collection[str]) -> TrainConfig:
+    """Drop the value that the task or a file sets for an alternative of a given field: per rank or in total, ..."""
+    if {"num_envs", "total_num_envs"} & {*given} and "gpu_num_envs" not in given:
+        config = dataclasses.replace(config, gpu_num_envs=None)
+    if "num_envs" in given and config.total_num_envs is not None:
+        if "total_num_envs" in given:
+            raise UserError(
+                f"--num-envs {config.num_envs} and --total-num-envs {config.total_num_envs}: exclude each "
+                "other, because one is per rank and the other is over all ranks; drop one"
+            )
+        config = dataclasses.replace(config, total_num_envs=None)
+    elif "total_num_envs" in given and config.total_num_envs is not None and config.num_envs == "auto":
+        config = dataclasses.replace(config, num_envs=TrainConfig.num_envs)
+    if "max_iterations" in given and config.total_timesteps is not None:
+        if "total_timesteps" in given:
+            raise UserError(
+                f"--max-iterations {config.max_iterations} and --total-timesteps {config.total_timesteps}: exclude "
+                "each other, because each sets the length of training; drop one"
+            )
+        config = dataclasses.replace(config, total_timesteps=None)
+    return config
