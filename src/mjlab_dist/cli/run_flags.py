@@ -17,6 +17,7 @@ from mjlab_dist.cli.flags import (
     HELP_FIELDS,
     Group,
     by_flag,
+    known_task,
     name_of,
     print_completion,
     print_help,
@@ -32,7 +33,7 @@ from mjlab_dist.messages import listening
 from mjlab_dist.resuming import AUTO, check_same_run, find_named_run
 from mjlab_dist.run_dir import find_run_to_resume, read_config_file
 from mjlab_dist.trust import chosen_places
-from mjlab_dist.wording import did_you_mean, listed
+from mjlab_dist.wording import did_you_mean
 
 if TYPE_CHECKING:
     from mjlab_dist.cli.console import EventPrinter
@@ -176,8 +177,7 @@ def _without_task(line: CommandLine[OwnT]) -> TrainConfig:
         raise UserError(f"{what}: these flags depend on the task; type {line.prog} TASK {what}")
     unknown = [group for group in line.rest if not group[0].startswith("--env.")]
     values_of({**run_fields(general_config()), **fields_of(line.own), **HELP_FIELDS}, unknown, f"{line.prog} TASK")
-    names = listed(registry.task_names(), "or")
-    raise UserError(f"no task is named; type {line.prog} TASK, with one of {names}")
+    return registry.task_config(known_task(line.task, line.prog))  # raises
 
 
 def _show_help(line: CommandLine[OwnT], fields: Mapping[str, Field], command: str) -> None:
