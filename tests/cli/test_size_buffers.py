@@ -120,6 +120,7 @@ def test_a_run_is_measured_with_its_policy_and_config(command: Command, env: dic
         (["cartpole-balance", "--steps", "0"], "--steps 0: must be at least 1"),
         (["cartpole-balance", "--num-envs", "auto"], "--num-envs auto: this command does not support auto"),
         (["cartpole-balance", "--run", "gone"], "--run gone: is not a run directory"),
+        (["cartpole-balance", "--run", "latest", "--config", "x"], "--run latest: "),
         (["--run", "latest"], "--run latest: no task is named"),
         (["cartpole-balance", "--env.sim.njmax", "-1"], "--env.sim.njmax -1: must be at least 0"),
     ],

@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import functools
 import inspect
+import re
 import sys
 import typing
 from collections.abc import Callable, Iterator, Mapping
@@ -49,6 +50,8 @@ def _walk(name: str, value: Any, hint: Any, text: str) -> Iterator[tuple[str, Fi
     elif isinstance(value, Mapping) and not is_union(hint):
         entry = typing.get_args(hint)[1]
         for key, part in value.items():
+            if "." in key:  # no dotted name can refer to it
+                continue
             has_parts = dataclasses.is_dataclass(part) or isinstance(part, Mapping)
             if has_parts:
                 yield f"{name}.{key}", Field(hint=None, value=None, text="None removes this entry.")
@@ -60,7 +63,7 @@ def _walk(name: str, value: Any, hint: Any, text: str) -> Iterator[tuple[str, Fi
 def _parameters(name: str, config: Any, field: str) -> Iterator[tuple[str, Field]]:
     """Yield the parameters of a function: first those that the config sets, then the others."""
     known, given = parameters_of(config, field), getattr(config, field)
-    unknown = Parameter(default=None, annotation="", text="")
+    unknown = Parameter(default=REQUIRED, annotation="", text="")
     for parameter in dict.fromkeys([*given, *known]):
         about = known.get(parameter, unknown)
         value = given.get(parameter, None if about.default is REQUIRED else about.default)
@@ -72,7 +75,10 @@ def _parameter(about: Parameter, value: Any) -> Field:
     first = value[0] if isinstance(value, tuple) and value else value
     is_alike = not isinstance(value, tuple) or all(type(part) is type(first) for part in value)
     if isinstance(first, bool | int | float | str) and is_alike:
-        kind = float if type(first) is int and "float" in about.annotation else type(first)
+        is_float = (
+            type(first) is int and "float" in about.annotation and not re.search("int|str|bool", about.annotation)
+        )
+        kind = float if is_float else type(first)
         hint = tuple[kind, ...] if isinstance(value, tuple) else kind
         return Field(hint=hint | None if about.can_be_none else hint, value=value, text=about.text)
     read = functools.partial(_read, about.annotation, isinstance(value, tuple))
@@ -84,7 +90,7 @@ def _read(annotation: str, is_tuple: bool, words: list[str]) -> Any:
     import yaml  # most command lines do not need it
 
     is_text = "str" in annotation and not any(kind in annotation for kind in ("int", "float", "bool"))
-    if not words and not is_tuple:
+    if not words:
         raise ValueError("a value is missing")
     try:
         read = [word if is_text and word != "None" else _scalar(yaml.safe_load(word)) for word in words]

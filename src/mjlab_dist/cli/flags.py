@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import inspect
+import json
 import re
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 from mjlab_dist import registry
 from mjlab_dist.cli.fields import Field, fields_of
 from mjlab_dist.errors import UserError
-from mjlab_dist.wording import listed, nearest
+from mjlab_dist.wording import listed, nearest, printable
 
 if TYPE_CHECKING:
     from tyro.constructors import PrimitiveConstructorSpec, PrimitiveTypeInfo
@@ -24,6 +26,12 @@ Group = tuple[str, list[str]]
 
 # tyro's flag for a script that completes flags
 COMPLETION = "--tyro-print-completion"
+
+# Values of switches, in lowercase
+BOOLEANS = {
+    **dict.fromkeys(("true", "1", "yes", "on"), True),
+    **dict.fromkeys(("false", "0", "no", "off"), False),
+}
 
 # Flags of all commands that have other flags too
 HELP_FIELDS = {
@@ -119,15 +127,18 @@ def values_of(fields: Mapping[str, Field], groups: Sequence[Group], prog: str) -
     spelled = {f"--{name.replace('_', '-')}": name for name in fields}
     args, chosen = list[str](), dict[str, Field]()
     for name, (flag, words) in zip(names, groups, strict=True):
-        args += [flag, *words]
         if name is None:
             chosen |= {spelled[near]: fields[spelled[near]] for near in nearest(flag.replace("_", "-"), spelled, 20)}
+            args += map(printable, [flag, *words])
             continue
-        chosen[name] = fields[name]
-        if fields[name].hint is bool and words:
-            chosen[name] = dataclasses.replace(fields[name], hint=_Switch)
-        elif "tuple" in (hint := str(fields[name].hint)):
-            args[len(args) - len(words) :] = _separated(words, is_number="str" not in hint)
+        chosen[name], hint = fields[name], fields[name].hint
+        if hint in (bool, bool | None) and words != ["None"]:
+            chosen[name] = dataclasses.replace(fields[name], hint=bool)
+            args += _switch(flag, words)
+        elif "tuple" in str(hint):
+            args += [flag, *_separated(words, is_number="str" not in str(hint))]
+        else:
+            args += [flag, *words]
     values = _tyro(chosen, args, prog)
     return {name: values[name] for name in names if name is not None}
 
@@ -137,7 +148,7 @@ def print_help(fields: Mapping[str, Field], prog: str, summary: str, everyday: S
     import tyro
 
     shown = {name: fields[name] for name in everyday or fields if fields[name].hint is not None}
-    markers: list[Any] = [tyro.conf.FlagCreatePairsOff]
+    markers: list[Any] = []
     if everyday:
         markers.append(tyro.conf.DisallowNone)
         for name, field in shown.items():
@@ -162,13 +173,17 @@ def _tyro(
 
     members: list[tuple[str, Any]] = []
     for name, field in fields.items():
+        is_absent = (
+            field.value is None or field.value is False or (isinstance(field.value, str | tuple) and not field.value)
+        )
         mark = tyro.conf.arg(
             name=name,
             help=field.text,
             metavar="..." if is_short and "tuple" in str(field.hint) else None,
-            help_behavior_hint="" if field.value in (None, (), "") or field.value is False else None,
+            help_behavior_hint="" if is_absent else None,
         )
-        hint = tyro.conf.FlagConversionOff[bool] if field.hint is _Switch else field.hint
+        # On help pages, a switch that is off has one form; the forms of one that is on would be named wrongly
+        hint = tyro.conf.FlagCreatePairsOff[bool] if args == ["--help"] and field.value is False else field.hint
         marks = [mark] if field.read is None else [mark, _untyped(field.read)]
         members.append((f"flag_{len(members)}", Annotated[(hint, *marks)]))
     flags = dataclasses.make_dataclass("Flags", members, namespace={"__doc__": ""})
@@ -180,10 +195,6 @@ def _tyro(
     return {name: getattr(read, member) for name, (member, _) in zip(fields, members, strict=True)}
 
 
-class _Switch:
-    """Type of a switch whose flag has a value, as in ``--agent.capture=False``."""
-
-
 def _untyped(read: Callable[[list[str]], Any]) -> PrimitiveConstructorSpec[Any]:
     from tyro.constructors import PrimitiveConstructorSpec
 
@@ -192,7 +203,7 @@ def _untyped(read: Callable[[list[str]], Any]) -> PrimitiveConstructorSpec[Any]:
         metavar="YAML",
         instance_from_str=read,
         is_instance=lambda _: True,
-        str_from_instance=lambda value: [str(value)],
+        str_from_instance=lambda value: [json.dumps(value, default=str)],  # JSON is YAML
     )
 
 
@@ -223,8 +234,20 @@ def _whole_number(text: str) -> int:
 
 
 def _separated(words: Sequence[str], *, is_number: bool) -> list[str]:
-    """Separate values that sweeps write as [0, 1], and users as 0,1 if they are numbers."""
+    """Separate numbers that users write as 0,1 and sweeps as [0, 1], and texts that sweeps write as ['a', 'b']."""
     text = " ".join(words)
-    if text[:1] + text[-1:] in ("[]", "()"):
-        return [part.strip("'\"") for part in re.split(r"[, ]+", text[1:-1]) if part]
-    return [part for part in re.split(r"[, ]+", text) if part] if is_number else list(words)
+    if is_number:
+        return [part for part in re.split(r"[][(), ]+", text) if part]
+    try:
+        listed_ = ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):  # such as a regular expression
+        return list(words)
+    return list(map(str, listed_)) if isinstance(listed_, list | tuple) else list(words)
+
+
+def _switch(flag: str, words: Sequence[str]) -> list[str]:
+    """Return the form of a switch without a value, for one such as ``--agent.capture=False``, as sweeps write it."""
+    group, dot, last = flag.removeprefix("--").rpartition(".")
+    if len(words) != 1 or words[0].lower() not in BOOLEANS or re.match("no[-_]", last):
+        return [flag, *words]
+    return [flag if BOOLEANS[words[0].lower()] else f"--{group}{dot}no-{last}"]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import textwrap
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from mjlab_dist import registry
 from mjlab_dist.cli.fields import Field, fields_of
@@ -37,6 +38,9 @@ from mjlab_dist.wording import did_you_mean
 
 if TYPE_CHECKING:
     from mjlab_dist.cli.console import EventPrinter
+
+# Fields of a run's config that choose the config to start from, so that they are read first
+SELECTING = ("resume", "log_root", "run_name", "init_from", "ssh_config")
 
 # Names of the flags on the short page of help of all commands that start ranks
 EVERYDAY = (
@@ -67,7 +71,7 @@ OwnT = TypeVar("OwnT", bound=RunFlags)
 
 @dataclass(frozen=True, kw_only=True)
 class CommandLine(Generic[OwnT]):
-    """A command line whose flags are read as far as they do not depend on the task."""
+    """A command line whose flags are read as far as the config to start from depends on them."""
 
     # Name of the command
     prog: str
@@ -75,9 +79,9 @@ class CommandLine(Generic[OwnT]):
     task: str | None
     # The command's own flags
     own: OwnT
-    # Values of the run's config that are given, by dotted name
+    # Values of SELECTING that are given
     values: Mapping[str, Any]
-    # Flags of the task, and unknown ones
+    # Other flags of the run's config, and unknown ones
     rest: Sequence[Group]
     # Page of help that is requested
     page: str | None
@@ -86,7 +90,7 @@ class CommandLine(Generic[OwnT]):
 
 
 def read_flags(argv: Sequence[str], prog: str, own: OwnT, everyday: Sequence[str]) -> CommandLine[OwnT]:
-    """Read the flags that do not depend on the task.
+    """Read the command's own flags and those that choose the config to start from.
 
     Args:
         argv: The command line without the command.
@@ -95,11 +99,13 @@ def read_flags(argv: Sequence[str], prog: str, own: OwnT, everyday: Sequence[str
         everyday: Names of the flags on the short page of help.
     """
     task, flags = split_task(argv)
+    if task is None and {"--help", "--help-all"} & {*flags} and flags[-1] in registry.task_names():
+        task = flags.pop()  # train --help TASK
     page, groups = take_help(by_flag(flags))
-    if page in registry.task_names() and task is None:
-        task, page = page, ""  # train --help TASK
-    own_fields = fields_of(own)
-    fields = {**run_fields(general_config()), **own_fields}
+    own_fields, general = fields_of(own), run_fields(general_config())
+    fields = {**{name: general[name] for name in SELECTING}, **own_fields}
+    if page is not None:  # mistakes in the command's other flags do not prevent help
+        fields = {name: fields[name] for name in ("config", "trust", *SELECTING)}
     known = [group for group in groups if name_of(group[0], fields) is not None]
     values = values_of(fields, known, f"{prog} {task or 'TASK'}")
     own = dataclasses.replace(own, **{name: values.pop(name) for name in own_fields if name in values})
@@ -130,8 +136,10 @@ def config_of(line: CommandLine[OwnT], **defaults: Any) -> TrainConfig:
     # Help
     command = f"{prog} {base.task or 'TASK'}"
     own_fields = {**fields_of(own), **HELP_FIELDS}
-    if line.page is not None:
-        _show_help(line, {**run_fields(base), **own_fields}, command)
+    if line.page == "":
+        _show_short_help(line, {**run_fields(_without_env(base)), **own_fields}, command)
+    elif line.page is not None:
+        _show_help(line, line.page, {**run_fields(base), **own_fields}, command)
     # Values of the flags
     if run_dir is not None:
         values["resume"] = str(run_dir)
@@ -150,17 +158,25 @@ def flag_values(
     config: TrainConfig, groups: Sequence[Group], prog: str, others: Mapping[str, Field] | None = None
 ) -> dict[str, Any]:
     """Return the values of a config that flags give, by dotted name. Errors suggest the command's other flags too."""
+    if not groups:
+        return {}
     # First the functions of terms and models, because their parameters are flags
     fields = run_fields(config)
     names = [(name_of(flag, fields) or "", words) for flag, words in groups]
     functions = {name: words[0] for name, words in names if name.endswith((".func", ".model")) and len(words) == 1}
     fields = run_fields(with_values(config, functions)) if functions else fields
-    return values_of({**fields, **(others or {})}, groups, prog)
+    values = values_of({**fields, **(others or {})}, groups, prog)
+    return {name: value for name, value in values.items() if name not in (others or {})}
 
 
 def general_config() -> TrainConfig:
     """Return a run's config with the defaults that hold for any task. Its ``env`` is missing."""
     return TrainConfig(task="", env=typing.cast("Any", None))
+
+
+def _without_env(config: TrainConfig) -> TrainConfig:
+    """Return a config without its env, whose many fields take a while to list."""
+    return dataclasses.replace(config, env=typing.cast("Any", None))
 
 
 def run_fields(config: TrainConfig) -> dict[str, Field]:
@@ -170,24 +186,33 @@ def run_fields(config: TrainConfig) -> dict[str, Field]:
 
 def _without_task(line: CommandLine[OwnT]) -> TrainConfig:
     """Return the general config to show help; without a request for help, raise."""
-    if line.page is not None and line.page != "all" and line.page.partition(".")[0] != "env":
+    page = line.page
+    if page is not None and page != "all" and page.partition(".")[0] != "env" and not page.startswith(COMPLETION):
         return general_config()
-    if line.page is not None:
-        what = "--help-all" if line.page == "all" else f"--help {line.page}"
+    if page is not None:
+        what = "--help-all" if page == "all" else page if page.startswith(COMPLETION) else f"--help {page}"
         raise UserError(f"{what}: these flags depend on the task; type {line.prog} TASK {what}")
     unknown = [group for group in line.rest if not group[0].startswith("--env.")]
     values_of({**run_fields(general_config()), **fields_of(line.own), **HELP_FIELDS}, unknown, f"{line.prog} TASK")
     return registry.task_config(known_task(line.task, line.prog))  # raises
 
 
-def _show_help(line: CommandLine[OwnT], fields: Mapping[str, Field], command: str) -> None:
-    """Print the everyday flags, all flags, or those whose names start with a text, and exit."""
-    if line.page is not None and line.page.startswith(COMPLETION):
-        print_completion(fields, line.page.removeprefix(f"{COMPLETION} "))
-    summary, page = inspect.getdoc(type(line.own)) or "", (line.page or "").replace("-", "_")
-    if not page:
-        names = "" if line.task else f"\n\nTasks: {', '.join(registry.task_names())}"
-        print_help(fields, command, summary + names, [*line.everyday, *HELP_FIELDS])
+def _show_short_help(line: CommandLine[OwnT], fields: Mapping[str, Field], command: str) -> NoReturn:
+    """Print the everyday flags, and exit."""
+    summary = inspect.getdoc(type(line.own)) or ""
+    if line.task is None:
+        tasks = textwrap.fill(f"Tasks: {', '.join(registry.task_names())}", 80, break_on_hyphens=False)
+        summary = f"{summary}\n\n{tasks}"
+    print_help(fields, command, summary, [*line.everyday, *HELP_FIELDS])
+
+
+def _show_help(line: CommandLine[OwnT], page: str, fields: Mapping[str, Field], command: str) -> NoReturn:
+    """Print all flags, or those whose names start with a text, and exit."""
+    if page.startswith(COMPLETION):
+        if not line.prog.endswith("train"):
+            raise UserError(f"{COMPLETION}: only train has it")
+        print_completion(fields, page.removeprefix(f"{COMPLETION} "))
+    summary, page = inspect.getdoc(type(line.own)) or "", page.replace("-", "_")
     spelled = {name: name.replace("-", "_") for name in fields}
     inside = [name for name, plain in spelled.items() if page == "all" or f"{plain}.".startswith(f"{page}.")]
     chosen = inside or [name for name, plain in spelled.items() if plain.startswith(page)]

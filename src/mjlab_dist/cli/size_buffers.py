@@ -45,6 +45,8 @@ def main(argv: Sequence[str], prog: str) -> None:
     # Flags, and the config
     line, checkpoint = read_flags(argv, prog, SizeFlags(), ("steps", "run", *EVERYDAY)), None
     if line.own.run is not None and line.page is None:
+        if line.own.config is not None:
+            raise UserError(f"--run {line.own.run}: takes the run's own config, not --config; drop one of the two")
         run_dir = _find_run(line, line.own.run)
         checkpoint = readable(find_checkpoint(run_dir))
         line = dataclasses.replace(line, own=dataclasses.replace(line.own, config=str(run_dir)))

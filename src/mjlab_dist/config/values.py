@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from mjlab_dist.config.entries import entry, replaced, without
+from mjlab_dist.config.entries import entries, entry, replaced, without
 from mjlab_dist.config.run import TrainConfig
 from mjlab_dist.config.serialization import from_plain, paths, to_plain
 from mjlab_dist.config.signatures import PARAMETERS, parameters_of
@@ -37,9 +37,10 @@ def _with_value(config: TrainConfig, name: str, value: Any) -> TrainConfig:
     path = name.split(".")
     *parent, last = path
     is_parameter = bool(parent) and parent[-1] in PARAMETERS
-    known = [known for known, _ in paths(to_plain(config))]
-    is_known = name in known or (is_parameter and last in parameters_of(entry(config, parent[:-1]), parent[-1]))
+    is_known = last in entries(entry(config, parent))
+    is_known |= is_parameter and last in parameters_of(entry(config, parent[:-1]), parent[-1])
     if not is_known or name == "task":
+        known = [known for known, _ in paths(to_plain(config))]
         raise UserError(f"{name}: unknown field; {did_you_mean(name, known, 'see train --help')}")
     if value is None and not is_parameter and isinstance(entry(config, parent), Mapping):
         return without(config, path)

@@ -19,7 +19,8 @@ from configs import LEGGED, typed, with_flags
 from mjlab_dist import registry
 from mjlab_dist.cli import train
 from mjlab_dist.cli.fields import fields_of
-from mjlab_dist.cli.flags import by_flag, split_task, take_help
+from mjlab_dist.cli.flags import HELP_FIELDS, by_flag, split_task, take_help
+from mjlab_dist.cli.run_flags import run_fields
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.config.checks import validate
 from mjlab_dist.config.serialization import to_plain
@@ -73,6 +74,8 @@ def test_bash_completes_flags(capsys: pytest.CaptureFixture[str]):
     ask = f'{script}\nCOMP_WORDS=(train cartpole-balance --num-e); COMP_CWORD=2; {function}; echo "${{COMPREPLY[@]}}"'
     done = subprocess.run(["bash", "-c", ask], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["--num-envs"]
+    with pytest.raises(UserError, match="TASK --tyro-print-completion bash"):
+        train.main(["--tyro-print-completion", "bash"], "train")
     with pytest.raises(UserError, match="--tyro-print-completion fish"):
         train.main(["cartpole-balance", "--tyro-print-completion", "fish"], "train")
 
@@ -113,11 +116,16 @@ def test_bash_completes_flags(capsys: pytest.CaptureFixture[str]):
         ("--agent.obs_normalization=True", "agent.obs_normalization", True),
         ("--agent.obs-normalization True", "agent.obs_normalization", True),
         ("--agent.capture=False", "agent.capture", False),
+        ("--agent.capture 0", "agent.capture", False),
+        ("--agent.no-capture --agent.capture=true --agent.capture=off", "agent.capture", False),
         ("--agent.actor_hidden_dims=[256, 128]", "agent.actor_hidden_dims", (256, 128)),
         ("--agent.actor-hidden-dims (256,128)", "agent.actor_hidden_dims", (256, 128)),
         ("--logger=['tensorboard', 'wandb']", "logger", ("tensorboard", "wandb")),
         ("--logger=[]", "logger", ()),
         ("--run-name=[a,b]", "run_name", "[a,b]"),
+        # Regular expressions
+        ("--env.actions.force.actuators (a|b)_(c|d)", "env.actions[force].actuators", ("(a|b)_(c|d)",)),
+        ("--env.actions.force.actuators [ab].*[cd]", "env.actions[force].actuators", ("[ab].*[cd]",)),
     ],
 )
 def test_a_flag_changes_only_its_field(line: str, path: str, value: Any):
@@ -221,7 +229,6 @@ def test_a_mistake_is_reported_in_an_ascii_locale_too(monkeypatch: pytest.Monkey
         "--seed nan",
         "--seed 15e-1",
         "--agent.learning-rate fast",
-        "--agent.capture perhaps",
         "--env.rewards.smooth.weight heavy",
         "--env.rewards.smooth 2",
         "--env.events.pole.params.low x",
@@ -353,6 +360,40 @@ def test_help_is_one_screen(columns: int, monkeypatch: pytest.MonkeyPatch, capsy
     assert len(lines) <= 42
     assert all(f"--{name.replace('_', '-')} " in page for name in train.ON_SHORT_PAGE)
     assert re.search(r"--num-envs INT.* \(default: 512\)", page)
+
+
+@pytest.mark.parametrize("task", ["cartpole-balance", "quadruped-velocity-rough"])
+def test_help_names_only_flags_that_exist(
+    task: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setenv("COLUMNS", "200")
+    starts = re.findall(r"(?m)^\W{0,3}--[a-z]\S*(?: --\S+)?", shown_help(capsys, task, "--help-all"))
+    named = {flag for start in starts for flag in re.findall(r"--[a-z][\w.-]*\w", start)}
+    fields = {**run_fields(registry.task_config(task)), **fields_of(train.TrainFlags()), **HELP_FIELDS}
+    known = {name.replace("_", "-") for name in fields}
+    switches = {
+        re.sub("([^.]+)$", r"no-\1", name.replace("_", "-")) for name, one in fields.items() if one.value is True
+    }
+    assert {flag.removeprefix("--") for flag in named} - known - switches <= {"help"}
+    assert {"--agent.capture", "--agent.no-capture"} <= named
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["cartpole-balance", "--help", "--seed", "x"],
+        ["cartpole-balance", "--seed", "--help"],
+        ["--help-all", "cartpole-balance"],
+    ],
+)
+def test_help_is_shown_whatever_else_is_typed(words: list[str], capsys: pytest.CaptureFixture[str]):
+    assert "--num-envs" in shown_help(capsys, *words)
+
+
+def test_a_mistake_shows_the_default_of_the_task(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        typed("cartpole-balance", "--max-iterations", "abc")
+    assert f"(default: {DEFAULT.max_iterations})" in " ".join(capsys.readouterr().err.split())
 
 
 def test_help_of_a_group_shows_only_its_flags(capsys: pytest.CaptureFixture[str]):

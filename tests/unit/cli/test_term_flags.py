@@ -24,7 +24,7 @@ class Goal:
     def __init__(
         self, env, *, required: float, limit: float | None = None, label: str | None = None,
         box: tuple = ((0.0, 1.0), (2.0, 3.0)), names: tuple[str, ...] = (), table: dict = {"a": 1.0},
-        gain: float = 1,
+        gain: float = 1, is_on: bool | None = True,
     ): pass
 """
 
@@ -111,6 +111,9 @@ def with_goal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainConfig:
         ("label", ["None"], None),
         ("required", ["2"], 2.0),
         ("gain", ["0.5"], 0.5),
+        ("is_on", [], True),
+        ("no-is-on", [], False),
+        ("is_on", ["None"], None),
     ],
 )
 def test_values_without_a_plain_type(
@@ -119,7 +122,10 @@ def test_values_without_a_plain_type(
     file = tmp_path / "config.yaml"
     file.write_text(yaml.safe_dump(to_plain(with_goal)))
     config = typed("--config", str(file), f"--env.commands.goal.params.{name}", *values)
-    assert config.env.commands["goal"].params == {**with_goal.env.commands["goal"].params, name: expected}
+    assert config.env.commands["goal"].params == {
+        **with_goal.env.commands["goal"].params,
+        name.removeprefix("no-").replace("-", "_"): expected,
+    }
     assert reread(config) == config
 
 
