@@ -38,4 +38,4 @@ def typed(*words: str) -> TrainConfig:
 
 def with_flags(config: TrainConfig, words: Sequence[str]) -> TrainConfig:
     """Return a config that flags have changed."""
-    return with_values(config, flag_values(config, by_flag(words), "train cartpole-balance"))
+    return with_values(config, flag_values(config, by_flag(words), "train cartpole-balance", {}))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from mjlab_dist.cli.console import make_console
-from mjlab_dist.cli.flags import parse
+from mjlab_dist.cli.flags import by_flag, parse
 from mjlab_dist.config import CompareConfig
 from mjlab_dist.errors import UserError
 from mjlab_dist.figure_files import check_figure_file
@@ -29,7 +29,7 @@ def main(argv: Sequence[str], prog: str) -> None:
     # Runs and flags
     first = next((i for i, word in enumerate(argv) if word.startswith("-")), len(argv))
     words, flags = argv[:first], argv[first:]
-    config = parse(CompareConfig(), flags, f"{prog} RUN...")
+    config = parse(CompareConfig(), by_flag(flags), f"{prog} RUN...")
     if not words:
         raise UserError(f"no run is named; type {prog} RUN..., where each RUN is the directory of a run or of a task")
 

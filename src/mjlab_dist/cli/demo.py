@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from mjlab_dist.cli.flags import parse
+from mjlab_dist.cli.flags import by_flag, parse
 from mjlab_dist.cli.play import show
 from mjlab_dist.config import PlayConfig
 from mjlab_dist.config.signatures import find_module
@@ -38,7 +38,7 @@ class DemoConfig:
 
 def main(argv: Sequence[str], prog: str) -> None:
     """Play the policy without noise or pushes."""
-    config = parse(DemoConfig(), argv, prog)
+    config = parse(DemoConfig(), by_flag(argv), prog)
     run = str(_run_dir())
     if config.video is None:
         if config.seconds != DemoConfig.seconds:

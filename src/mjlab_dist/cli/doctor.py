@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mjlab_dist.cli.console import make_console
-from mjlab_dist.cli.flags import parse
+from mjlab_dist.cli.flags import by_flag, parse
 from mjlab_dist.cli.run_flags import general_config
 from mjlab_dist.config.hosts import validate_hosts
 from mjlab_dist.distributed.slurm import named_hosts
@@ -47,7 +47,7 @@ class DoctorConfig:
 
 def main(argv: Sequence[str], prog: str) -> None:
     """Run the checks, print the results, and exit with 3 if a check failed."""
-    config = parse(DoctorConfig(), argv, prog)
+    config = parse(DoctorConfig(), by_flag(argv), prog)
 
     from mjlab_dist.machine.doctor import examine  # --help does not need it
 

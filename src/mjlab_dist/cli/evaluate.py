@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mjlab_dist.cli.console import make_console
-from mjlab_dist.cli.flags import by_flag, known_task, parse, split_task, take_group
+from mjlab_dist.cli.flags import Group, by_flag, known_task, parse, split_task, take_env
 from mjlab_dist.cli.play import chosen_run
 from mjlab_dist.cli.with_ranks import waiting_for_ranks
 from mjlab_dist.config import EvaluateConfig, PlayConfig
@@ -27,7 +27,7 @@ def main(argv: Sequence[str], prog: str) -> None:
     """Evaluate a policy, print the results, and exit with 1 if the mean return is below ``--min-return``."""
     # Flags
     task, flags = split_task(argv)
-    changes, flags = take_group(_joined(flags, "--vary"), "--env.")
+    changes, flags = take_env(_joined(by_flag(flags), "--vary"))
     config = parse(EvaluateConfig(), flags, f"{prog} {task or 'TASK'}")
     task = known_task(task, prog)
 
@@ -61,11 +61,11 @@ def main(argv: Sequence[str], prog: str) -> None:
             sys.exit(Exit.FAILED)
 
 
-def _joined(argv: Sequence[str], flag: str) -> list[str]:
-    """Combine all uses of a flag into one use with all values, at the end of argv."""
-    values = [value for name, given in by_flag(argv) if name == flag for value in given]
-    rest = [word for name, given in by_flag(argv) if name != flag for word in (name, *given)]
-    return [*rest, flag, *values] if values else list(argv)
+def _joined(groups: Sequence[Group], flag: str) -> list[Group]:
+    """Combine all uses of a flag into one with all words, because tyro takes only the last."""
+    words = [word for name, given in groups if name == flag for word in given]
+    rest = [group for group in groups if group[0] != flag]
+    return [*rest, (flag, words)] if len(rest) < len(groups) else rest
 
 
 def _plain(result: Evaluated) -> dict[str, object]:

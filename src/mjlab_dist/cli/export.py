@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mjlab_dist.cli.console import EventPrinter, make_console
-from mjlab_dist.cli.flags import known_task, parse, split_task
+from mjlab_dist.cli.flags import by_flag, known_task, parse, split_task
 from mjlab_dist.cli.play import chosen_run
 from mjlab_dist.config import ExportConfig, PlayConfig
 from mjlab_dist.errors import CheckError
@@ -22,7 +22,7 @@ def main(argv: Sequence[str], prog: str) -> None:
     """Export a policy, and print its inputs and outputs. Exit with 1 if a file does not act like the policy."""
     # Flags
     task, flags = split_task(argv)
-    config = parse(ExportConfig(), flags, f"{prog} {task or 'TASK'}")
+    config = parse(ExportConfig(), by_flag(flags), f"{prog} {task or 'TASK'}")
     task = known_task(task, prog)
 
     from mjlab_dist.export.run import check, export  # --help does not need it

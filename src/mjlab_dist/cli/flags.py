@@ -39,9 +39,9 @@ HELP_FIELDS = {
 }
 
 
-def parse(default: ConfigT, argv: Sequence[str], prog: str) -> ConfigT:
+def parse(default: ConfigT, groups: Sequence[Group], prog: str) -> ConfigT:
     """Return a default config, without nested configs, changed by flags. Print help and exit if requested."""
-    page, groups = take_help(by_flag(argv))
+    page, groups = take_help(groups)
     fields = fields_of(default)
     if page is not None:
         print_help(fields, prog, inspect.getdoc(type(default)) or "")
@@ -62,21 +62,16 @@ def by_flag(argv: Sequence[str]) -> list[Group]:
     return groups
 
 
-def take_help(groups: Sequence[Group]) -> tuple[str | None, list[Group]]:
-    """Take the flags for help out.
+def take_help(groups: Sequence[Group]) -> tuple[Group | None, list[Group]]:
+    """Take out the flags that print a page about flags and exit. Return the first of them, and the other flags."""
+    pages = [group for group in groups if group[0].replace("_", "-") in ("--help", "--help-all", COMPLETION)]
+    return next(iter(pages), None), [group for group in groups if group not in pages]
 
-    Return the page that is requested: empty for the short one, all, the start of names, or tyro's flag for completion
-    with the shell; None if none is.
-    """
-    pages = {"--help": "{}", "--help-all": "all", COMPLETION: f"{COMPLETION} {{}}"}
-    asked, rest = list[str](), list[Group]()
-    for flag, words in groups:
-        page = pages.get(flag.replace("_", "-"))
-        if page is None:
-            rest.append((flag, words))
-        else:
-            asked.append(page.format("".join(words[:1])))
-    return next(iter(asked), None), rest
+
+def take_env(groups: Sequence[Group]) -> tuple[list[Group], list[Group]]:
+    """Take out the flags that change a task's env. Return them, and the other flags."""
+    changes = [group for group in groups if group[0].startswith("--env.")]
+    return changes, [group for group in groups if group not in changes]
 
 
 def split_task(argv: Sequence[str]) -> tuple[str | None, list[str]]:
@@ -92,18 +87,6 @@ def known_task(task: str | None, prog: str) -> str:
         raise UserError(f"no task is named; type {prog} TASK, with one of {listed(registry.task_names(), 'or')}")
     registry.task_config(task)
     return task
-
-
-def take_group(argv: Sequence[str], prefix: str) -> tuple[list[str], list[str]]:
-    """Take all flags that start with a prefix out of argv, with their values."""
-    taken: list[str] = []
-    rest: list[str] = []
-    group = rest
-    for arg in argv:
-        if arg.startswith("--"):
-            group = taken if arg.startswith(prefix) else rest
-        group.append(arg)
-    return taken, rest
 
 
 def name_of(flag: str, fields: Mapping[str, Field]) -> str | None:
@@ -239,10 +222,10 @@ def _separated(words: Sequence[str], *, is_number: bool) -> list[str]:
     if is_number:
         return [part for part in re.split(r"[][(), ]+", text) if part]
     try:
-        listed_ = ast.literal_eval(text)
+        values = ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):  # such as a regular expression
         return list(words)
-    return list(map(str, listed_)) if isinstance(listed_, list | tuple) else list(words)
+    return list(map(str, values)) if isinstance(values, list | tuple) else list(words)
 
 
 def _switch(flag: str, words: Sequence[str]) -> list[str]:

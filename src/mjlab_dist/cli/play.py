@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from mjlab_dist.cli.console import EventPrinter, make_console
-from mjlab_dist.cli.flags import by_flag, known_task, parse, split_task, take_group
+from mjlab_dist.cli.flags import Group, by_flag, known_task, parse, split_task, take_env
 from mjlab_dist.cli.run_flags import flag_values
 from mjlab_dist.config import PlayConfig, TrainConfig
 from mjlab_dist.config.checks import validate
@@ -31,14 +31,14 @@ SHOWN = 4
 def main(argv: Sequence[str], prog: str) -> None:
     """Play a policy, print its returns, and write a video or a strip of frames if requested."""
     task, flags = split_task(argv)
-    changes, flags = take_group(flags, "--env.")
+    changes, flags = take_env(by_flag(flags))
     if task is None:
         parse(PlayConfig(), flags, f"{prog} TASK")  # prints help and exits, if --help is given
     task = known_task(task, prog)
     show(task, parse(PlayConfig(), flags, f"{prog} {task}"), prog, changes)
 
 
-def show(task: str, config: PlayConfig, prog: str, changes: Sequence[str] = ()) -> None:
+def show(task: str, config: PlayConfig, prog: str, changes: Sequence[Group] = ()) -> None:
     """Play a policy and print its returns; or show it in a viewer until Ctrl-C, and then end this process."""
     from mjlab_dist import play  # --help does not need it
 
@@ -61,13 +61,13 @@ def show(task: str, config: PlayConfig, prog: str, changes: Sequence[str] = ()) 
         print(f"Frames, one every {result.frame_interval_s:.3g} s: {config.frames}")
 
 
-def chosen_run(task: str, config: PlayConfig, prog: str, changes: Sequence[str]) -> tuple[TrainConfig, Path]:
+def chosen_run(task: str, config: PlayConfig, prog: str, changes: Sequence[Group]) -> tuple[TrainConfig, Path]:
     """Return the run's config, whose env is changed by the flags, and the path of the checkpoint or NaN dump."""
     from mjlab_dist import play  # --help does not need it
 
     train_config, path = play.resolve(task, config)
     if changes:
-        train_config = with_values(train_config, flag_values(train_config, by_flag(changes), f"{prog} {task}"))
+        train_config = with_values(train_config, flag_values(train_config, changes, f"{prog} {task}", {}))
         validate(train_config)
     if not config.disturbances:
         train_config = dataclasses.replace(train_config, env=play.without_disturbances(train_config.env))

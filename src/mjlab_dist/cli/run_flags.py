@@ -83,8 +83,8 @@ class CommandLine(Generic[OwnT]):
     values: Mapping[str, Any]
     # Other flags of the run's config, and unknown ones
     rest: Sequence[Group]
-    # Page of help that is requested
-    page: str | None
+    # Flag that prints a page about flags, with its words
+    page: Group | None
     # Flags on the short page of help
     everyday: Sequence[str]
 
@@ -136,10 +136,8 @@ def config_of(line: CommandLine[OwnT], **defaults: Any) -> TrainConfig:
     # Help
     command = f"{prog} {base.task or 'TASK'}"
     own_fields = {**fields_of(own), **HELP_FIELDS}
-    if line.page == "":
-        _show_short_help(line, {**run_fields(_without_env(base)), **own_fields}, command)
-    elif line.page is not None:
-        _show_help(line, line.page, {**run_fields(base), **own_fields}, command)
+    if line.page is not None:
+        _show_page(line, line.page, base, own_fields, command)
     # Values of the flags
     if run_dir is not None:
         values["resume"] = str(run_dir)
@@ -154,9 +152,7 @@ def config_of(line: CommandLine[OwnT], **defaults: Any) -> TrainConfig:
     return config
 
 
-def flag_values(
-    config: TrainConfig, groups: Sequence[Group], prog: str, others: Mapping[str, Field] | None = None
-) -> dict[str, Any]:
+def flag_values(config: TrainConfig, groups: Sequence[Group], prog: str, others: Mapping[str, Field]) -> dict[str, Any]:
     """Return the values of a config that flags give, by dotted name. Errors suggest the command's other flags too."""
     if not groups:
         return {}
@@ -165,18 +161,13 @@ def flag_values(
     names = [(name_of(flag, fields) or "", words) for flag, words in groups]
     functions = {name: words[0] for name, words in names if name.endswith((".func", ".model")) and len(words) == 1}
     fields = run_fields(with_values(config, functions)) if functions else fields
-    values = values_of({**fields, **(others or {})}, groups, prog)
-    return {name: value for name, value in values.items() if name not in (others or {})}
+    values = values_of({**fields, **others}, groups, prog)
+    return {name: value for name, value in values.items() if name not in others}
 
 
 def general_config() -> TrainConfig:
     """Return a run's config with the defaults that hold for any task. Its ``env`` is missing."""
     return TrainConfig(task="", env=typing.cast("Any", None))
-
-
-def _without_env(config: TrainConfig) -> TrainConfig:
-    """Return a config without its env, whose many fields take a while to list."""
-    return dataclasses.replace(config, env=typing.cast("Any", None))
 
 
 def run_fields(config: TrainConfig) -> dict[str, Field]:
@@ -186,41 +177,47 @@ def run_fields(config: TrainConfig) -> dict[str, Field]:
 
 def _without_task(line: CommandLine[OwnT]) -> TrainConfig:
     """Return the general config to show help; without a request for help, raise."""
-    page = line.page
-    if page is not None and page != "all" and page.partition(".")[0] != "env" and not page.startswith(COMPLETION):
-        return general_config()
-    if page is not None:
-        what = "--help-all" if page == "all" else page if page.startswith(COMPLETION) else f"--help {page}"
-        raise UserError(f"{what}: these flags depend on the task; type {line.prog} TASK {what}")
+    if line.page is not None:
+        flag, words = line.page
+        if flag == "--help" and not "".join(words[:1]).startswith("env"):
+            return general_config()
+        asked = " ".join([flag, *words])
+        raise UserError(f"{asked}: these flags depend on the task; type {line.prog} TASK {asked}")
     unknown = [group for group in line.rest if not group[0].startswith("--env.")]
     values_of({**run_fields(general_config()), **fields_of(line.own), **HELP_FIELDS}, unknown, f"{line.prog} TASK")
-    return registry.task_config(known_task(line.task, line.prog))  # raises
+    return registry.task_config(known_task(None, line.prog))  # raises
 
 
-def _show_short_help(line: CommandLine[OwnT], fields: Mapping[str, Field], command: str) -> NoReturn:
-    """Print the everyday flags, and exit."""
-    summary = inspect.getdoc(type(line.own)) or ""
-    if line.task is None:
-        tasks = textwrap.fill(f"Tasks: {', '.join(registry.task_names())}", 80, break_on_hyphens=False)
-        summary = f"{summary}\n\n{tasks}"
-    print_help(fields, command, summary, [*line.everyday, *HELP_FIELDS])
-
-
-def _show_help(line: CommandLine[OwnT], page: str, fields: Mapping[str, Field], command: str) -> NoReturn:
-    """Print all flags, or those whose names start with a text, and exit."""
-    if page.startswith(COMPLETION):
+def _show_page(
+    line: CommandLine[OwnT], page: Group, base: TrainConfig, own: Mapping[str, Field], command: str
+) -> NoReturn:
+    """Print the everyday flags, all flags, those whose names start with a text, or a script; and exit."""
+    summary, (flag, words) = inspect.getdoc(type(line.own)) or "", page
+    # Everyday flags, without those of the env, which take a while to list
+    if flag == "--help" and not words:
+        if line.task is None:
+            tasks = textwrap.fill(f"Tasks: {', '.join(registry.task_names())}", 80, break_on_hyphens=False)
+            summary = f"{summary}\n\n{tasks}"
+        general = run_fields(dataclasses.replace(base, env=typing.cast("Any", None)))
+        print_help({**general, **own}, command, summary, [*line.everyday, *HELP_FIELDS])
+    # Completion, or all flags
+    fields = {**run_fields(base), **own}
+    if flag == COMPLETION:
         if not line.prog.endswith("train"):
             raise UserError(f"{COMPLETION}: only train has it")
-        print_completion(fields, page.removeprefix(f"{COMPLETION} "))
-    summary, page = inspect.getdoc(type(line.own)) or "", page.replace("-", "_")
+        print_completion(fields, "".join(words))
+    if flag != "--help":
+        print_help(fields, command, summary)
+    # Flags whose names start with a text
+    start = words[0].replace("-", "_")
     spelled = {name: name.replace("-", "_") for name in fields}
-    inside = [name for name, plain in spelled.items() if page == "all" or f"{plain}.".startswith(f"{page}.")]
-    chosen = inside or [name for name, plain in spelled.items() if plain.startswith(page)]
+    inside = [name for name, plain in spelled.items() if f"{plain}.".startswith(f"{start}.")]
+    chosen = inside or [name for name, plain in spelled.items() if plain.startswith(start)]
     if not chosen:
         parts = [name.replace("_", "-").split(".") for name in fields]
         prefixes = {".".join(names[: i + 1]) for names in parts for i in range(len(names))}
-        near = did_you_mean(page.replace("_", "-"), prefixes, f"see {command} --help-all")
-        raise UserError(f"--help {line.page}: no flag starts with it; {near}")
+        near = did_you_mean(start.replace("_", "-"), prefixes, f"see {command} --help-all")
+        raise UserError(f"--help {words[0]}: no flag starts with it; {near}")
     print_help({name: fields[name] for name in chosen}, command, summary)
 
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from mjlab_dist.cli.console import EventPrinter, make_console
-from mjlab_dist.cli.flags import parse, split_task
+from mjlab_dist.cli.flags import by_flag, parse, split_task
 from mjlab_dist.config import WatchConfig
 from mjlab_dist.config.limits import validate_limits
 from mjlab_dist.errors import Exit, UserError
@@ -20,7 +20,7 @@ from mjlab_dist.run_dir import find_any_run, read_config_file
 def main(argv: Sequence[str], prog: str) -> None:
     """Serve the page of a run until Ctrl-C, and end the process."""
     run, flags = split_task(argv)
-    config = parse(WatchConfig(), flags, f"{prog} RUN")
+    config = parse(WatchConfig(), by_flag(flags), f"{prog} RUN")
     if run is None:
         raise UserError(f"no run is named; type {prog} RUN, where RUN is a run directory or latest")
     validate_limits(config)

@@ -33,18 +33,34 @@ def with_values(config: TrainConfig, values: Mapping[str, Any]) -> TrainConfig:
     return _drop_replaced(from_plain(to_plain(changed)), values)
 
 
+def value_of(config: TrainConfig, name: str) -> Any:
+    """Return the value of a field, or the default of a parameter that the config does not set.
+
+    Args:
+        config: The config.
+        name: Dotted name.
+
+    Raises:
+        KeyError: If there is no such field.
+    """
+    *parent, last = name.split(".")
+    known = entries(entry(config, parent))
+    if last in known or not parent or parent[-1] not in PARAMETERS:
+        return known[last]
+    return parameters_of(entry(config, parent[:-1]), parent[-1])[last].default
+
+
 def _with_value(config: TrainConfig, name: str, value: Any) -> TrainConfig:
-    path = name.split(".")
-    *parent, last = path
-    is_parameter = bool(parent) and parent[-1] in PARAMETERS
-    is_known = last in entries(entry(config, parent))
-    is_known |= is_parameter and last in parameters_of(entry(config, parent[:-1]), parent[-1])
-    if not is_known or name == "task":
+    path, is_known = name.split("."), name != "task"
+    try:
+        value_of(config, name)
+    except KeyError:
+        is_known = False
+    if not is_known:
         known = [known for known, _ in paths(to_plain(config))]
         raise UserError(f"{name}: unknown field; {did_you_mean(name, known, 'see train --help')}")
-    if value is None and not is_parameter and isinstance(entry(config, parent), Mapping):
-        return without(config, path)
-    return replaced(config, path, value)
+    is_entry = path[-2:-1] and path[-2] not in PARAMETERS and isinstance(entry(config, path[:-1]), Mapping)
+    return without(config, path) if value is None and is_entry else replaced(config, path, value)
 
 
 def _drop_replaced(config: TrainConfig, given: Collection[str]) -> TrainConfig:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -10,10 +11,9 @@ from typing import Any
 
 from mjlab_dist.config import EventConfig, RandomizationConfig, TrainConfig
 from mjlab_dist.config.checks import validate
-from mjlab_dist.config.entries import entry
 from mjlab_dist.config.serialization import paths, to_plain
-from mjlab_dist.config.signatures import PARAMETERS, REQUIRED, parameters_of
-from mjlab_dist.config.values import with_values
+from mjlab_dist.config.signatures import REQUIRED
+from mjlab_dist.config.values import value_of, with_values
 from mjlab_dist.errors import UserError
 from mjlab_dist.wording import did_you_mean, listed
 
@@ -112,15 +112,11 @@ def _find(config: TrainConfig, name: str) -> tuple[str, Any]:
     env, spelled = config.env, name.replace("-", "_")
     short = {key: f"env.{kind}.{key}" for kind in ("events", "randomizations") for key in getattr(env, kind)}
     dotted = short.get(spelled, spelled)
+    with contextlib.suppress(KeyError):
+        found = value_of(config, dotted) if dotted.startswith("env.") else REQUIRED
+        if found is not REQUIRED:
+            return dotted, found
     known = [path for path, _ in paths({"env": to_plain(env)})]
-    if dotted in known:
-        return dotted, entry(config, dotted.split("."))
-    # If the config does not set the parameter of a term, the default of the term's function applies
-    *term, field, last = ["", *dotted.split(".")]
-    if field in PARAMETERS and ".".join(term[1:]) in known:
-        default = parameters_of(entry(config, term[1:]), field).get(last)
-        if default is not None and default.default is not REQUIRED:
-            return dotted, default.default
     has = f"the task has {listed(sorted(short))}" if short else "the task has no randomizations and no events"
     raise UserError(f"--vary {name}: the env has nothing with this name; {did_you_mean(name, [*short, *known], has)}")
 

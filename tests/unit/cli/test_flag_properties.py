@@ -16,7 +16,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mjlab_dist import registry
-from mjlab_dist.cli.flags import take_group
 from mjlab_dist.cli.run_flags import run_fields
 from mjlab_dist.config import ParamValue, TrainConfig
 from mjlab_dist.errors import UserError
@@ -127,14 +126,3 @@ def test_a_command_line_is_read_or_refused(argv: list[str]):
             return  # one of two alternatives
         except SystemExit:
             assert f"{PROG} --help" in printed.getvalue()
-
-
-@given(argv=st.lists(tokens), prefix=st.sampled_from(["--env.", "--agent.", "--"]))
-def test_a_group_of_flags_and_the_rest_are_the_whole_command_line(argv: list[str], prefix: str):
-    taken, rest = take_group(argv, prefix)
-    left = iter(argv)
-    assert all(arg in left for arg in taken), "the group's flags keep their order"
-    left = iter(argv)
-    assert all(arg in left for arg in rest), "the other arguments keep their order"
-    assert sorted(taken + rest) == sorted(argv)
-    assert [arg for arg in taken if arg.startswith("--")] == [arg for arg in argv if arg.startswith(prefix)]

@@ -19,7 +19,7 @@ from configs import LEGGED, typed, with_flags
 from mjlab_dist import registry
 from mjlab_dist.cli import train
 from mjlab_dist.cli.fields import fields_of
-from mjlab_dist.cli.flags import HELP_FIELDS, by_flag, split_task, take_help
+from mjlab_dist.cli.flags import HELP_FIELDS, Group, by_flag, split_task, take_help
 from mjlab_dist.cli.run_flags import run_fields
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.config.checks import validate
@@ -321,13 +321,13 @@ def test_the_task_is_the_first_argument(argv: list[str], task: str | None, rest:
     ("argv", "page", "rest"),
     [
         (["--seed", "1"], None, [("--seed", ["1"])]),
-        (["--seed", "1", "-h"], "", [("--seed", ["1"])]),
-        (["--help", "--seed=1"], "", [("--seed", ["1"])]),
-        (["--help", "env.sim", "--seed", "1"], "env.sim", [("--seed", ["1"])]),
-        (["--help-all"], "all", []),
+        (["--seed", "1", "-h"], ("--help", []), [("--seed", ["1"])]),
+        (["--help", "--seed=1"], ("--help", []), [("--seed", ["1"])]),
+        (["--help", "env.sim", "--seed", "1"], ("--help", ["env.sim"]), [("--seed", ["1"])]),
+        (["--help_all"], ("--help_all", []), []),
     ],
 )
-def test_the_flags_for_help_are_removed(argv: list[str], page: str | None, rest: list[tuple[str, list[str]]]):
+def test_the_flags_for_help_are_removed(argv: list[str], page: Group | None, rest: list[Group]):
     assert take_help(by_flag(argv)) == (page, rest)
 
 
