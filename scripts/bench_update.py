@@ -48,8 +48,8 @@ def learner(hidden_dims: tuple[int, ...], stock: bool, rank: int, ranks: int, de
     if stock:
         made = stock_learner(agent, obs, rank, ranks, device)
     else:
-        env: Any = SimpleNamespace()
-        made = make_ppo(TrainConfig(task="bench", env=env, agent=agent), obs, NUM_ACTIONS, AllReduce(), device)
+        env: Any = SimpleNamespace(num_actions=NUM_ACTIONS, device=device, get_observations=lambda: obs)
+        made = make_ppo(TrainConfig(task="bench", env=env, agent=agent), env, AllReduce())
     made.train_mode()
     return made
 

@@ -13,9 +13,10 @@ from typing import Any
 
 import rsl_rl.algorithms
 import torch
+from rsl_rl.extensions import RandomNetworkDistillation
 from tensordict import TensorDict
 
-from mjlab_dist.config import AgentConfig, TrainConfig
+from mjlab_dist.config import AgentConfig, RndConfig, SymmetryConfig, TrainConfig
 from mjlab_dist.distributed.synchronizer import AllReduce, Synchronizer
 from mjlab_dist.learn.ppo import PPO, make_ppo
 
@@ -72,7 +73,7 @@ def make_data(num_envs: int, seed: int) -> Data:
 
 def train_config(agent: AgentConfig, **fields: Any) -> TrainConfig:
     """Return a training config. Its env is never built."""
-    env: Any = SimpleNamespace(observations=NUM_OBS)
+    env: Any = SimpleNamespace(observations=NUM_OBS, reward_scale="none")
     return TrainConfig(task="made-up", env=env, agent=agent, **fields)
 
 
@@ -80,7 +81,7 @@ def make_learner(
     config: TrainConfig, num_envs: int, synchronizer: Synchronizer | None = None, device: str = "cpu"
 ) -> PPO:
     """Build a learner of this package."""
-    learner = make_ppo(config, zeros(num_envs, device), NUM_ACTIONS, synchronizer or AllReduce(), device)
+    learner = make_ppo(config, made_up_env(num_envs, device), synchronizer or AllReduce())
     learner.train_mode()
     return learner
 
@@ -103,13 +104,15 @@ def make_stock_learner(config: TrainConfig, num_envs: int) -> rsl_rl.algorithms.
     names = inspect.signature(rsl_rl.algorithms.PPO).parameters.keys() & vars(agent).keys()
     plain = {
         "num_steps_per_env": agent.num_steps_per_env,
-        "obs_groups": {"actor": ["actor"], "critic": ["critic"]},
+        "obs_groups": {"actor": ["actor"], "critic": ["critic"], "rnd_state": ["actor"]},
         "multi_gpu": None,
         "algorithm": {
             "class_name": "PPO",
             **{name: getattr(agent, name) for name in names},
             "normalize_advantage_per_mini_batch": agent.advantage_normalization == "mini-batch",
             "use_mixed_precision": agent.precision == "bf16",
+            "symmetry_cfg": stock_symmetry(agent.symmetry),
+            "rnd_cfg": stock_rnd(agent.rnd),
         },
         "actor": {
             **network,
@@ -122,11 +125,52 @@ def make_stock_learner(config: TrainConfig, num_envs: int) -> rsl_rl.algorithms.
         },
         "critic": {**network, "hidden_dims": agent.critic_hidden_dims},
     }
-    env: Any = SimpleNamespace(num_envs=num_envs, num_actions=NUM_ACTIONS)
+    env = made_up_env(num_envs)
     with contextlib.redirect_stdout(io.StringIO()):
         learner = rsl_rl.algorithms.PPO.construct_algorithm(zeros(num_envs), env, plain, "cpu")
     learner.train_mode()
     return learner
+
+
+def mirrored(
+    env: Any, obs: TensorDict | None, actions: torch.Tensor | None
+) -> tuple[TensorDict | None, torch.Tensor | None]:
+    """Append samples of reversed observations, and samples of negated ones: three times as many in all."""
+    if obs is not None:
+        assert env.num_actions == NUM_ACTIONS
+        groups: dict[str, Any] = dict(obs.items())
+        groups = {name: torch.cat([o, o.flip(-1), -o]) for name, o in groups.items()}
+        obs = TensorDict(groups, batch_size=[3 * len(obs)])
+    return obs, None if actions is None else torch.cat([actions, actions.flip(-1), -actions])
+
+
+def stock_symmetry(config: SymmetryConfig) -> dict[str, Any] | None:
+    """Return the config of rsl_rl's symmetry extension."""
+    if not config.is_used:
+        return None
+    return {
+        "data_augmentation_func": mirrored,
+        "use_data_augmentation": config.use_data_augmentation,
+        "use_mirror_loss": config.mirror_loss_coef > 0,
+        "mirror_loss_coeff": config.mirror_loss_coef,
+    }
+
+
+def stock_rnd(config: RndConfig) -> dict[str, Any] | None:
+    """Return the config of rsl_rl's random network distillation."""
+    names = inspect.signature(RandomNetworkDistillation).parameters.keys() & vars(config).keys()
+    return {name: getattr(config, name) for name in names} if config.is_used else None
+
+
+def made_up_env(num_envs: int, device: str = "cpu") -> Any:
+    """Return the parts of an env that building a learner needs."""
+    return SimpleNamespace(
+        num_envs=num_envs,
+        num_actions=NUM_ACTIONS,
+        device=device,
+        get_observations=lambda: zeros(num_envs, device),
+        unwrapped=SimpleNamespace(step_dt=1.0),
+    )
 
 
 def zeros(num_envs: int, device: str = "cpu") -> TensorDict:
@@ -162,8 +206,11 @@ def state_of(learner: rsl_rl.algorithms.PPO) -> dict[str, torch.Tensor]:
     """Return parameters, normalizers, Adam's moments and the learning rate by name, with sharded tensors gathered."""
     saved = learner.save()
     optimizer = saved["optimizer_state_dict"]
-    state = {f"{m}.{k}": t.clone() for m in ("actor", "critic") for k, t in saved[f"{m}_state_dict"].items()}
-    state |= {f"adam.{i}.{k}": t.clone() for i, s in optimizer["state"].items() for k, t in s.items()}
+    models = [name for name in ("actor", "critic", "rnd") if f"{name}_state_dict" in saved]
+    state = {f"{m}.{k}": t.clone() for m in models for k, t in saved[f"{m}_state_dict"].items()}
+    for name in ("optimizer", "rnd_optimizer"):
+        moments = saved.get(f"{name}_state_dict", {"state": {}})["state"]
+        state |= {f"{name}.{i}.{k}": t.clone() for i, s in moments.items() for k, t in s.items()}
     return state | {"learning_rate": torch.tensor(float(optimizer["param_groups"][0]["lr"]), dtype=torch.float64)}
 
 

@@ -21,7 +21,7 @@ from rollouts import (
     train_config,
 )
 
-from mjlab_dist.config import SyncConfig, TrainConfig
+from mjlab_dist.config import RndConfig, SymmetryConfig, SyncConfig, TrainConfig
 from mjlab_dist.control import Control
 from mjlab_dist.distributed import Rank, RankPlan, rank_from_environment
 from mjlab_dist.distributed.group import gather, meet, process_group
@@ -33,12 +33,21 @@ ITERATIONS = 2
 TINY = SyncConfig(fsdp_min_size_mb=1e-4)
 """Minimum size of a sharded parameter. It is so small that every parameter with two dimensions is sharded."""
 
+MIRROR_LOSS = SymmetryConfig(func="rollouts:mirrored", mirror_loss_coef=0.5)
+RND = RndConfig(weight=0.5, num_outputs=4, state_normalization=True, reward_normalization=True)
+
 VARIANTS: dict[str, dict[str, Any]] = {
     "mlp": {},
     "mini-batch": {"advantage_normalization": "mini-batch"},
     "lstm": {"rnn": "lstm"},
     "clipped": {"max_grad_norm": 0.05, "schedule": "fixed"},
     "scaled": {"reward_normalization": True},
+    "mirrored": {
+        "symmetry": SymmetryConfig(func="rollouts:mirrored", use_data_augmentation=True, mirror_loss_coef=0.5)
+    },
+    "mirror loss": {"symmetry": SymmetryConfig(func="rollouts:mirrored", mirror_loss_coef=0.5)},
+    "rnd": {"rnd": RND},
+    "rnd lstm": {"rnd": RND, "rnn": "lstm"},
     "bf16": {"precision": "bf16"},
 }
 """Changes of the agent's config. With each change, the update must not depend on the number of ranks."""
@@ -54,7 +63,7 @@ def order_of_envs(variant: str, world_size: int) -> list[int]:
     A mini-batch of a recurrent policy contains adjacent envs. Therefore, the envs of mini-batch i of every rank must be
     adjacent in the single process.
     """
-    if variant != "lstm":
+    if "rnn" not in VARIANTS[variant]:
         return list(range(world_size * NUM_ENVS))
     size = NUM_ENVS // MINI_BATCHES
     return [
@@ -120,7 +129,7 @@ def _results(rank: Rank) -> dict[str, Any]:
             results[variant] = _train_here(rank, config(variant))
         torch.set_default_dtype(torch.float64)
         results["local"] = _local_updates(rank)
-        results["agreed"] = _agreed(rank, config("mlp"))
+        results["agreed"] = _agreed(rank, config("rnd"))
         for fsdp_devices in (2, 4):
             if rank.world_size == 4:
                 sharded = dataclasses.replace(config("mlp"), fsdp_devices=fsdp_devices, sync=TINY)
@@ -168,7 +177,7 @@ def _load(rank: Rank, run: Any, source: list[dict[str, Any]]) -> dict[str, torch
 
 
 def _local_updates(rank: Rank) -> dict[str, Any]:
-    learner = _make(rank, config("mlp"), LocalUpdates(ITERATIONS))
+    learner = _make(rank, config("rnd"), LocalUpdates(ITERATIONS))
     orders = [permutation(rank.rank, i) for i in range(ITERATIONS)]
     history = train(learner, _envs(rank), rank.world_size * NUM_ENVS, orders)
     before = state_of(learner)
@@ -184,13 +193,17 @@ def _agreed(rank: Rank, run: Any) -> dict[str, Any]:
     learner = _make(rank, run)
     train(learner, _envs(rank), rank.world_size * NUM_ENVS, [permutation(rank.rank, 0)])
     with torch.no_grad():
-        for tensors in learner.optimizer.state.values():
-            tensors["exp_avg"] += rank.rank // run.fsdp_devices
-        for group in learner.optimizer.param_groups:
-            for parameter in group["params"]:
+        optimizers = [learner.optimizer]
+        normalizers: list[Any] = [learner.actor.obs_normalizer, learner.critic.obs_normalizer]
+        if learner.intrinsic is not None:
+            optimizers.append(learner.intrinsic.optimizer)
+            normalizers += [learner.intrinsic.rnd.state_normalizer, learner.intrinsic.rnd.reward_normalizer.emp_norm]
+        for optimizer in optimizers:
+            for parameter, tensors in optimizer.state.items():
+                tensors["exp_avg"] += rank.rank // run.fsdp_devices
                 parameter.add_(rank.rank // run.fsdp_devices)
-        for model in (learner.actor, learner.critic):
-            model.obs_normalizer._mean += rank.rank // run.fsdp_devices
+        for normalizer in normalizers:
+            normalizer._mean += rank.rank // run.fsdp_devices
         learner.rate += rank.rank // run.fsdp_devices
     before = state_of(learner)
     learner.replicas.unlike_ranks = [1]

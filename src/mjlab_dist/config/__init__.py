@@ -1,6 +1,6 @@
 """Configs of tasks, agents and runs: frozen dataclasses. Imports the standard library only."""
 
-from mjlab_dist.config.agent import AgentConfig
+from mjlab_dist.config.agent import AgentConfig, RndConfig, SymmetryConfig
 from mjlab_dist.config.options import OptionsConfig
 from mjlab_dist.config.references import lazy_modules
 from mjlab_dist.config.run import (
@@ -59,7 +59,9 @@ __all__ = [
     "RandomizationConfig",
     "Reduction",
     "RewardConfig",
+    "RndConfig",
     "SimConfig",
+    "SymmetryConfig",
     "SyncConfig",
     "TermConfig",
     "TerminationConfig",

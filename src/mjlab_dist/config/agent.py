@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from mjlab_dist.config.limits import Fraction, Interval, NonNegativeFloat, PositiveFloat, PositiveInt
@@ -11,6 +11,58 @@ Activation = Literal[
     "elu", "selu", "relu", "crelu", "lrelu", "tanh", "sigmoid", "softplus", "gelu", "swish", "mish", "identity"
 ]
 """Names of the activations that rsl_rl supports."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SymmetryConfig:
+    """Learning from mirrored samples (Mittal et al. 2024, arXiv:2403.04359), as rsl_rl implements it."""
+
+    func: str | None = None
+    """Function that mirrors samples, as package.module:function, with rsl_rl's parameters env, obs and actions. See
+    docs/add-a-task.md."""
+    use_data_augmentation: bool = False
+    """Add the mirrored samples to every mini-batch."""
+    mirror_loss_coef: NonNegativeFloat = 0.0
+    """Weight of the mirror loss: the mean squared difference between the policy's mean actions in mirrored states and
+    its mirrored mean actions. With 0, it is not part of the loss."""
+
+    @property
+    def is_used(self) -> bool:
+        """Whether samples are mirrored."""
+        return self.use_data_augmentation or self.mirror_loss_coef > 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RndConfig:
+    """Random network distillation (Burda et al. 2018, arXiv:1810.12894), as rsl_rl implements it.
+
+    The intrinsic reward of a state is the error with which a network, the predictor, predicts the output of a fixed
+    random network, the target. States are the observations of the group rnd_state, or actor if there is none.
+    """
+
+    weight: NonNegativeFloat = 0.0
+    """Weight of the intrinsic reward, in the unit of env.reward-scale; with 0, there is none."""
+    final_weight: NonNegativeFloat | None = None
+    """Weight after the last iteration, to which the weight changes linearly; None for a constant weight."""
+    num_outputs: PositiveInt = 1
+    """Number of outputs of predictor and target."""
+    predictor_hidden_dims: tuple[PositiveInt, ...] = (64, 64)
+    """Widths of the predictor's hidden layers."""
+    target_hidden_dims: tuple[PositiveInt, ...] = (64, 64)
+    """Widths of the target's hidden layers."""
+    activation: Activation = "elu"
+    """Activation function of the hidden layers, as rsl_rl names it."""
+    state_normalization: bool = False
+    """Normalize states by their running mean and standard deviation over all ranks."""
+    reward_normalization: bool = False
+    """Divide the intrinsic reward by the running standard deviation of its discounted sum over all ranks."""
+    learning_rate: PositiveFloat = 1e-3
+    """Learning rate of the predictor."""
+
+    @property
+    def is_used(self) -> bool:
+        """Whether there is an intrinsic reward."""
+        return self.weight > 0 or (self.final_weight or 0.0) > 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +133,10 @@ class AgentConfig:
     advantage_normalization: Literal["global", "rank", "mini-batch"] = "global"
     """Samples over which advantages are normalized. global: the rollouts of all ranks, so that the update does not
     depend on the number of ranks. rank: each rank's own rollout. mini-batch: each mini-batch, over all ranks."""
+    symmetry: SymmetryConfig = field(default_factory=SymmetryConfig)
+    """Mirrored samples."""
+    rnd: RndConfig = field(default_factory=RndConfig)
+    """Intrinsic reward for unknown states."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """Precision of the networks in the update. bf16 uses torch.autocast: parameters, gradients and Adam stay in
     fp32."""

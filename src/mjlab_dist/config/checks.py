@@ -209,6 +209,8 @@ def _validate_agent(agent: AgentConfig) -> None:
     for flag, widths in (
         ("--agent.actor-hidden-dims", agent.actor_hidden_dims),
         ("--agent.critic-hidden-dims", agent.critic_hidden_dims),
+        ("--agent.rnd.predictor-hidden-dims", agent.rnd.predictor_hidden_dims),
+        ("--agent.rnd.target-hidden-dims", agent.rnd.target_hidden_dims),
     ):
         if not widths:
             raise UserError(f"{flag}: is empty; give the width of at least one hidden layer, such as 64")
@@ -220,6 +222,16 @@ def _validate_agent(agent: AgentConfig) -> None:
     if agent.obs_clip is not None and not agent.obs_normalization:
         raise UserError(
             f"--agent.obs-clip {agent.obs_clip}: needs normalized observations; add --agent.obs-normalization"
+        )
+    if agent.symmetry.is_used and agent.symmetry.func is None:
+        raise UserError(
+            "--agent.symmetry: needs a function that mirrors samples; give --agent.symmetry.func "
+            "package.module:function"
+        )
+    if agent.symmetry.is_used and agent.rnn != "none":
+        raise UserError(
+            f"--agent.rnn {agent.rnn}: does not work with --agent.symmetry, because the state of a recurrent network "
+            "cannot be mirrored; remove one of them"
         )
 
 

@@ -40,8 +40,8 @@ class Sample(NamedTuple):
     curricula: dict[str, torch.Tensor]
     # Mean reward per control step
     reward: torch.Tensor
-    # Mean of each loss over the mini-batches, by the loss's name
-    losses: dict[str, torch.Tensor]
+    # Columns that depend on the algorithm: means of each loss over the mini-batches, and of the intrinsic reward
+    measured: dict[str, torch.Tensor]
     # KL divergence of the updated policy from the policy that collected the data, averaged over mini-batches
     kl: torch.Tensor
     learning_rate: torch.Tensor
@@ -166,7 +166,7 @@ class Metrics:
             "mean_step_reward": mean["reward"],
             **means,
             **{f"num_{name}": round(sums[name]) for name in means if name.startswith("termination/")},
-            **{f"loss/{name}": mean[f"loss/{name}"] for name in sample.losses},
+            **{name: mean[name] for name in sample.measured},
             **{f"curriculum/{name}": mean[f"curriculum/{name}"] for name in sample.curricula},
             "kl": mean["kl"],
             "learning_rate": mean["learning_rate"],
@@ -223,7 +223,7 @@ class Metrics:
             **{f"unweighted/{i}": t for i, t in enumerate(sample.totals.unweighted)},
             "reward": sample.reward,
             **{f"curriculum/{name}": value for name, value in sample.curricula.items()},
-            **{f"loss/{name}": loss for name, loss in sample.losses.items()},
+            **sample.measured,
             "kl": sample.kl,
             "learning_rate": sample.learning_rate,
             "action_std": sample.action_std,

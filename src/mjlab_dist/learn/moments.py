@@ -7,8 +7,11 @@ sums, the results are the sums for the data of all ranks.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from rsl_rl.modules import EmpiricalNormalization
+from tensordict import TensorDict
 
 
 def advantage_moments(advantages: torch.Tensor) -> torch.Tensor:
@@ -58,9 +61,10 @@ class NormalizerMoments:
         pending: (1 + 2 * width,) in fp64: count, sums of deviations from the agreed mean, sums of their squares.
     """
 
-    def __init__(self, normalizer: EmpiricalNormalization) -> None:
-        """Start from the normalizer's current state."""
+    def __init__(self, normalizer: EmpiricalNormalization, groups: Sequence[str]) -> None:
+        """Start from the current state of a normalizer, whose input is the concatenation of some observation groups."""
         self._normalizer = normalizer
+        self._groups = groups
         self.rebase()
 
     def rebase(self) -> None:
@@ -78,14 +82,16 @@ class NormalizerMoments:
         agreed = {"agreed_count": self._count, "agreed_mean": self._mean, "agreed_var": self._var}
         return {**self._normalizer.state_dict(), **agreed, "pending": self.pending}
 
-    def observe(self, observations: torch.Tensor) -> None:
-        """Add observations to the pending sums."""
-        deviation = observations.double() - self._mean
+    def observe(self, obs: TensorDict) -> None:
+        """Add observations to the pending sums, with groups of shape (samples, ...)."""
+        deviation = torch.cat([obs[group] for group in self._groups], dim=-1).double() - self._mean
         count = torch.full_like(self.pending[:1], len(deviation))
         self.pending += torch.cat([count, deviation.sum(dim=0), deviation.square().sum(dim=0)])
 
     def apply(self) -> None:
         """Update the normalizer with the agreed state and the pending sums."""
+        if self._normalizer.until is not None:
+            self.pending *= self._count < self._normalizer.until
         width = len(self._mean)
         new, total, squares = self.pending.split([1, width, width])
         count = self._count + new

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -47,6 +47,11 @@ class Adam(torch.optim.Adam):
     zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
 
 
+def make_adam(parameters: Iterable[torch.Tensor], rate: torch.Tensor) -> Adam:
+    """Return Adam with a learning rate that stays a tensor, so that nothing waits for the device."""
+    return Adam(parameters, lr=rate, fused=True, capturable=rate.device.type != "cpu")
+
+
 def adapt_rate(rate: torch.Tensor, kl: torch.Tensor, desired_kl: float) -> None:
     """Update the learning rate by rsl_rl's adaptive schedule, without waiting for the device."""
     slower = (rate / 1.5).clamp(min=MIN_LEARNING_RATE)
@@ -55,9 +60,9 @@ def adapt_rate(rate: torch.Tensor, kl: torch.Tensor, desired_kl: float) -> None:
     rate.copy_(torch.where(kl > desired_kl * 2.0, slower, torch.where(too_near, faster, rate)))
 
 
-def linear_rate(initial: float, iteration: int, num_iterations: int) -> float:
-    """Return the learning rate of one iteration. The rate falls linearly, and reaches 0 after the last iteration."""
-    return (num_iterations - iteration + 1) / num_iterations * initial
+def linear(initial: float, final: float, iteration: int, num_iterations: int) -> float:
+    """Return the value of a linear schedule in an iteration. The final value is reached after the last iteration."""
+    return final + (num_iterations - iteration + 1) / num_iterations * (initial - final)
 
 
 def whole_state(optimizer: Adam, parameters: Sequence[torch.Tensor], sharding: Sharding) -> dict[str, Any]:

@@ -16,18 +16,21 @@ from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 
 from mjlab_dist.config import TrainConfig
-from mjlab_dist.distributed.group import world_size
+from mjlab_dist.distributed.group import overwrite_by_main
 from mjlab_dist.distributed.sharding import Sharding
 from mjlab_dist.distributed.synchronizer import FORMATS, AllReduce, Synchronizer
+from mjlab_dist.env import Env
 from mjlab_dist.learn.capture import CapturedCall, CapturedStep
 from mjlab_dist.learn.clock import Clock
 from mjlab_dist.learn.distribution import BoundedGaussian
+from mjlab_dist.learn.intrinsic_reward import IntrinsicReward
 from mjlab_dist.learn.losses import surrogate_loss, value_loss
 from mjlab_dist.learn.mini_batches import Batch, recurrent_mini_batches, shuffled_mini_batches
 from mjlab_dist.learn.moments import NormalizerMoments, RewardScale, advantage_moments, normalize
 from mjlab_dist.learn.networks import make_networks
-from mjlab_dist.learn.optimizer import Adam, FlatGradients, adapt_rate, load_whole_state, whole_state
+from mjlab_dist.learn.optimizer import Adam, FlatGradients, adapt_rate, linear, load_whole_state, make_adam, whole_state
 from mjlab_dist.learn.replicas import Replicas
+from mjlab_dist.learn.symmetry import mirror, mirror_loss, symmetry_cfg
 from mjlab_dist.patching import patched
 
 
@@ -39,14 +42,13 @@ class PPO(rsl_rl.algorithms.PPO):
     learning rate is a tensor that the optimizer reads. Recurrent networks are the exception: rsl_rl splits their
     mini-batches into episodes, whose lengths depend on the data.
 
-    rsl_rl's extensions (random network distillation, symmetry) are not part of this update.
-
     Attributes:
         synchronizer: Reduces gradients between backward and optimizer step.
         sharding: Which parameters are sharded over ranks.
         models: The policy ``actor`` and the value function ``critic``.
         clock: Counts the time spent in collectives.
         rate: The learning rate, a scalar tensor.
+        intrinsic: The intrinsic reward; None without random network distillation.
         replicas: Averages or compares the copies of the learner on all ranks.
     """
 
@@ -57,11 +59,11 @@ class PPO(rsl_rl.algorithms.PPO):
         storage: RolloutStorage,
         config: TrainConfig,
         *,
+        env: Env,
         synchronizer: Synchronizer,
-        device: str,
     ) -> None:
         """Build the optimizer and the buffers of the update."""
-        agent = config.agent
+        agent, device = config.agent, env.device
         # rsl_rl's constructor sets `learning_rate`, whose setter needs `rate`. The constructor also creates an
         # optimizer. It is replaced below, but must be our Adam, because torch's Adam would import torch's compiler.
         self.rate = torch.zeros((), device=device)
@@ -86,50 +88,61 @@ class PPO(rsl_rl.algorithms.PPO):
                 normalize_advantage_per_mini_batch=True,
                 use_mixed_precision=agent.precision == "bf16",
                 device=device,
+                symmetry_cfg=symmetry_cfg(agent.symmetry, env),
             )
         # Store the synchronizer and the options that rsl_rl does not have
         self.synchronizer = synchronizer
         self._all_reduce = synchronizer if isinstance(synchronizer, AllReduce) else None
         self.clock = Clock(device)
+        self._initial_rate = agent.learning_rate
         self._advantage_normalization = agent.advantage_normalization
         self.models = {"actor": self._raw_actor, "critic": self._raw_critic}
         self._is_recurrent = actor.is_recurrent or critic.is_recurrent
+        self.intrinsic = None
+        if agent.rnd.is_used:
+            unit = env.step_dt_s if config.env.reward_scale == "dt" else 1.0
+            self.intrinsic = IntrinsicReward(agent.rnd, storage.observations, unit)
         # Parameters: all ranks start with the parameters of rank 0. Then sharding divides the parameters between ranks.
-        if world_size() > 1:
-            self.broadcast_parameters()
+        models = [*self.models.values(), *([self.intrinsic.rnd] if self.intrinsic is not None else [])]
+        overwrite_by_main([t for model in models for t in model.state_dict().values()])
         compression, min_size_mb = FORMATS[config.sync.compression], config.sync.fsdp_min_size_mb
         self.sharding = Sharding(self.models, config.fsdp_devices, min_size_mb, self.device, compression)
-        self._parameters = list(chain.from_iterable(model.parameters() for model in self.models.values()))
         # Gradients of parameters that are not sharded; FSDP2 reduces the other gradients.
+        learned = [list(model.parameters()) for model in self.models.values()]
+        self.optimizer = make_adam([self.sharding.optimized(p) for p in chain(*learned)], self.rate)
+        self._optimizers = [self.optimizer]
+        if self.intrinsic is not None:
+            learned.append(self.intrinsic.parameters)
+            self._optimizers.append(self.intrinsic.optimizer)
+        self._parameters = list(chain(*learned))
         self._gradients = FlatGradients(
-            [[p for p in model.parameters() if id(p) not in self.sharding.sharded] for model in self.models.values()],
-            self.device,
+            [[p for p in parameters if id(p) not in self.sharding.sharded] for parameters in learned], self.device
         )
-        # Optimizer, and the copies of the learner on all ranks
-        self.optimizer = Adam(
-            [self.sharding.optimized(p) for p in self._parameters],
-            lr=self.rate,
-            fused=True,
-            capturable=self.device != "cpu",
-        )
+        # Normalizers, and the copies of the learner on all ranks
         self._normalizers = {
-            name: NormalizerMoments(model.obs_normalizer)
+            name: NormalizerMoments(model.obs_normalizer, model.obs_groups)
             for name, model in self.models.items()
             if isinstance(model.obs_normalizer, EmpiricalNormalization)
         }
+        if self.intrinsic is not None and isinstance(self.intrinsic.rnd.state_normalizer, EmpiricalNormalization):
+            groups = self.intrinsic.rnd.obs_groups["rnd_state"]
+            self._normalizers["rnd"] = NormalizerMoments(self.intrinsic.rnd.state_normalizer, groups)
         self.replicas = Replicas(
             self._parameters,
-            self.optimizer,
+            self._optimizers,
             self.rate,
             self._normalizers,
             sharding=self.sharding,
             clock=self.clock,
+            equal=list(self.intrinsic.moments().values()) if self.intrinsic is not None else (),
         )
         # Scale of the rewards, and sums of the losses
         scales = agent.reward_normalization
         self._reward_scale = RewardScale(self.storage.num_envs, self.gamma, self.device) if scales else None
         self._raw_rewards = torch.zeros_like(self.storage.rewards) if scales else torch.empty(0)
-        self._totals = torch.zeros(4, device=self.device)
+        self._losses = ["value", "surrogate", "entropy"]
+        self._losses += ["symmetry"] * (self.symmetry is not None) + ["rnd"] * (self.intrinsic is not None)
+        self._totals = torch.zeros(len(self._losses) + 1, device=self.device)
         # CUDA graphs, which need the same sizes and addresses in every call. Recurrent mini-batches vary in size, and
         # FSDP2 allocates and gathers parameters in each forward pass.
         can_capture = self.device != "cpu" and not self._is_recurrent and not self.sharding.sharded
@@ -151,7 +164,7 @@ class PPO(rsl_rl.algorithms.PPO):
 
     @property
     def num_parameters(self) -> int:
-        """Number of parameters of policy and value function, including the parts of sharded ones on other ranks."""
+        """Number of learned parameters, including the parts of sharded ones on other ranks."""
         return sum(p.numel() for p in self._parameters)
 
     @property
@@ -162,6 +175,13 @@ class PPO(rsl_rl.algorithms.PPO):
     @learning_rate.setter
     def learning_rate(self, value: float) -> None:
         self.rate.fill_(value)
+
+    def begin_iteration(self, iteration: int, num_iterations: int) -> None:
+        """Set what depends on the iteration: a linear learning rate, and the weight of the intrinsic reward."""
+        if self.schedule == "linear":
+            self.learning_rate = linear(self._initial_rate, 0.0, iteration, num_iterations)
+        if self.intrinsic is not None:
+            self.intrinsic.begin_iteration(iteration, num_iterations)
 
     def process_env_step(
         self, obs: TensorDict, rewards: torch.Tensor, dones: torch.Tensor, extras: dict[str, torch.Tensor]
@@ -174,23 +194,34 @@ class PPO(rsl_rl.algorithms.PPO):
 
     def compute_returns(self, obs: TensorDict) -> None:
         """Compute returns and advantages. The arguments are the same as in rsl_rl."""
+        # Sums over ranks
+        pending = [] if self._reward_scale is None else [self._reward_scale.pending]
+        if self.intrinsic is not None:
+            self.intrinsic.observe(self.storage.observations, obs)
+            pending.append(self.intrinsic.pending)
+        self.replicas.sum(pending)
+        # Rewards
         if self._reward_scale is not None:
-            self.replicas.sum([self._reward_scale.pending])
             # Scale only the raw rewards: stored rewards also contain the values at time-outs, which are already scaled.
             self.storage.rewards += self._raw_rewards * (self._reward_scale.apply() - 1.0)
+        if self.intrinsic is not None:
+            self.storage.rewards += self.intrinsic.apply().unsqueeze(-1)
         self._compute_returns(obs)
 
     def update(self) -> dict[str, torch.Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Learn from the rollout in the storage.
 
         Returns:
-            Means over mini-batches, as scalar tensors of this rank: ``value``, ``surrogate``, ``entropy``, and ``kl``,
-            the KL divergence that the adaptive learning rate used.
+            Means over mini-batches, as scalar tensors of this rank: ``value``, ``surrogate``, ``entropy``, ``symmetry``
+            and ``rnd`` if they are used, and ``kl``, the KL divergence that the adaptive learning rate used.
         """
         # Mini-batches, with advantages normalized
         batches = self._mini_batches()
         if self.use_mixed_precision:
             self._round_old(batches)
+        if self.symmetry is not None:
+            for batch in batches:
+                mirror(self.symmetry, batch)
         # Epochs: backward, reduction over ranks, optimizer step
         self._totals.zero_()
         for _ in range(self.num_learning_epochs):
@@ -204,23 +235,31 @@ class PPO(rsl_rl.algorithms.PPO):
         # Clear the storage, and return the metrics
         self.storage.clear()
         means = self._totals / (self.num_learning_epochs * self.num_mini_batches)
-        return dict(zip(("value", "surrogate", "entropy", "kl"), means.unbind(), strict=True))
+        return dict(zip((*self._losses, "kl"), means.unbind(), strict=True))
 
     def save(self) -> dict[str, Any]:
         """Return the learner's state as unmodified rsl_rl does. A collective joins the parts of sharded parameters."""
         optimizer = whole_state(self.optimizer, self._parameters, self.sharding)
         states = {f"{name}_state_dict": self.sharding.whole_state(model) for name, model in self.models.items()}
-        scale = {} if self._reward_scale is None else {"reward_sums": self._reward_scale.sums}
-        return {**states, "optimizer_state_dict": optimizer, **scale}
+        others: dict[str, Any] = {} if self._reward_scale is None else {"reward_sums": self._reward_scale.sums}
+        if (intrinsic := self.intrinsic) is not None:
+            others["rnd_state_dict"] = intrinsic.rnd.state_dict()
+            others["rnd_optimizer_state_dict"] = whole_state(intrinsic.optimizer, intrinsic.parameters, self.sharding)
+        return {**states, "optimizer_state_dict": optimizer, **others}
 
     def load(self, loaded_dict: dict[str, Any], load_cfg: dict[str, bool] | None, strict: bool) -> bool:
         """Load the result of :meth:`save` or of unmodified rsl_rl. Arguments and result are the same as in rsl_rl."""
         # Policy and value function
-        chosen = load_cfg or dict.fromkeys(("actor", "critic", "optimizer", "iteration"), True)
+        chosen = load_cfg or dict.fromkeys(("actor", "critic", "optimizer", "iteration", "rnd"), True)
         for name, model in self.models.items():
             if chosen.get(name):
                 self.sharding.load_state(model, loaded_dict[f"{name}_state_dict"], strict)
         self._distribution.project()  # min_std may have been lower when this was saved
+        # Intrinsic reward, unless the run had none until now
+        if (intrinsic := self.intrinsic) is not None and chosen.get("rnd") and "rnd_state_dict" in loaded_dict:
+            intrinsic.rnd.load_state_dict(loaded_dict["rnd_state_dict"], strict=strict)
+            state = loaded_dict["rnd_optimizer_state_dict"]
+            load_whole_state(intrinsic.optimizer, state, intrinsic.parameters, self.sharding)
         # Normalization
         for normalizer in self._normalizers.values():
             normalizer.rebase()
@@ -237,9 +276,12 @@ class PPO(rsl_rl.algorithms.PPO):
 
         Returns:
             For recurrent networks, their hidden states, (layers, num_envs, width) each; for normalized rewards,
-            ``reward``, (num_envs,); for compressed gradients, ``error``, see :class:`AllReduce`.
+            ``reward``, (num_envs,); for intrinsic rewards, ``intrinsic``, (num_envs,); for compressed gradients,
+            ``error``, see :class:`AllReduce`.
         """
         sums = {} if self._reward_scale is None else {"reward": self._reward_scale.discounted}
+        if self.intrinsic is not None:
+            sums["intrinsic"] = self.intrinsic.discounted
         if self._all_reduce is not None and self._all_reduce.error is not None:
             sums["error"] = self._all_reduce.error
         states = {name: model.get_hidden_state() for name, model in self.models.items()}
@@ -254,6 +296,8 @@ class PPO(rsl_rl.algorithms.PPO):
         """Restore the state of this rank."""
         if self._reward_scale is not None:
             self._reward_scale.discounted.copy_(memory["reward"])
+        if self.intrinsic is not None:
+            self.intrinsic.discounted.copy_(memory["intrinsic"])
         if self._all_reduce is not None and "error" in memory:
             self._all_reduce.error = memory["error"].to(self.device, copy=True)
         for name, model in self.models.items():
@@ -280,9 +324,8 @@ class PPO(rsl_rl.algorithms.PPO):
         """Normalize advantages, and sum the moments of observations over ranks, in at most one collective."""
         # Moments of the observations
         observations = self.storage.observations.flatten(0, 1)
-        for name, moments in self._normalizers.items():
-            model = self.models[name]
-            moments.observe(torch.cat([observations[group] for group in model.obs_groups], dim=-1))
+        for moments in self._normalizers.values():
+            moments.observe(observations)
         # Moments of the advantages
         rows = advantages if self._advantage_normalization == "mini-batch" else advantages.reshape(1, -1)
         sums = advantage_moments(rows)
@@ -316,24 +359,37 @@ class PPO(rsl_rl.algorithms.PPO):
         actor_memory, critic_memory = batch.hidden_states
         with precision(self.device, is_bf16=self.use_mixed_precision):
             # Policy. Only its mean is computed, because no actions are drawn here.
-            mean = self.actor(batch.observations, masks=batch.masks, hidden_state=actor_memory)
+            obs, losses = batch.observations, {}
+            mean = self.actor(obs, masks=batch.masks, hidden_state=actor_memory)
+            num_samples = len(batch.old_distribution_params[0])  # without mirrored ones, which come after them
+            if self.symmetry is not None:
+                losses["symmetry"] = mirror_loss(self.symmetry, mean, num_samples)
+                mean, obs = mean[: len(batch.actions)], obs[: len(batch.actions)]
             self._distribution.update(mean)
             log_prob = self._raw_actor.get_output_log_prob(batch.actions)
             old_log_prob, advantages = batch.old_actions_log_prob.squeeze(-1), batch.advantages.squeeze(-1)
             surrogate = surrogate_loss(log_prob, old_log_prob, advantages, self.clip_param)
             # Value function
-            values = self.critic(batch.observations, masks=batch.masks, hidden_state=critic_memory)
+            values = self.critic(obs, masks=batch.masks, hidden_state=critic_memory)
             clip = self.clip_param if self.use_clipped_value_loss else None
             value = value_loss(values, batch.values, batch.returns, clip)
             # KL divergence, which is not part of the loss
+            params = tuple(p[:num_samples] for p in self._raw_actor.output_distribution_params)
             with torch.no_grad():
-                params = self._raw_actor.output_distribution_params
                 kl = self._raw_actor.get_kl_divergence(batch.old_distribution_params, params).mean()
-            entropy = self._raw_actor.output_entropy.mean()
+            entropy = self._raw_actor.output_entropy[:num_samples].mean()
             loss = surrogate + self.value_loss_coef * value - self.entropy_coef * entropy
+            if self.symmetry is not None and self.symmetry.use_mirror_loss:
+                loss = loss + self.symmetry.mirror_loss_coeff * losses["symmetry"]
+            # Prediction of the random network, without the padding of recurrent mini-batches
+            if self.intrinsic is not None:
+                seen = obs[:num_samples] if batch.masks is None else obs[batch.masks]
+                losses["rnd"] = self.intrinsic.rnd.compute_loss(seen)
+                loss = loss + losses["rnd"]
         loss.backward()
         self._gradients.extra.copy_(kl)
-        self._totals[:3] += torch.stack([value, surrogate, entropy]).detach()
+        losses = {"value": value, "surrogate": surrogate, "entropy": entropy, **losses}
+        self._totals[:-1] += torch.stack([losses[name] for name in self._losses]).detach()
 
     @torch.no_grad()
     def _round_old(self, batches: list[Batch]) -> None:
@@ -363,14 +419,15 @@ class PPO(rsl_rl.algorithms.PPO):
         """Update the parameters with the gradients and the KL divergence in the buffer."""
         # Learning rate, from the KL divergence over all ranks
         kl = self._gradients.extra
-        self._totals[3] += kl
+        self._totals[-1] += kl
         if self.schedule == "adaptive":
             adapt_rate(self.rate, kl, self.desired_kl)
-        # Clipping, separately for policy and value function
-        for name, gradients in zip(self.models, self._gradients.groups, strict=True):
+        # Clipping, separately for policy and value function; as in rsl_rl, the predictor's gradients are not clipped
+        for name, gradients in zip(self.models, self._gradients.groups, strict=False):
             self._clip(gradients, self.sharding.collect_gradients(f"{name}."))
-        # Optimizer step
-        self.optimizer.step()
+        # Optimizer steps
+        for optimizer in self._optimizers:
+            optimizer.step()
         self._distribution.project()
 
     def _clip(self, gradients: torch.Tensor, parts: list[torch.Tensor]) -> None:
@@ -398,18 +455,26 @@ def precision(device: str, *, is_bf16: bool) -> Iterator[None]:
 
 def flatten(state: dict[str, Any]) -> dict[str, torch.Tensor]:
     """Return all tensors in the result of :meth:`PPO.save`, by readable names."""
-    models = {f"{name}.{key}": t for name in ("actor", "critic") for key, t in state[f"{name}_state_dict"].items()}
-    optimizer = state["optimizer_state_dict"]
-    moments = {f"optimizer.{key}[{i}]": t for i, s in optimizer["state"].items() for key, t in s.items()}
-    rates = {"learning_rate": torch.tensor([group["lr"] for group in optimizer["param_groups"]])}
+    models = {
+        f"{name}.{key}": t
+        for name in ("actor", "critic", "rnd")
+        for key, t in state.get(f"{name}_state_dict", {}).items()
+    }
+    moments = {
+        f"{name}.{key}[{i}]": t
+        for name in ("optimizer", "rnd_optimizer")
+        for i, s in state.get(f"{name}_state_dict", {"state": {}})["state"].items()
+        for key, t in s.items()
+    }
+    rates = {"learning_rate": torch.tensor([group["lr"] for group in state["optimizer_state_dict"]["param_groups"]])}
     device = next(iter(models.values())).device
     scale = {"reward_sums": state["reward_sums"]} if "reward_sums" in state else {}
     return {name: t.to(device) for name, t in {**models, **moments, **rates, **scale}.items()}
 
 
-def make_ppo(config: TrainConfig, obs: TensorDict, num_actions: int, synchronizer: Synchronizer, device: str) -> PPO:
-    """Build the networks, the storage of a rollout, and PPO."""
-    actor, critic = make_networks(config.agent, obs, num_actions, device)
-    num_envs, num_steps = obs.batch_size[0], config.agent.num_steps_per_env
-    storage = RolloutStorage("rl", num_envs, num_steps, obs, [num_actions], device)
-    return PPO(actor, critic, storage, config, synchronizer=synchronizer, device=device)
+def make_ppo(config: TrainConfig, env: Env, synchronizer: Synchronizer) -> PPO:
+    """Build the networks, the storage of a rollout, rsl_rl's extensions, and PPO."""
+    agent, obs, device = config.agent, env.get_observations(), env.device
+    actor, critic = make_networks(agent, obs, env.num_actions, device)
+    storage = RolloutStorage("rl", obs.batch_size[0], agent.num_steps_per_env, obs, [env.num_actions], device)
+    return PPO(actor, critic, storage, config, env=env, synchronizer=synchronizer)

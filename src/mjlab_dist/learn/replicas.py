@@ -18,7 +18,7 @@ from mjlab_dist.distributed.rank_info import describe_device
 from mjlab_dist.distributed.sharding import Sharding
 from mjlab_dist.learn.clock import Clock
 from mjlab_dist.learn.moments import NormalizerMoments
-from mjlab_dist.learn.optimizer import Adam
+from mjlab_dist.learn.optimizer import Adam, make_adam
 
 # Adam's state of a parameter, except the number of steps, which is the same on all ranks
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -34,22 +34,27 @@ class Replicas:
     def __init__(
         self,
         parameters: Sequence[torch.Tensor],
-        optimizer: Adam,
+        optimizers: Sequence[Adam],
         rate: torch.Tensor,
         normalizers: Mapping[str, NormalizerMoments],
         *,
         sharding: Sharding,
         clock: Clock,
+        equal: Sequence[torch.Tensor] = (),
     ) -> None:
-        """Store references to the parts of a learner, and compare how ranks round. This is a collective."""
+        """Store references to the parts of a learner, and compare how ranks round. This is a collective.
+
+        Tensors in ``equal`` differ between ranks only if ranks round differently.
+        """
         size = sum(p.numel() for p in parameters)
         self.unlike_ranks = find_unlike_ranks(size, str(rate.device)) if world_size() > 1 else []
         self._sharding = sharding
         self._parameters = parameters
-        self._optimizer = optimizer
+        self._optimizers = optimizers
         self._rate = rate
         self._normalizers = normalizers
         self._clock = clock
+        self._equal = equal
 
     def difference(self) -> str:
         """Return one line about the ranks that round differently."""
@@ -96,9 +101,10 @@ class Replicas:
             normalizers = [t for moments in self._normalizers.values() for t in moments.normalized()]
             sharded = {id(entry.local) for entry in self._sharding.sharded.values()}
             parts: list[torch.Tensor] = []
-            whole = [self._rate, *normalizers]
+            whole = [self._rate, *normalizers, *self._equal]
+            states = self._states()
             for parameter in (self._sharding.optimized(p) for p in self._parameters):
-                state = self._optimizer.state[parameter]
+                state = states[parameter]
                 copies = parts if id(parameter) in sharded else whole
                 copies += [parameter.detach(), *(state[key] for key in MOMENTS)]
             with self._clock.waiting():
@@ -116,8 +122,11 @@ class Replicas:
         for name, tensor in self._differing().items():
             tensor.copy_(own[name])
 
+    def _states(self) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
+        return {p: state for optimizer in self._optimizers for p, state in optimizer.state.items()}
+
     def _averaged(self) -> dict[str, torch.Tensor]:
-        moments = [state[key] for state in self._optimizer.state.values() for key in MOMENTS]
+        moments = [state[key] for state in self._states().values() for key in MOMENTS]
         return {
             **{f"parameter/{i}": p.detach() for i, p in enumerate(self._parameters)},
             **{f"moment/{i}": moment for i, moment in enumerate(moments)},
@@ -158,7 +167,7 @@ def _sample_results(size: int, device: str) -> torch.Tensor:
     # Two steps of Adam
     parameters = numbers.flip(0).requires_grad_()
     parameters.grad = numbers / (norms[0] + 1e-6)
-    optimizer = Adam([parameters], lr=torch.full((), 1e-3, device=device), fused=True, capturable=device != "cpu")
+    optimizer = make_adam([parameters], torch.full((), 1e-3, device=device))
     for _ in range(2):
         optimizer.step()
     return torch.cat([norms, (matrix @ matrix).flatten(), parameters.detach()])

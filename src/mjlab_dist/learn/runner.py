@@ -32,7 +32,6 @@ from mjlab_dist.learn.finite import FiniteCheck, describe
 from mjlab_dist.learn.hooks import Hook
 from mjlab_dist.learn.metrics import Metrics, Row, Sample
 from mjlab_dist.learn.networks import check_fit
-from mjlab_dist.learn.optimizer import linear_rate
 from mjlab_dist.learn.overflow import OverflowCheck
 from mjlab_dist.learn.ppo import flatten, make_ppo
 from mjlab_dist.learn.random_state import random_state, restore_random_state
@@ -85,7 +84,7 @@ class Runner:
         self._last_check = 0
         # Learner
         synchronizer = make_synchronizer(config.sync)
-        self.alg = make_ppo(config, env.get_observations(), env.num_actions, synchronizer, env.device)
+        self.alg = make_ppo(config, env, synchronizer)
         if rank.is_main and config.fsdp_devices > 1:
             emit("status", text=self.alg.sharding.table(config.sync.fsdp_min_size_mb))
         if rank.is_main and self.alg.replicas.unlike_ranks:
@@ -207,7 +206,10 @@ class Runner:
     def _resume(self, content: dict[str, Any]) -> TensorDict:
         """Continue from a checkpoint and return the next observations."""
         # Learner
-        check_fit(self.alg.models, content, f"--resume {self._run_dir}")
+        models: dict[str, torch.nn.Module] = {**self.alg.models}
+        if self.alg.intrinsic is not None and "rnd_state_dict" in content:
+            models["rnd"] = self.alg.intrinsic.rnd
+        check_fit(models, content, f"--resume {self._run_dir}")
         self.alg.load(content, None, strict=True)
         done = self.current_learning_iteration = self._last_check = content["iter"]
         # Check whether the state of every rank can be restored
@@ -256,11 +258,8 @@ class Runner:
         self._control.beat(self.current_learning_iteration)
         self._saved_at = time.monotonic()
         for iteration in range(self.current_learning_iteration + 1, self.max_iterations + 1):
-            # Schedules
             saves = iteration == self.max_iterations or iteration % (self._interval or sys.maxsize) == 0
-            if self.alg.schedule == "linear":
-                initial = self._config.agent.learning_rate
-                self.alg.learning_rate = linear_rate(initial, iteration, self.max_iterations)
+            self.alg.begin_iteration(iteration, self.max_iterations)
             # Rollout and update
             for hook in self.hooks:
                 hook.before_iteration(self, iteration)
@@ -349,7 +348,9 @@ class Runner:
         # Update
         collected = clock.mark()
         with self._threads(shared=self._is_update_shared):
-            losses = self.alg.update()
+            measured = {f"loss/{name}": loss for name, loss in self.alg.update().items()}
+        if self.alg.intrinsic is not None:
+            measured["mean_intrinsic_reward"] = self.alg.intrinsic.mean
         # Averaging of parameters, if gradients are not averaged
         spread = torch.full((), math.nan, device=self.env.device)
         if not self.alg.synchronizer.keeps_equal and self.alg.synchronizer.due(iteration):
@@ -365,8 +366,8 @@ class Runner:
             totals=self.env.pop_episode_totals(),
             curricula=self.env.curriculum_metrics(),
             reward=self._reward / self._num_steps,
-            kl=losses.pop("kl"),
-            losses=losses,
+            kl=measured.pop("loss/kl"),
+            measured=measured,
             learning_rate=self.alg.rate,
             action_std=self.alg.action_std(),
             spread=spread,

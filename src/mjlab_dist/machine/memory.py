@@ -22,6 +22,9 @@ FLOAT_BYTES = 4
 # Lower bound of the bytes of a constraint row: MuJoCo Warp stores 10 numbers per row, and also a row of the Jacobian
 ROW_BYTES = 40
 
+# Number of samples that a function for symmetry makes of one: 2 with one plane of symmetry, 4 with two
+MIRRORED_COPIES = 3
+
 # Lower bound of the bytes of a contact: MuJoCo Warp stores 48 numbers per contact
 CONTACT_BYTES = 160
 
@@ -46,9 +49,18 @@ def learner_bytes(agent: AgentConfig, observations: Mapping[str, int], num_actio
     # Temporaries of normalization: four fp64 values per advantage; or, per observed value, two in fp64 and one in fp32.
     # Advantages and observations are never normalized at the same time, so only the larger number counts.
     normalized = max([8, *(5 * width for width in observations.values() if agent.obs_normalization)])
+    # The intrinsic reward of a whole rollout is computed before the update: its input, also normalized, and two layers.
+    explored = 0
+    if agent.rnd.is_used:
+        layers = agent.rnd.predictor_hidden_dims + agent.rnd.target_hidden_dims
+        widths += sum(layers)
+        explored = stored + 2 * max(observations.values()) + 2 * max(layers)
+    copies = MIRRORED_COPIES if agent.symmetry.is_used else 1
     records = agent.capture and device != "cpu" and agent.rnn == "none"
-    recorded = stored / agent.num_mini_batches if records else 0
-    per_step = 2 * stored + 2 * recurrent + normalized + recorded + 2 * widths / agent.num_mini_batches
+    recorded = copies * stored / agent.num_mini_batches if records else 0
+    activations = 2 * copies * widths / agent.num_mini_batches
+    updated = (1 + copies) * stored + 2 * recurrent + normalized + recorded + activations
+    per_step = max(explored, updated)
     return math.ceil(FLOAT_BYTES * agent.num_steps_per_env * per_step)
 
 

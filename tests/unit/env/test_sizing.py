@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from mjlab_dist import registry, worker
 from mjlab_dist.budget import plan_budget
-from mjlab_dist.config import ActionConfig, AgentConfig, TrainConfig
+from mjlab_dist.config import ActionConfig, AgentConfig, RndConfig, SymmetryConfig, TrainConfig
 from mjlab_dist.control import Control
 from mjlab_dist.distributed import RankDevice, RankPlan
 from mjlab_dist.env import Env, sizing
@@ -131,6 +131,9 @@ class PeakMemory(TorchDispatchMode):
         {"obs_normalization": False},
         {"actor_hidden_dims": (4,), "critic_hidden_dims": (4,)},
         {"num_mini_batches": 1, "actor_hidden_dims": (256, 128)},
+        {"symmetry": SymmetryConfig(func="rollouts:mirrored", use_data_augmentation=True, mirror_loss_coef=1.0)},
+        {"rnd": RndConfig(weight=1.0, state_normalization=True, reward_normalization=True)},
+        {"rnd": RndConfig(weight=1.0, predictor_hidden_dims=(256, 256), target_hidden_dims=(8,))},
     ],
     ids=str,
 )

@@ -29,7 +29,7 @@ def sample(
     measured = {
         "curricula": {},
         "reward": torch.tensor(0.5),
-        "losses": {"value": torch.tensor(2.0), "surrogate": torch.tensor(-1.0)},
+        "measured": {"loss/value": torch.tensor(2.0), "loss/surrogate": torch.tensor(-1.0)},
         "kl": torch.tensor(0.25),
         "learning_rate": torch.tensor(1e-3),
         "action_std": torch.tensor(0.75),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
@@ -28,10 +29,13 @@ from rsl_rl.modules import EmpiricalNormalization
 from tensordict import TensorDict
 
 from mjlab_dist.check.host_syncs import HostSyncs
+from mjlab_dist.config import RndConfig, SymmetryConfig
 from mjlab_dist.distributed.synchronizer import AllReduce
 from mjlab_dist.learn.moments import NormalizerMoments, advantage_moments, normalize
 
 NUM_ENVS = 8
+MIRROR = "rollouts:mirrored"
+NORMALIZED_RND = RndConfig(weight=0.5, num_outputs=4, state_normalization=True, reward_normalization=True)
 ITERATIONS = 3
 
 
@@ -68,6 +72,11 @@ def learn(learner: Any, seed: int, data: Data | None = None) -> dict[str, Any]:
         {"advantage_normalization": "mini-batch", "activation": "relu"},
         {"advantage_normalization": "rank", "obs_normalization": False},
         {"std_type": "log", "init_std": 0.5},
+        {"symmetry": SymmetryConfig(func=MIRROR, use_data_augmentation=True)},
+        {"symmetry": SymmetryConfig(func=MIRROR, mirror_loss_coef=0.5), "advantage_normalization": "mini-batch"},
+        {"symmetry": SymmetryConfig(func=MIRROR, use_data_augmentation=True, mirror_loss_coef=0.5)},
+        {"rnd": RndConfig(weight=0.5)},
+        {"rnd": NORMALIZED_RND},
         pytest.param({"rnn": "lstm"}, marks=pytest.mark.slow),
         pytest.param({"rnn": "gru", "advantage_normalization": "mini-batch"}, marks=pytest.mark.slow),
     ],
@@ -85,6 +94,32 @@ def test_one_rank_learns_what_stock_rsl_rl_learns(fields: dict[str, Any]) -> Non
             assert float(losses[1][name]) == pytest.approx(loss, rel=1e-9, abs=1e-12)
     if "schedule" not in fields:
         assert stock.learning_rate != AGENT.learning_rate, "else the schedule is not tested"
+
+
+@pytest.mark.usefixtures("fp64")
+def test_normalizers_of_random_network_distillation_stop_when_those_of_stock_rsl_rl_do() -> None:
+    stock, ours = both(rnd=NORMALIZED_RND)
+    limits = STEPS * NUM_ENVS, (ITERATIONS - 1.5) * STEPS * NUM_ENVS
+    for rnd in (stock.rnd, ours.intrinsic.rnd):
+        rnd.state_normalizer.until, rnd.reward_normalizer.emp_norm.until = limits
+    for iteration in range(ITERATIONS):
+        for learner in (stock, ours):
+            learn(learner, iteration)
+        largest, where = difference(state_of(ours), state_of(stock))
+        assert largest < 1e-9, where
+    counts = [state_of(ours)[f"rnd.{name}.count"] for name in ("state_normalizer", "reward_normalizer.emp_norm")]
+    assert [int(count) for count in counts] == [math.ceil(limit) for limit in limits]
+
+
+@pytest.mark.usefixtures("fp64")
+def test_the_weight_of_the_intrinsic_reward_changes_linearly() -> None:
+    stock, ours = both(rnd=RndConfig(weight=0.9, final_weight=0.3))
+    for iteration, weight in enumerate((0.9, 0.7, 0.5)):
+        stock.rnd.initial_weight = weight
+        ours.begin_iteration(iteration + 1, num_iterations=3)
+        for learner in (stock, ours):
+            learn(learner, iteration)
+        assert difference(state_of(ours), state_of(stock))[0] < 1e-9
 
 
 @pytest.mark.usefixtures("fp64")
@@ -138,7 +173,11 @@ def test_rewards_are_divided_by_the_standard_deviation_of_their_discounted_sums(
     assert np.std(seen) > 2, "else the scale is hardly tested"
 
 
-@pytest.mark.parametrize(("fields", "compression"), [({"reward_normalization": True}, "none"), ({}, "bf16")], ids=str)
+@pytest.mark.parametrize(
+    ("fields", "compression"),
+    [({"reward_normalization": True}, "none"), ({"rnd": NORMALIZED_RND}, "none"), ({}, "bf16")],
+    ids=str,
+)
 def test_scales_of_rewards_and_errors_of_compression_are_restored(fields: dict[str, Any], compression: str) -> None:
     config = train_config(dataclasses.replace(AGENT, **fields))
     whole, first, second = (make_learner(config, NUM_ENVS, AllReduce(compression)) for _ in range(3))
@@ -219,10 +258,12 @@ def test_mixed_precision_is_not_measured_as_a_change_of_the_policy(rnn: str) -> 
 @pytest.mark.usefixtures("fp64")
 @pytest.mark.parametrize(("source", "target"), [(0, 1), (1, 0), (1, 1)], ids=["stock to us", "us to stock", "us to us"])
 def test_checkpoints_are_compatible_with_stock_rsl_rl(source: int, target: int) -> None:
-    learner = both()[source]
+    fields = {"rnd": RndConfig(weight=0.5, state_normalization=True)}
+    learner = both(**fields)[source]
     learn(learner, 0)
     torch.manual_seed(99)
-    other = (make_stock_learner, make_learner)[target](train_config(AGENT), NUM_ENVS)
+    config = train_config(dataclasses.replace(AGENT, **fields))
+    other = (make_stock_learner, make_learner)[target](config, NUM_ENVS)
     assert other.load(copy.deepcopy(learner.save()), None, True)
     assert difference(state_of(other), state_of(learner))[0] == 0
     # A loaded learner continues in the same way as the saved one.
@@ -232,7 +273,7 @@ def test_checkpoints_are_compatible_with_stock_rsl_rl(source: int, target: int) 
 
 
 def test_an_update_never_waits_for_the_device() -> None:
-    stock, ours = both()
+    stock, ours = both(rnd=NORMALIZED_RND, symmetry=SymmetryConfig(func=MIRROR, use_data_augmentation=True))
     counts = []
     for learner in (stock, ours):
         collect(learner, make_data(NUM_ENVS, 0))
@@ -256,13 +297,13 @@ def test_advantages_are_normalized_by_moments_that_add_up() -> None:
 @pytest.mark.parametrize("mean", [0.0, 1e4])
 def test_normalizer_merges_deltas(mean: float) -> None:
     shared, alone = EmpiricalNormalization(4), EmpiricalNormalization(4)
-    moments = NormalizerMoments(shared)
+    moments = NormalizerMoments(shared, ["actor"])
     for size in (10, 300, 50):
         batch = mean + torch.randn(size, 4)
         alone.update(batch)
-        parts = [NormalizerMoments(shared) for _ in range(2)]
+        parts = [NormalizerMoments(shared, ["actor"]) for _ in range(2)]
         for part, rows in zip(parts, batch.split([size // 5, size - size // 5]), strict=True):
-            part.observe(rows)
+            part.observe(TensorDict({"actor": rows}, batch_size=[len(rows)]))
         moments.rebase()
         moments.pending = parts[0].pending + parts[1].pending
         moments.apply()

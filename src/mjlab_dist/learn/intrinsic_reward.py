@@ -1,0 +1,123 @@
+"""The intrinsic reward of random network distillation, for a whole rollout and over all ranks."""
+
+from __future__ import annotations
+
+import torch
+from rsl_rl.extensions import RandomNetworkDistillation
+from rsl_rl.modules import EmpiricalDiscountedVariationNormalization
+from tensordict import TensorDict
+
+from mjlab_dist.config import RndConfig
+from mjlab_dist.learn.optimizer import Adam, linear, make_adam
+from mjlab_dist.patching import patched
+
+
+class IntrinsicReward:
+    """Computes the intrinsic rewards of a rollout with the networks of rsl_rl's random network distillation.
+
+    rsl_rl updates the normalizer of these rewards in every control step. The networks do not change during a rollout.
+    Therefore, one sum over ranks at its end leads to the same result.
+
+    Attributes:
+        rnd: The networks, and the normalizer of their input.
+        parameters: The parameters that are learned, those of the predictor.
+        optimizer: The optimizer of these parameters.
+        discounted: Discounted sum of each env's rewards before normalization, (num_envs,).
+        pending: For each step of the rollout, the count of ``discounted``, the sum of its deviations from the
+            normalizer's mean, and the sum of their squares, (num_steps, 3) in fp64, to be summed over ranks.
+        mean: Mean of the last rollout's rewards over this rank's envs, a scalar.
+    """
+
+    def __init__(self, config: RndConfig, observations: TensorDict, unit: float) -> None:
+        """Build the networks.
+
+        Args:
+            config: The config. Its weights are multiplied by ``unit``.
+            observations: Observations of a rollout, (num_steps, num_envs, ...); only their sizes are used.
+            unit: Factor of the weights.
+        """
+        device = str(observations.device)
+        group = "rnd_state" if "rnd_state" in set(observations.keys()) else "actor"
+        # The optimizer that rsl_rl creates is replaced, but torch's Adam would import torch's compiler
+        with patched(torch.optim, "Adam", Adam):
+            self.rnd = RandomNetworkDistillation(
+                num_states=observations[group].shape[-1],
+                obs_groups={"rnd_state": [group]},
+                num_outputs=config.num_outputs,
+                predictor_hidden_dims=config.predictor_hidden_dims,
+                target_hidden_dims=config.target_hidden_dims,
+                activation=config.activation,
+                state_normalization=config.state_normalization,
+                reward_normalization=config.reward_normalization,
+                device=device,
+            )
+        self.rnd.target.requires_grad_(False)
+        self.parameters = list(self.rnd.predictor.parameters())
+        self.optimizer = make_adam(self.parameters, torch.tensor(config.learning_rate, device=device))
+        final = config.weight if config.final_weight is None else config.final_weight
+        self._weights = (unit * config.weight, unit * final)
+        self._weight = self._weights[0]
+        normalizer = self.rnd.reward_normalizer
+        self._normalizer = normalizer if isinstance(normalizer, EmpiricalDiscountedVariationNormalization) else None
+        num_steps, num_envs = observations.shape
+        self.discounted = torch.zeros(num_envs, device=device)
+        self.pending = torch.zeros(num_steps, 3, dtype=torch.float64, device=device)
+        self.mean = torch.zeros((), device=device)
+        self._rewards = torch.zeros(num_steps, num_envs, device=device)
+
+    def begin_iteration(self, iteration: int, num_iterations: int) -> None:
+        """Set the weight for an iteration."""
+        self._weight = linear(*self._weights, iteration, num_iterations)
+
+    def moments(self) -> dict[str, torch.Tensor]:
+        """Return the normalizer's own tensors, which are equal on all ranks."""
+        return {} if self._normalizer is None else self._normalizer.emp_norm.state_dict()
+
+    def observe(self, before: TensorDict, last: TensorDict) -> None:
+        """Compute the rewards of a rollout.
+
+        Args:
+            before: Observations before each step, (num_steps, num_envs, ...).
+            last: Observations after the last step, (num_envs, ...).
+        """
+        # Rewards, from the observations after each step
+        after = [self.rnd.get_rnd_state(before)[1:], self.rnd.get_rnd_state(last).unsqueeze(0)]
+        states = self.rnd.state_normalizer(torch.cat(after))
+        self._rewards = torch.linalg.norm(self.rnd.target(states) - self.rnd.predictor(states), dim=-1)
+        if self._normalizer is None:
+            return
+        # Moments of their discounted sums
+        gamma = self._normalizer.disc_avg.gamma
+        sums = [self.discounted.mul_(gamma).add_(row).to(torch.float64, copy=True) for row in self._rewards]
+        deviation = torch.stack(sums) - self.moments()["_mean"]
+        count = torch.full_like(deviation[:, 0], deviation.shape[1])
+        self.pending = torch.stack([count, deviation.sum(dim=1), deviation.square().sum(dim=1)], dim=1)
+
+    def apply(self) -> torch.Tensor:
+        """Update the normalizer with the pending sums, which must already be summed over ranks.
+
+        Returns:
+            The weighted rewards, (num_steps, num_envs).
+        """
+        rewards = self._rewards
+        if self._normalizer is not None:
+            buffers = self.moments()
+            count, mean, var = (buffers[name].double() for name in ("count", "_mean", "_var"))
+            # As in rsl_rl, the normalizer stays as it is after this number of rewards
+            limit = self._normalizer.emp_norm.until
+            assert limit is not None
+            seen = count + self.pending[:, 0].cumsum(dim=0)
+            pending = self.pending * (seen - self.pending[:, 0] < limit).unsqueeze(1)
+            # Moments after each step
+            added, total, squares = pending.cumsum(dim=0).unbind(dim=1)
+            shift = total / (count + added)
+            variances = ((count * var + squares) / (count + added) - shift.square()).clamp(min=0)
+            std = variances.sqrt().to(rewards.dtype)
+            rewards = torch.where(std.unsqueeze(1) > 0, rewards / std.unsqueeze(1), rewards)
+            # Moments after the last step
+            new = {"count": count + added, "_mean": mean + shift, "_var": variances, "_std": std}
+            for name, buffer in buffers.items():
+                buffer.copy_(new[name][-1])
+        rewards = self._weight * rewards
+        self.mean.copy_(rewards.mean())
+        return rewards
