@@ -15,6 +15,7 @@ from rollouts import AGENT, MINI_BATCHES, NUM_ACTIONS, NUM_OBS, STEPS, Data, col
 from rsl_rl.storage import RolloutStorage
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from mjlab_dist.config import RndConfig, SymmetryConfig
 from mjlab_dist.distributed.synchronizer import AllReduce
 from mjlab_dist.env import Env
 from mjlab_dist.learn.finite import FiniteCheck
@@ -27,6 +28,9 @@ UPDATES: dict[str, dict[str, Any]] = {
     "clipped observations": {"obs_clip": 5.0},
     "raw observations": {"obs_normalization": False},
     "scaled rewards": {"reward_normalization": True},
+    "mirrored samples": {"symmetry": SymmetryConfig(func="rollouts:mirrored", use_data_augmentation=True)},
+    "mirror loss": {"symmetry": SymmetryConfig(func="rollouts:mirrored", mirror_loss_coef=1.0)},
+    "intrinsic reward": {"rnd": RndConfig(weight=1.0, state_normalization=True, reward_normalization=True)},
     "advantages of a rank": {"advantage_normalization": "rank"},
     "advantages of a mini-batch": {"advantage_normalization": "mini-batch"},
     "orthogonal weights": {"orthogonal_init": True},

@@ -9,6 +9,7 @@ import pytest
 import torch
 from rollouts import AGENT, collect, difference, fix_order, make_data, make_learner, state_of, train_config
 
+from mjlab_dist.config import RndConfig, SymmetryConfig
 from mjlab_dist.learn.capture import CapturedStep
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -29,13 +30,20 @@ def learn(made: Any, seed: int) -> dict[str, torch.Tensor]:
     return made.update()
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_recorded_update_gives_the_results_of_an_eager_one(precision: str) -> None:
-    recorded, eager = learner(True, precision=precision), learner(False, precision=precision)
+EXTENDED = {
+    "symmetry": SymmetryConfig(func="rollouts:mirrored", use_data_augmentation=True, mirror_loss_coef=1.0),
+    "rnd": RndConfig(weight=1.0, state_normalization=True, reward_normalization=True),
+}
+"""Fields of an agent with rsl_rl's extensions."""
+
+
+@pytest.mark.parametrize("fields", [{}, {"precision": "bf16"}, EXTENDED], ids=["fp32", "bf16", "extended"])
+def test_a_recorded_update_gives_the_results_of_an_eager_one(fields: dict[str, Any]) -> None:
+    recorded, eager = learner(True, **fields), learner(False, **fields)
     for seed in range(4):
         losses = [learn(made, seed) for made in (recorded, eager)]
         largest, where = difference(state_of(recorded), state_of(eager))
-        assert largest < (1e-4 if precision == "fp32" else 5e-2), where
+        assert largest < (5e-2 if "precision" in fields else 1e-4), where
         torch.testing.assert_close(losses[0]["kl"], losses[1]["kl"], rtol=1e-2, atol=1e-4)
     assert isinstance(recorded._step, CapturedStep)
     assert recorded._step._batch is not None, "nothing was recorded"

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from rsl_rl.extensions import Symmetry
+from tensordict import TensorDict
 from torch.nn.functional import mse_loss
 
 from mjlab_dist.config import SymmetryConfig
 from mjlab_dist.env import Env
-from mjlab_dist.env.binding import import_term
+from mjlab_dist.env.binding import import_term, naming
 from mjlab_dist.errors import UserError
 from mjlab_dist.learn.mini_batches import Batch
 
@@ -23,19 +26,23 @@ def symmetry_cfg(config: SymmetryConfig, env: Env) -> dict[str, Any] | None:
         return None
     assert config.func is not None
     mirror = import_term(FLAG, config.func)
-    # Check the results for the current observations
-    obs, actions = env.get_observations(), torch.ones(env.num_envs, env.num_actions, device=env.device)
-    both, both_actions = mirror(env=env, obs=obs, actions=actions)
-    pairs: list[tuple[str, Any, Any]] = [(f"the group {name} of obs", group, both[name]) for name, group in obs.items()]
+    # Check the results for two made-up samples
+    given: dict[str, Any] = {
+        name: _made_up(group.shape[1:], env.device) for name, group in env.get_observations().items()
+    }
+    actions = _made_up((env.num_actions,), env.device)
+    with naming("agent.symmetry", config.func):
+        obs, both_actions = mirror(env=env, obs=TensorDict(given, batch_size=[2]), actions=actions)
+        pairs = [(f"the group {name} of obs", group, obs[name]) for name, group in given.items()]
     lengths = set()
-    for name, given, got in (*pairs, ("actions", actions, both_actions)):
-        copies, rest = divmod(len(got), len(given))
-        if copies < 2 or rest or got.shape[1:] != given.shape[1:] or not torch.equal(got[: len(given)], given):
+    for name, one, both in (*pairs, ("actions", actions, both_actions)):
+        copies, rest = divmod(len(both), 2)
+        if copies < 2 or rest or both.shape[1:] != one.shape[1:] or not (both[:2] == one).all().item():
             raise UserError(
-                f"{FLAG} {config.func}: {name}, of shape {tuple(given.shape)}, becomes {tuple(got.shape)}; return the "
+                f"{FLAG} {config.func}: {name}, of shape {tuple(one.shape)}, becomes {tuple(both.shape)}; return the "
                 "given rows, followed by as many mirrored rows, or by several times as many"
             )
-        lengths.add(len(got))
+        lengths.add(len(both))
     if len(lengths) > 1:
         raise UserError(f"{FLAG} {config.func}: returns {sorted(lengths)} rows; return the same number for all")
     return {
@@ -45,6 +52,11 @@ def symmetry_cfg(config: SymmetryConfig, env: Env) -> dict[str, Any] | None:
         "use_mirror_loss": config.mirror_loss_coef > 0,
         "mirror_loss_coeff": config.mirror_loss_coef,
     }
+
+
+def _made_up(shape: Sequence[int], device: str) -> torch.Tensor:
+    """Return two rows of numbers that differ from each other and from 0."""
+    return torch.arange(1.0, 1.0 + 2 * math.prod(shape), device=device).view(2, *shape)
 
 
 def mirror(symmetry: Symmetry, batch: Batch) -> None:

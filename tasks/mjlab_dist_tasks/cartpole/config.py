@@ -13,6 +13,7 @@ from mjlab_dist.config import (
     EnvConfig,
     EventConfig,
     SimConfig,
+    SymmetryConfig,
     TrainConfig,
     event,
     observation,
@@ -21,7 +22,12 @@ from mjlab_dist.config import (
 from mjlab_dist.mdp import events, observations
 from mjlab_dist_tasks.cartpole import terms
 
-_AGENT = AgentConfig(desired_kl=0.005, entropy_coef=0.002, use_clipped_value_loss=False)
+_AGENT = AgentConfig(
+    desired_kl=0.005,
+    entropy_coef=0.002,
+    use_clipped_value_loss=False,
+    symmetry=SymmetryConfig(func="mjlab_dist_tasks.cartpole.terms:with_mirrored"),
+)
 """The values of states reach 100 in these tasks (1 per step, discount 0.99). With a clipped value loss, a value changes
 by about 0.2 per update at most, so the value function learns too slowly. The policy then does not learn to swing up, or
 forgets it. Half the default KL divergence and a smaller entropy bonus prevent the return from falling once it is high.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
+from tensordict import TensorDict
 
 from mjlab_dist.env import Env
 from mjlab_dist.env.columns import write_rows
@@ -29,6 +30,26 @@ def draw_around(env: Env, mask: torch.Tensor, joint: str, mean: float, std: floa
     """
     column = env.sim.qpos[:, env.joints[joint].qpos]
     write_rows(column, mask, torch.empty_like(column).normal_(mean, std))
+
+
+def with_mirrored(
+    env: Env,  # noqa: ARG001
+    obs: TensorDict | None,
+    actions: torch.Tensor | None,
+) -> tuple[TensorDict | None, torch.Tensor | None]:
+    """For --agent.symmetry: append samples in which left and right are exchanged.
+
+    Args:
+        env: The envs.
+        obs: Observations, (samples, ...) for each group; None for actions alone.
+        actions: Actions, (samples, 1); None for observations alone.
+    """
+    if obs is not None:
+        # The cosine of the angle is the same in the mirror; all other observations are the opposite.
+        signs = obs["actor"].new_tensor([-1.0, 1.0, -1.0, -1.0, -1.0])
+        both = torch.cat([obs["actor"], signs * obs["actor"]])
+        obs = TensorDict({"actor": both}, batch_size=[len(both)])
+    return obs, None if actions is None else torch.cat([actions, -actions])
 
 
 def small_control(env: Env, max_reward: float = 1.0) -> torch.Tensor:

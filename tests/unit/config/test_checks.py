@@ -71,6 +71,8 @@ def flag_of(path: str) -> str:
         ("agent.obs_clip", 0.0, "None"),
         ("agent.obs_clip", 10.0, "--agent.obs-normalization"),
         ("agent.lam", -0.1, "1"),
+        ("agent.rnd.weight", -0.5, "0"),
+        ("agent.symmetry.mirror_loss_coef", -0.5, "0"),
         ("run_name", "a/b", "/"),
         ("run_name", ".hidden", ""),
         ("env.rewards.smooth.weight", NAN, "finite"),
@@ -82,6 +84,14 @@ def test_a_bad_value_is_refused(config: TrainConfig, path: str, value: Any, fix:
     start, _, rest = refusal_of(changed(config, path, value)).partition(":")
     assert start == f"{flag_of(path)} {value}"
     assert fix in rest
+
+
+def test_symmetry_needs_a_function_and_no_recurrent_policy(config: TrainConfig) -> None:
+    recurrent = changed(changed(config, "agent.symmetry.use_data_augmentation", True), "agent.rnn", "lstm")
+    assert refusal_of(recurrent).startswith("--agent.rnn lstm: ")
+    without = changed(changed(config, "agent.symmetry.mirror_loss_coef", 0.5), "agent.symmetry.func", None)
+    assert "--agent.symmetry.func" in refusal_of(without)
+    validate(changed(config, "agent.symmetry.func", None))
 
 
 @pytest.mark.parametrize(

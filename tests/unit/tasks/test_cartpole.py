@@ -13,6 +13,7 @@ import torch
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.env import Env
 from mjlab_dist.sim import load_model
+from mjlab_dist_tasks.cartpole import terms
 from mjlab_dist_tasks.cartpole.config import balance, swingup
 
 CART_KG, POLE_KG, POLE_M, GRAVITY = 1.0, 0.1, 1.0, 9.81
@@ -31,6 +32,22 @@ def model() -> Any:
 def make(task: Callable[[], TrainConfig], num_envs: int, seed: int = 0) -> Env:
     torch.manual_seed(seed)
     return Env(task().env, num_envs, "cpu")
+
+
+def test_the_mirror_of_a_step_is_the_step_of_the_mirror() -> None:
+    env = make(balance, 64)
+    random_state(env, 0)
+    for state in (env.sim.qpos, env.sim.qvel):
+        state[32:] = -state[:32]
+    env.sim.mark_changed()
+    actions = torch.randn(32, 1)
+    _, both = terms.with_mirrored(env, None, actions)
+    assert both is not None
+    obs, rewards, _, _ = env.step(both)
+    mirrored, _ = terms.with_mirrored(env, obs[:32], None)
+    assert mirrored is not None
+    torch.testing.assert_close(mirrored["actor"], obs["actor"], rtol=0, atol=1e-5)
+    torch.testing.assert_close(rewards[32:], rewards[:32])
 
 
 # The Control Suite's reward: dm_control/utils/rewards.py and dm_control/suite/cartpole.py
