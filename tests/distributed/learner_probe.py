@@ -132,10 +132,10 @@ def _results(rank: Rank) -> dict[str, Any]:
         results["agreed"] = _agreed(rank, config("rnd"))
         for fsdp_devices in (2, 4):
             if rank.world_size == 4:
-                sharded = dataclasses.replace(config("mlp"), fsdp_devices=fsdp_devices, sync=TINY)
+                sharded = dataclasses.replace(config("rnd"), fsdp_devices=fsdp_devices, sync=TINY)
                 results[f"fsdp {fsdp_devices}"] = _train_here(rank, sharded)
                 results[f"fsdp {fsdp_devices} agreed"] = _agreed(rank, sharded)
-                results[f"fsdp {fsdp_devices} loaded"] = _load(rank, sharded, results["mlp"])
+                results[f"fsdp {fsdp_devices} loaded"] = _load(rank, sharded, results["rnd"])
         if rank.world_size == 4:
             results["fsdp lstm"] = _train_here(rank, dataclasses.replace(config("lstm"), fsdp_devices=2, sync=TINY))
         torch.set_default_dtype(torch.float32)
@@ -164,10 +164,11 @@ def _train_here(rank: Rank, run: Any, synchronizer: Any = None) -> list[dict[str
 
 def _load(rank: Rank, run: Any, source: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
     """Update a learner without shards once, load its checkpoint into a sharded learner, and update this learner."""
-    plain = _make(rank, config("mlp"))
+    plain = _make(rank, config("rnd"))
     train(plain, _envs(rank), rank.world_size * NUM_ENVS, [permutation(rank.rank, 0)])
     other = _make(rank, run)
     other.load(plain.save(), None, True)
+    other.load_memory(plain.memory())
     before = state_of(other)
     assert all(torch.equal(t, source[0]["state"][name]) for name, t in before.items())
     fix_order(other, permutation(rank.rank, 1))

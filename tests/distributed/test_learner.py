@@ -123,7 +123,7 @@ def test_shards_learn_what_whole_copies_learn(ranks: Results, name: str) -> None
     if len(ranks) != 4:
         assert name not in ranks[0]
         return
-    whole = "lstm" if name == "fsdp lstm" else "mlp"
+    whole = "lstm" if name == "fsdp lstm" else "rnd"
     for rank in ranks:
         assert "actor.mlp.2.weight" in rank[name][0]["sharded"]
         for mine, expected in zip(rank[name], rank[whole], strict=True):
@@ -137,4 +137,4 @@ def test_checkpoints_load_at_any_number_of_shards(ranks: Results, name: str) -> 
         assert name not in ranks[0]
         return
     for rank in ranks:
-        assert difference(rank[name], rank["mlp"][-1]["state"])[0] < 1e-9
+        assert difference(rank[name], rank["rnd"][-1]["state"])[0] < 1e-9

@@ -50,7 +50,7 @@ class Dump(TypedDict):
     observations: dict[str, torch.Tensor]
     # The policy's output in each step, (T, k, num_actions)
     actions: torch.Tensor
-    # Rewards of the learner, (T, k). They include the discounted value if the time limit truncated the episode.
+    # Rewards of the learner, (T, k). They include intrinsic rewards, and the discounted value at a time-out.
     rewards: torch.Tensor
     # Whether the step ended an episode, (T, k) of bool. If so, the state after it belongs to the next episode.
     dones: torch.Tensor
@@ -112,7 +112,7 @@ class FiniteCheck:
         # Name the non-finite numbers, and copy the envs
         finite = totals.terms.isfinite().tolist()
         terms = [name for name, is_finite in zip(self._env.reward_names, finite, strict=True) if not is_finite]
-        reward = ", ".join(terms) or "the value at a time-out"
+        reward = ", ".join(terms) or "the value at a time-out, or the intrinsic reward"
         columns = {**column_names(self._env), "value": ["critic"], "reward": [reward]}
         storage = self._storage
         return Dump(

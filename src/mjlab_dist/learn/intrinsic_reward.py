@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from rsl_rl.extensions import RandomNetworkDistillation
 from rsl_rl.modules import EmpiricalDiscountedVariationNormalization
@@ -24,7 +26,8 @@ class IntrinsicReward:
         optimizer: The optimizer of these parameters.
         discounted: Discounted sum of each env's rewards before normalization, (num_envs,).
         pending: For each step of the rollout, the count of ``discounted``, the sum of its deviations from the
-            normalizer's mean, and the sum of their squares, (num_steps, 3) in fp64, to be summed over ranks.
+            normalizer's mean, and the sum of their squares, (num_steps, 3) in fp64, to be summed over ranks. Without a
+            normalizer, (0, 3).
         mean: Mean of the last rollout's rewards over this rank's envs, a scalar.
     """
 
@@ -61,7 +64,7 @@ class IntrinsicReward:
         self._normalizer = normalizer if isinstance(normalizer, EmpiricalDiscountedVariationNormalization) else None
         num_steps, num_envs = observations.shape
         self.discounted = torch.zeros(num_envs, device=device)
-        self.pending = torch.zeros(num_steps, 3, dtype=torch.float64, device=device)
+        self.pending = torch.zeros(0, 3, dtype=torch.float64, device=device)
         self.mean = torch.zeros((), device=device)
         self._rewards = torch.zeros(num_steps, num_envs, device=device)
 
@@ -106,18 +109,23 @@ class IntrinsicReward:
             # As in rsl_rl, the normalizer stays as it is after this number of rewards
             limit = self._normalizer.emp_norm.until
             assert limit is not None
-            seen = count + self.pending[:, 0].cumsum(dim=0)
-            pending = self.pending * (seen - self.pending[:, 0] < limit).unsqueeze(1)
+            before = count + _running_sums(self.pending)[:, 0] - self.pending[:, 0]
+            added, total, squares = _running_sums(self.pending * (before < limit).unsqueeze(1)).unbind(dim=1)
             # Moments after each step
-            added, total, squares = pending.cumsum(dim=0).unbind(dim=1)
-            shift = total / (count + added)
-            variances = ((count * var + squares) / (count + added) - shift.square()).clamp(min=0)
+            counts = count + added
+            shift = total / counts
+            variances = ((count * var + squares) / counts - shift.square()).clamp(min=0)
             std = variances.sqrt().to(rewards.dtype)
             rewards = torch.where(std.unsqueeze(1) > 0, rewards / std.unsqueeze(1), rewards)
             # Moments after the last step
-            new = {"count": count + added, "_mean": mean + shift, "_var": variances, "_std": std}
+            after = {"count": counts, "_mean": mean + shift, "_var": variances, "_std": std}
             for name, buffer in buffers.items():
-                buffer.copy_(new[name][-1])
+                buffer.copy_(after[name][-1])
         rewards = self._weight * rewards
         self.mean.copy_(rewards.mean())
         return rewards
+
+
+def _running_sums(rows: torch.Tensor) -> torch.Tensor:
+    """Return the sums of the first rows. On a GPU, the results of torch's cumsum differ between calls and ranks."""
+    return torch.stack(list(itertools.accumulate(rows)))

@@ -46,6 +46,7 @@ class PPO(rsl_rl.algorithms.PPO):
         synchronizer: Reduces gradients between backward and optimizer step.
         sharding: Which parameters are sharded over ranks.
         models: The policy ``actor`` and the value function ``critic``.
+        networks: The same, and ``rnd``, the networks of random network distillation, if it is used.
         clock: Counts the time spent in collectives.
         rate: The learning rate, a scalar tensor.
         intrinsic: The intrinsic reward; None without random network distillation.
@@ -102,9 +103,11 @@ class PPO(rsl_rl.algorithms.PPO):
         if agent.rnd.is_used:
             unit = env.step_dt_s if config.env.reward_scale == "dt" else 1.0
             self.intrinsic = IntrinsicReward(agent.rnd, storage.observations, unit)
+        self.networks: dict[str, torch.nn.Module] = {**self.models}
+        if self.intrinsic is not None:
+            self.networks["rnd"] = self.intrinsic.rnd
         # Parameters: all ranks start with the parameters of rank 0. Then sharding divides the parameters between ranks.
-        models = [*self.models.values(), *([self.intrinsic.rnd] if self.intrinsic is not None else [])]
-        overwrite_by_main([t for model in models for t in model.state_dict().values()])
+        overwrite_by_main([t for network in self.networks.values() for t in network.state_dict().values()])
         compression, min_size_mb = FORMATS[config.sync.compression], config.sync.fsdp_min_size_mb
         self.sharding = Sharding(self.models, config.fsdp_devices, min_size_mb, self.device, compression)
         # Gradients of parameters that are not sharded; FSDP2 reduces the other gradients.
@@ -240,32 +243,31 @@ class PPO(rsl_rl.algorithms.PPO):
     def save(self) -> dict[str, Any]:
         """Return the learner's state as unmodified rsl_rl does. A collective joins the parts of sharded parameters."""
         optimizer = whole_state(self.optimizer, self._parameters, self.sharding)
-        states = {f"{name}_state_dict": self.sharding.whole_state(model) for name, model in self.models.items()}
+        states = {f"{name}_state_dict": self.sharding.whole_state(model) for name, model in self.networks.items()}
         others: dict[str, Any] = {} if self._reward_scale is None else {"reward_sums": self._reward_scale.sums}
         if (intrinsic := self.intrinsic) is not None:
-            others["rnd_state_dict"] = intrinsic.rnd.state_dict()
             others["rnd_optimizer_state_dict"] = whole_state(intrinsic.optimizer, intrinsic.parameters, self.sharding)
         return {**states, "optimizer_state_dict": optimizer, **others}
 
     def load(self, loaded_dict: dict[str, Any], load_cfg: dict[str, bool] | None, strict: bool) -> bool:
         """Load the result of :meth:`save` or of unmodified rsl_rl. Arguments and result are the same as in rsl_rl."""
-        # Policy and value function
-        chosen = load_cfg or dict.fromkeys(("actor", "critic", "optimizer", "iteration", "rnd"), True)
-        for name, model in self.models.items():
+        # Networks
+        chosen = load_cfg or dict.fromkeys((*self.networks, "optimizer", "iteration"), True)
+        if "rnd_state_dict" not in loaded_dict:
+            chosen = {**chosen, "rnd": False}  # the run had no intrinsic reward until now
+        for name, network in self.networks.items():
             if chosen.get(name):
-                self.sharding.load_state(model, loaded_dict[f"{name}_state_dict"], strict)
+                self.sharding.load_state(network, loaded_dict[f"{name}_state_dict"], strict)
         self._distribution.project()  # min_std may have been lower when this was saved
-        # Intrinsic reward, unless the run had none until now
-        if (intrinsic := self.intrinsic) is not None and chosen.get("rnd") and "rnd_state_dict" in loaded_dict:
-            intrinsic.rnd.load_state_dict(loaded_dict["rnd_state_dict"], strict=strict)
-            state = loaded_dict["rnd_optimizer_state_dict"]
-            load_whole_state(intrinsic.optimizer, state, intrinsic.parameters, self.sharding)
         # Normalization
         for normalizer in self._normalizers.values():
             normalizer.rebase()
         if self._reward_scale is not None and "reward_sums" in loaded_dict:
             self._reward_scale.sums.copy_(loaded_dict["reward_sums"])
-        # Optimizer
+        # Optimizers
+        if (intrinsic := self.intrinsic) is not None and chosen.get("rnd"):
+            state = loaded_dict["rnd_optimizer_state_dict"]
+            load_whole_state(intrinsic.optimizer, state, intrinsic.parameters, self.sharding)
         if chosen.get("optimizer"):
             load_whole_state(self.optimizer, loaded_dict["optimizer_state_dict"], self._parameters, self.sharding)
             self._step = self._make_step()  # recorded graphs use the old tensors

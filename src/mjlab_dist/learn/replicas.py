@@ -66,7 +66,7 @@ class Replicas:
 
     def sum(self, tensors: Sequence[torch.Tensor]) -> None:
         """Sum tensors of one dtype over ranks, in place, in one collective."""
-        if not tensors or world_size() == 1:
+        if not any(tensor.numel() for tensor in tensors) or world_size() == 1:
             return
         with self._clock.waiting():
             total = sum_over_ranks(torch.cat([t.flatten() for t in tensors]))

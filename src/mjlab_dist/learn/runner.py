@@ -206,10 +206,8 @@ class Runner:
     def _resume(self, content: dict[str, Any]) -> TensorDict:
         """Continue from a checkpoint and return the next observations."""
         # Learner
-        models: dict[str, torch.nn.Module] = {**self.alg.models}
-        if self.alg.intrinsic is not None and "rnd_state_dict" in content:
-            models["rnd"] = self.alg.intrinsic.rnd
-        check_fit(models, content, f"--resume {self._run_dir}")
+        saved = {name: one for name, one in self.alg.networks.items() if name != "rnd" or "rnd_state_dict" in content}
+        check_fit(saved, content, f"--resume {self._run_dir}")
         self.alg.load(content, None, strict=True)
         done = self.current_learning_iteration = self._last_check = content["iter"]
         # Check whether the state of every rank can be restored

@@ -25,14 +25,14 @@ def symmetry_cfg(config: SymmetryConfig, env: Env) -> dict[str, Any] | None:
     if not config.is_used:
         return None
     assert config.func is not None
-    mirror = import_term(FLAG, config.func)
+    func = import_term(FLAG, config.func)
     # Check the results for two made-up samples
-    given: dict[str, Any] = {
-        name: _made_up(group.shape[1:], env.device) for name, group in env.get_observations().items()
-    }
+    shapes = {name: group.shape[1:] for name, group in env.get_observations().items()}
+    given: dict[str, Any] = {name: _made_up(shape, env.device) for name, shape in shapes.items()}
     actions = _made_up((env.num_actions,), env.device)
     with naming("agent.symmetry", config.func):
-        obs, both_actions = mirror(env=env, obs=TensorDict(given, batch_size=[2]), actions=actions)
+        obs, _ = func(env=env, obs=TensorDict(given, batch_size=[2]), actions=None)
+        _, both_actions = func(env=env, obs=None, actions=actions)
         pairs = [(f"the group {name} of obs", group, obs[name]) for name, group in given.items()]
     lengths = set()
     for name, one, both in (*pairs, ("actions", actions, both_actions)):
@@ -47,7 +47,7 @@ def symmetry_cfg(config: SymmetryConfig, env: Env) -> dict[str, Any] | None:
         raise UserError(f"{FLAG} {config.func}: returns {sorted(lengths)} rows; return the same number for all")
     return {
         "env": env,
-        "data_augmentation_func": mirror,
+        "data_augmentation_func": func,
         "use_data_augmentation": config.use_data_augmentation,
         "use_mirror_loss": config.mirror_loss_coef > 0,
         "mirror_loss_coeff": config.mirror_loss_coef,

@@ -189,7 +189,7 @@ def test_a_reward_that_is_not_finite_although_its_terms_are_is_reported() -> Non
     rollout.storage.rewards[3, 0] = NAN
     assert rollout.check.count(rollout.obs) == 1
     dump = rollout.dump()
-    assert dump["names"] == [{"reward": ["the value at a time-out"]}]
+    assert dump["names"] == [{"reward": ["the value at a time-out, or the intrinsic reward"]}]
     assert dump["steps"].tolist() == [4]
 
 

@@ -14,27 +14,24 @@ from mjlab_dist.errors import UserError
 from mjlab_dist.learn.symmetry import symmetry_cfg
 
 
-def only_mirrored(env: Any, obs: TensorDict, actions: torch.Tensor) -> tuple[Any, Any]:
+def only_mirrored(env: Any, obs: TensorDict | None, actions: torch.Tensor | None) -> tuple[Any, Any]:
     both, both_actions = mirrored(env, obs, actions)
-    assert both is not None
-    assert both_actions is not None
-    return both[len(obs) :], both_actions[len(obs) :]
+    return both[len(obs) :] if obs is not None and both is not None else None, both_actions
 
 
-def mirrored_first(env: Any, obs: TensorDict, actions: torch.Tensor) -> tuple[Any, Any]:
+def mirrored_first(env: Any, obs: TensorDict | None, actions: torch.Tensor | None) -> tuple[Any, Any]:
     both, _ = mirrored(env, obs, None)
-    return both, torch.cat([-actions, actions, actions])
+    return both, None if actions is None else torch.cat([-actions, actions, actions])
 
 
-def fewer_actions(env: Any, obs: TensorDict, actions: torch.Tensor) -> tuple[Any, Any]:
+def fewer_actions(env: Any, obs: TensorDict | None, actions: torch.Tensor | None) -> tuple[Any, Any]:
     both, _ = mirrored(env, obs, None)
-    return both, torch.cat([actions, -actions])
+    return both, None if actions is None else torch.cat([actions, -actions])
 
 
-def wider(env: Any, obs: TensorDict, actions: torch.Tensor) -> tuple[Any, Any]:
+def wider(env: Any, obs: TensorDict | None, actions: torch.Tensor | None) -> tuple[Any, Any]:
     both, both_actions = mirrored(env, obs, actions)
-    assert both_actions is not None
-    return both, torch.cat([both_actions, both_actions], dim=-1)
+    return both, None if both_actions is None else torch.cat([both_actions, both_actions], dim=-1)
 
 
 @pytest.mark.parametrize(
