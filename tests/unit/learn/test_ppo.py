@@ -75,7 +75,7 @@ def learn(learner: Any, seed: int, data: Data | None = None) -> dict[str, Any]:
         {"symmetry": SymmetryConfig(func=MIRROR, use_data_augmentation=True)},
         {"symmetry": SymmetryConfig(func=MIRROR, mirror_loss_coef=0.5), "advantage_normalization": "mini-batch"},
         {"symmetry": SymmetryConfig(func=MIRROR, use_data_augmentation=True, mirror_loss_coef=0.5)},
-        {"rnd": RndConfig(weight=0.5)},
+        {"rnd": RndConfig(weight=0.5), "max_grad_norm": 0.05},
         {"rnd": NORMALIZED_RND},
         pytest.param({"rnn": "lstm"}, marks=pytest.mark.slow),
         pytest.param({"rnn": "gru", "advantage_normalization": "mini-batch"}, marks=pytest.mark.slow),
