@@ -135,13 +135,13 @@ def make_stock_learner(config: TrainConfig, num_envs: int) -> rsl_rl.algorithms.
 def mirrored(
     env: Any, obs: TensorDict | None, actions: torch.Tensor | None
 ) -> tuple[TensorDict | None, torch.Tensor | None]:
-    """Append samples of reversed observations, and samples of negated ones: three times as many in all."""
+    """Append samples of reversed observations, of negated ones, and of both: four times as many in all."""
     if obs is not None:
         assert env.num_actions == NUM_ACTIONS
         groups: dict[str, Any] = dict(obs.items())
-        groups = {name: torch.cat([o, o.flip(-1), -o]) for name, o in groups.items()}
-        obs = TensorDict(groups, batch_size=[3 * len(obs)])
-    return obs, None if actions is None else torch.cat([actions, actions.flip(-1), -actions])
+        groups = {name: torch.cat([o, o.flip(-1), -o, -o.flip(-1)]) for name, o in groups.items()}
+        obs = TensorDict(groups, batch_size=[4 * len(obs)])
+    return obs, None if actions is None else torch.cat([actions, actions.flip(-1), -actions, -actions.flip(-1)])
 
 
 def stock_symmetry(config: SymmetryConfig) -> dict[str, Any] | None:

@@ -42,10 +42,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "lstm": {"rnn": "lstm"},
     "clipped": {"max_grad_norm": 0.05, "schedule": "fixed"},
     "scaled": {"reward_normalization": True},
-    "mirrored": {
-        "symmetry": SymmetryConfig(func="rollouts:mirrored", use_data_augmentation=True, mirror_loss_coef=0.5)
-    },
-    "mirror loss": {"symmetry": SymmetryConfig(func="rollouts:mirrored", mirror_loss_coef=0.5)},
+    "mirrored": {"symmetry": dataclasses.replace(MIRROR_LOSS, use_data_augmentation=True)},
+    "mirror loss": {"symmetry": MIRROR_LOSS},
     "rnd": {"rnd": RND},
     "rnd lstm": {"rnd": RND, "rnn": "lstm"},
     "bf16": {"precision": "bf16"},

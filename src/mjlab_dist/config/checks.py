@@ -225,8 +225,7 @@ def _validate_agent(agent: AgentConfig) -> None:
         )
     if agent.symmetry.is_used and agent.symmetry.func is None:
         raise UserError(
-            "--agent.symmetry: needs a function that mirrors samples; give --agent.symmetry.func "
-            "package.module:function"
+            "--agent.symmetry.func None: symmetry needs a function that mirrors samples; give package.module:function"
         )
     if agent.symmetry.is_used and agent.rnn != "none":
         raise UserError(

@@ -6,6 +6,7 @@ machines would be used in half of the envs, and nobody would notice.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mjlab_dist.config import TrainConfig
+from mjlab_dist.config.references import resolve
 from mjlab_dist.config.serialization import paths, to_plain
 from mjlab_dist.distributed.rank import in_words
 from mjlab_dist.distributed.rank_info import exchange
@@ -98,6 +100,10 @@ def check_same_task(
     """Wait for all ranks, and raise on every rank if ranks on several machines simulate different tasks."""
     if rank.on_one_machine or store is None:
         return
+    # Functions that ranks import only after this comparison. They report errors of their modules later
+    for reference in filter(None, (config.agent.symmetry.func, config.sync.synchronizer)):
+        with contextlib.suppress(Exception):
+            resolve(reference)
     own = TaskSummary.of(config, model, dict(sys.modules))
 
     def share(key: str, value: Any) -> list[Any]:

@@ -60,6 +60,7 @@ class IntrinsicReward:
         final = config.weight if config.final_weight is None else config.final_weight
         self._weights = (unit * config.weight, unit * final)
         self._weight = self._weights[0]
+        self._learning_rate = config.learning_rate
         normalizer = self.rnd.reward_normalizer
         self._normalizer = normalizer if isinstance(normalizer, EmpiricalDiscountedVariationNormalization) else None
         num_steps, num_envs = observations.shape
@@ -69,8 +70,13 @@ class IntrinsicReward:
         self._rewards = torch.zeros(num_steps, num_envs, device=device)
 
     def begin_iteration(self, iteration: int, num_iterations: int) -> None:
-        """Set the weight for an iteration."""
+        """Set the weight and the predictor's learning rate for an iteration."""
         self._weight = linear(*self._weights, iteration, num_iterations)
+        self.optimizer.param_groups[0]["lr"].fill_(self._learning_rate)
+
+    def memory(self) -> dict[str, torch.Tensor]:
+        """Return the state that belongs to this rank alone."""
+        return {} if self._normalizer is None else {"intrinsic": self.discounted}
 
     def moments(self) -> dict[str, torch.Tensor]:
         """Return the normalizer's own tensors, which are equal on all ranks."""

@@ -180,9 +180,10 @@ class PPO(rsl_rl.algorithms.PPO):
         self.rate.fill_(value)
 
     def begin_iteration(self, iteration: int, num_iterations: int) -> None:
-        """Set what depends on the iteration: a linear learning rate, and the weight of the intrinsic reward."""
-        if self.schedule == "linear":
-            self.learning_rate = linear(self._initial_rate, 0.0, iteration, num_iterations)
+        """Set what the config determines for an iteration, whatever a loaded checkpoint contained."""
+        if self.schedule != "adaptive":
+            final = 0.0 if self.schedule == "linear" else self._initial_rate
+            self.learning_rate = linear(self._initial_rate, final, iteration, num_iterations)
         if self.intrinsic is not None:
             self.intrinsic.begin_iteration(iteration, num_iterations)
 
@@ -278,12 +279,12 @@ class PPO(rsl_rl.algorithms.PPO):
 
         Returns:
             For recurrent networks, their hidden states, (layers, num_envs, width) each; for normalized rewards,
-            ``reward``, (num_envs,); for intrinsic rewards, ``intrinsic``, (num_envs,); for compressed gradients,
+            ``reward``, and for normalized intrinsic rewards, ``intrinsic``, (num_envs,) each; for compressed gradients,
             ``error``, see :class:`AllReduce`.
         """
         sums = {} if self._reward_scale is None else {"reward": self._reward_scale.discounted}
         if self.intrinsic is not None:
-            sums["intrinsic"] = self.intrinsic.discounted
+            sums |= self.intrinsic.memory()
         if self._all_reduce is not None and self._all_reduce.error is not None:
             sums["error"] = self._all_reduce.error
         states = {name: model.get_hidden_state() for name, model in self.models.items()}
@@ -298,7 +299,7 @@ class PPO(rsl_rl.algorithms.PPO):
         """Restore the state of this rank."""
         if self._reward_scale is not None:
             self._reward_scale.discounted.copy_(memory["reward"])
-        if self.intrinsic is not None:
+        if self.intrinsic is not None and "intrinsic" in memory:
             self.intrinsic.discounted.copy_(memory["intrinsic"])
         if self._all_reduce is not None and "error" in memory:
             self._all_reduce.error = memory["error"].to(self.device, copy=True)

@@ -49,6 +49,6 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 def difference(num_saved: int, world_size: int) -> str:
     """Return the end of the message "Resuming from iteration 5": why the envs cannot continue their episodes."""
     if num_saved == world_size:
-        return " with new episodes: the envs differ from those of the checkpoint"
+        return " with new episodes: the envs or the --agent flags differ from those of the checkpoint"
     ranks = "1 rank" if num_saved == 1 else f"{num_saved} ranks"
     return f" with new episodes: the checkpoint has the envs of {ranks}, not of {world_size}"

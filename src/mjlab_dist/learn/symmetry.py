@@ -16,6 +16,7 @@ from mjlab_dist.env import Env
 from mjlab_dist.env.binding import import_term, naming
 from mjlab_dist.errors import UserError
 from mjlab_dist.learn.mini_batches import Batch
+from mjlab_dist.wording import listed
 
 FLAG = "--agent.symmetry.func"
 
@@ -26,25 +27,23 @@ def symmetry_cfg(config: SymmetryConfig, env: Env) -> dict[str, Any] | None:
         return None
     assert config.func is not None
     func = import_term(FLAG, config.func)
-    # Check the results for two made-up samples
+    # Check the results for two made-up samples. The function gets copies, because it may change them by mistake
     shapes = {name: group.shape[1:] for name, group in env.get_observations().items()}
-    given: dict[str, Any] = {name: _made_up(shape, env.device) for name, shape in shapes.items()}
+    given = {name: _made_up(shape, env.device) for name, shape in shapes.items()}
     actions = _made_up((env.num_actions,), env.device)
     with naming("agent.symmetry", config.func):
-        obs, _ = func(env=env, obs=TensorDict(given, batch_size=[2]), actions=None)
-        _, both_actions = func(env=env, obs=None, actions=actions)
-        pairs = [(f"the group {name} of obs", group, obs[name]) for name, group in given.items()]
-    lengths = set()
-    for name, one, both in (*pairs, ("actions", actions, both_actions)):
-        copies, rest = divmod(len(both), 2)
-        if copies < 2 or rest or both.shape[1:] != one.shape[1:] or not (both[:2] == one).all().item():
-            raise UserError(
-                f"{FLAG} {config.func}: {name}, of shape {tuple(one.shape)}, becomes {tuple(both.shape)}; return the "
-                "given rows, followed by as many mirrored rows, or by several times as many"
-            )
-        lengths.add(len(both))
-    if len(lengths) > 1:
-        raise UserError(f"{FLAG} {config.func}: returns {sorted(lengths)} rows; return the same number for all")
+        obs, _ = func(env=env, obs=TensorDict({**given}, batch_size=[2]).clone(), actions=None)
+        _, both_actions = func(env=env, obs=None, actions=actions.clone())
+    found: dict[str, Any] = dict(obs.items()) if isinstance(obs, TensorDict) else {}
+    rows = obs.batch_size[0] if isinstance(obs, TensorDict) and obs.batch_dims else 0
+    parts = {f"obs[{name!r}]": (one, found.get(name)) for name, one in given.items()}
+    parts["actions"] = (actions, both_actions)
+    wrong = [name for name, (one, both) in parts.items() if not _extends(both, one, rows)]
+    if wrong:
+        raise UserError(
+            f"{FLAG} {config.func}: returns wrong {listed(wrong)}; return obs as a TensorDict with all groups, and "
+            "actions as a tensor: the given rows, followed by as many mirrored rows of both"
+        )
     return {
         "env": env,
         "data_augmentation_func": func,
@@ -52,6 +51,13 @@ def symmetry_cfg(config: SymmetryConfig, env: Env) -> dict[str, Any] | None:
         "use_mirror_loss": config.mirror_loss_coef > 0,
         "mirror_loss_coeff": config.mirror_loss_coef,
     }
+
+
+def _extends(both: Any, given: torch.Tensor, rows: int) -> bool:
+    """Return whether the result of a function begins with the given rows, followed by mirrored ones."""
+    if not isinstance(both, torch.Tensor) or both.shape != (rows, *given.shape[1:]) or rows < 4 or rows % 2:
+        return False
+    return bool((both[:2] == given).all().item())
 
 
 def _made_up(shape: Sequence[int], device: str) -> torch.Tensor:

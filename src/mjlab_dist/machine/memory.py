@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from mjlab_dist.config import AgentConfig, TrainConfig
+from mjlab_dist.config import AgentConfig, SymmetryConfig, TrainConfig
 from mjlab_dist.distributed import RankDevice
 from mjlab_dist.errors import UserError
 from mjlab_dist.machine.control_groups import memory_room
@@ -22,8 +23,8 @@ FLOAT_BYTES = 4
 # Lower bound of the bytes of a constraint row: MuJoCo Warp stores 10 numbers per row, and also a row of the Jacobian
 ROW_BYTES = 40
 
-# Number of samples that a function for symmetry makes of one: 2 with one plane of symmetry, 4 with two
-MIRRORED_COPIES = 3
+# Maximum number of samples that a function for symmetry makes of one: 2 with one plane of symmetry, 4 with two
+MIRRORED_COPIES = 4
 
 # Lower bound of the bytes of a contact: MuJoCo Warp stores 48 numbers per contact
 CONTACT_BYTES = 160
@@ -48,7 +49,8 @@ def learner_bytes(agent: AgentConfig, observations: Mapping[str, int], num_actio
     widths = sum(agent.actor_hidden_dims) + sum(agent.critic_hidden_dims) + 6 * recurrent
     # Temporaries of normalization: four fp64 values per advantage; or, per observed value, two in fp64 and one in fp32.
     # Advantages and observations are never normalized at the same time, so only the larger number counts.
-    normalized = max([8, *(5 * width for width in observations.values() if agent.obs_normalization)])
+    normalizes = agent.obs_normalization or (agent.rnd.is_used and agent.rnd.state_normalization)
+    normalized = max([8, *(5 * width for width in observations.values() if normalizes)])
     # The intrinsic reward of a whole rollout is computed before the update: its input, also normalized, and two layers.
     explored = 0
     if agent.rnd.is_used:
@@ -74,7 +76,8 @@ def min_env_bytes(config: TrainConfig) -> int:
         group: sum(term.history for term in terms.values()) for group, terms in config.env.observations.items()
     }
     buffers = 0 if sim.engine == "mujoco" else ROW_BYTES * sim.njmax + CONTACT_BYTES * sim.nconmax
-    learner = learner_bytes(config.agent, observations, len(config.env.actions), "cpu")
+    agent = dataclasses.replace(config.agent, symmetry=SymmetryConfig())  # the number of mirrored samples is unknown
+    learner = learner_bytes(agent, observations, len(config.env.actions), "cpu")
     # The learner's data does not all exist at the same time: measured peaks are 0.5 to 1 times `learner`.
     return buffers + learner // 2
 

@@ -46,8 +46,9 @@ def with_mirrored(
     """
     if obs is not None:
         # The cosine of the angle is the same in the mirror; all other observations are the opposite.
-        signs = obs["actor"].new_tensor([-1.0, 1.0, -1.0, -1.0, -1.0])
-        both = torch.cat([obs["actor"], signs * obs["actor"]])
+        mirrored = -obs["actor"]
+        mirrored[:, 1] = obs["actor"][:, 1]
+        both = torch.cat([obs["actor"], mirrored])
         obs = TensorDict({"actor": both}, batch_size=[len(both)])
     return obs, None if actions is None else torch.cat([actions, -actions])
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import sys
 import types
 from pathlib import Path
+from typing import Any
 
 import mujoco
 import pytest
+from torch._C._distributed_c10d import HashStore
 
 from mjlab_dist import registry
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.config.entries import replaced
-from mjlab_dist.distributed.same_task import TaskSummary
+from mjlab_dist.distributed.rank import Rank
+from mjlab_dist.distributed.same_task import TaskSummary, check_same_task
 from mjlab_dist.sim import build_model
 
 XML = """
@@ -77,6 +80,25 @@ def test_another_source_file_is_found(config: TrainConfig, tmp_path: Path) -> No
     assert "rewards" in (own.difference(other) or "")
     # Modules that only one rank has imported are not compared
     assert own.difference(TaskSummary.of(config, compiled(), {})) is None
+
+
+@pytest.mark.parametrize("field", ["agent.symmetry.func", "sync.synchronizer"])
+def test_functions_that_are_imported_later_are_compared(
+    config: TrainConfig, field: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"named_by_{field.replace('.', '_')}"
+    (tmp_path / f"{name}.py").write_text("def f(env, obs, actions): ...")
+    monkeypatch.syspath_prepend(tmp_path)
+    run = replaced(config, field.split("."), f"{name}:f")
+    compared: dict[str, Any] = {}
+
+    def summarize(_config: TrainConfig, _model: mujoco.MjModel, modules: dict[str, types.ModuleType]) -> TaskSummary:
+        compared.update(modules)
+        return TaskSummary(files={}, model={})
+
+    monkeypatch.setattr(TaskSummary, "of", summarize)
+    check_same_task(HashStore(), Rank(on_one_machine=False), ["here"], run, compiled())
+    assert name in compared
 
 
 def test_files_of_installed_packages_and_of_the_machine_are_left_out(config: TrainConfig, tmp_path: Path) -> None:

@@ -35,3 +35,6 @@ def test_the_linear_schedule_ends_at_0_for_any_length_and_after_a_resume(tmp_pat
     assert rates(longer, tmp_path / "whole")[4:] == pytest.approx([4e-4, 3e-4, 2e-4, 1e-4])
     fixed = dataclasses.replace(run, agent=dataclasses.replace(agent, schedule="fixed"))
     assert rates(fixed, tmp_path / "fixed") == pytest.approx([8e-4] * 4)
+    # A fixed rate is that of the flag, also after a resume.
+    slower = dataclasses.replace(longer, agent=dataclasses.replace(fixed.agent, learning_rate=1e-4))
+    assert rates(slower, tmp_path / "fixed")[4:] == pytest.approx([1e-4] * 4)

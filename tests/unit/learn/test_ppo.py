@@ -97,6 +97,19 @@ def test_one_rank_learns_what_stock_rsl_rl_learns(fields: dict[str, Any]) -> Non
 
 
 @pytest.mark.usefixtures("fp64")
+def test_random_network_distillation_with_a_recurrent_policy() -> None:
+    """Stock rsl_rl also learns from the padding of short episodes. Without ends of episodes, there is none."""
+    stock, ours = both(rnn="lstm", rnd=NORMALIZED_RND)
+    for iteration in range(ITERATIONS):
+        data = make_data(NUM_ENVS, iteration)
+        none = torch.zeros_like(data.dones)
+        for learner in (stock, ours):
+            learn(learner, iteration, dataclasses.replace(data, dones=none, time_outs=none))
+        largest, where = difference(state_of(ours), state_of(stock))
+        assert largest < 1e-9, where
+
+
+@pytest.mark.usefixtures("fp64")
 def test_normalizers_of_random_network_distillation_stop_when_those_of_stock_rsl_rl_do() -> None:
     stock, ours = both(rnd=NORMALIZED_RND)
     limits = STEPS * NUM_ENVS, (ITERATIONS - 1.5) * STEPS * NUM_ENVS
@@ -184,6 +197,7 @@ def test_scales_of_rewards_and_errors_of_compression_are_restored(fields: dict[s
     first.load(whole.save(), None, True)
     learn(whole, 0)
     learn(first, 0)
+    assert ("intrinsic" in first.memory()) == ("rnd" in fields)
     second.load(first.save(), None, True)
     second.load_memory(first.memory())
     learn(whole, 1)
