@@ -266,6 +266,8 @@ def _columns(row: Row) -> list[tuple[str, Text, str, Text]]:
     """
     left = [("return", row["mean_return"]), ("episode length", row["mean_episode_length"])]
     left += [("step reward", row["mean_step_reward"])]
+    if "mean_intrinsic_reward" in row:
+        left.append(("intrinsic reward", row["mean_intrinsic_reward"]))
     not_of_policy = ("loss/", "curriculum/", "num_termination/")
     left += [(name, value) for name, value in row.items() if "/" in name and not name.startswith(not_of_policy)]
     right = [(name, value) for name, value in row.items() if name.startswith("loss/")]
