@@ -67,20 +67,16 @@ def _drop_replaced(config: TrainConfig, given: Collection[str]) -> TrainConfig:
     """Drop the value that the task or a file sets for an alternative of a given field: per rank or in total, ..."""
     if {"num_envs", "total_num_envs"} & {*given} and "gpu_num_envs" not in given:
         config = dataclasses.replace(config, gpu_num_envs=None)
-    if "num_envs" in given and config.total_num_envs is not None:
-        if "total_num_envs" in given:
-            raise UserError(
-                f"--num-envs {config.num_envs} and --total-num-envs {config.total_num_envs}: exclude each "
-                "other, because one is per rank and the other is over all ranks; drop one"
-            )
-        config = dataclasses.replace(config, total_num_envs=None)
-    elif "total_num_envs" in given and config.total_num_envs is not None and config.num_envs == "auto":
+    for name, other, reason in (
+        ("num_envs", "total_num_envs", "one is per rank and the other is over all ranks"),
+        ("max_iterations", "total_timesteps", "each sets the length of training"),
+    ):
+        if name not in given or getattr(config, other) is None:
+            continue
+        if other in given:
+            one, two = (f"--{each.replace('_', '-')} {getattr(config, each)}" for each in (name, other))
+            raise UserError(f"{one} and {two}: exclude each other, because {reason}; drop one")
+        config = dataclasses.replace(config, **{other: None})
+    if "total_num_envs" in given and config.total_num_envs is not None and config.num_envs == "auto":
         config = dataclasses.replace(config, num_envs=TrainConfig.num_envs)
-    if "max_iterations" in given and config.total_timesteps is not None:
-        if "total_timesteps" in given:
-            raise UserError(
-                f"--max-iterations {config.max_iterations} and --total-timesteps {config.total_timesteps}: exclude "
-                "each other, because each sets the length of training; drop one"
-            )
-        config = dataclasses.replace(config, total_timesteps=None)
     return config

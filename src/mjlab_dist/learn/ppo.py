@@ -143,7 +143,7 @@ class PPO(rsl_rl.algorithms.PPO):
         scales = agent.reward_normalization
         self._reward_scale = RewardScale(self.storage.num_envs, self.gamma, self.device) if scales else None
         self._raw_rewards = torch.zeros_like(self.storage.rewards) if scales else torch.empty(0)
-        self._losses = ["value", "surrogate", "entropy"]
+        self._losses = ["value", "surrogate", "entropy"]  # in the order of their sums
         self._losses += ["symmetry"] * (self.symmetry is not None) + ["rnd"] * (self.intrinsic is not None)
         self._totals = torch.zeros(len(self._losses) + 1, device=self.device)
         # CUDA graphs, which need the same sizes and addresses in every call. Recurrent mini-batches vary in size, and
@@ -362,11 +362,12 @@ class PPO(rsl_rl.algorithms.PPO):
         actor_memory, critic_memory = batch.hidden_states
         with precision(self.device, is_bf16=self.use_mixed_precision):
             # Policy. Only its mean is computed, because no actions are drawn here.
-            obs, losses = batch.observations, {}
+            obs = batch.observations
+            others: dict[str, torch.Tensor] = {}  # losses of the extensions
             mean = self.actor(obs, masks=batch.masks, hidden_state=actor_memory)
             num_samples = len(batch.old_distribution_params[0])  # without mirrored ones, which come after them
             if self.symmetry is not None:
-                losses["symmetry"] = mirror_loss(self.symmetry, mean, num_samples)
+                others["symmetry"] = mirror_loss(self.symmetry, mean, num_samples)
                 mean, obs = mean[: len(batch.actions)], obs[: len(batch.actions)]
             self._distribution.update(mean)
             log_prob = self._raw_actor.get_output_log_prob(batch.actions)
@@ -383,16 +384,15 @@ class PPO(rsl_rl.algorithms.PPO):
             entropy = self._raw_actor.output_entropy[:num_samples].mean()
             loss = surrogate + self.value_loss_coef * value - self.entropy_coef * entropy
             if self.symmetry is not None and self.symmetry.use_mirror_loss:
-                loss = loss + self.symmetry.mirror_loss_coeff * losses["symmetry"]
+                loss = loss + self.symmetry.mirror_loss_coeff * others["symmetry"]
             # Prediction of the random network, without the padding of recurrent mini-batches
             if self.intrinsic is not None:
                 seen = obs[:num_samples] if batch.masks is None else obs[batch.masks]
-                losses["rnd"] = self.intrinsic.rnd.compute_loss(seen)
-                loss = loss + losses["rnd"]
+                others["rnd"] = self.intrinsic.rnd.compute_loss(seen)
+                loss = loss + others["rnd"]
         loss.backward()
         self._gradients.extra.copy_(kl)
-        losses = {"value": value, "surrogate": surrogate, "entropy": entropy, **losses}
-        self._totals[:-1] += torch.stack([losses[name] for name in self._losses]).detach()
+        self._totals[:-1] += torch.stack([value, surrogate, entropy, *others.values()]).detach()
 
     @torch.no_grad()
     def _round_old(self, batches: list[Batch]) -> None:

@@ -34,9 +34,10 @@ def symmetry_cfg(config: SymmetryConfig, env: Env) -> dict[str, Any] | None:
     with naming("agent.symmetry", config.func):
         obs, _ = func(env=env, obs=TensorDict({**given}, batch_size=[2]).clone(), actions=None)
         _, both_actions = func(env=env, obs=None, actions=actions.clone())
-    found: dict[str, Any] = dict(obs.items()) if isinstance(obs, TensorDict) else {}
-    rows = obs.batch_size[0] if isinstance(obs, TensorDict) and obs.batch_dims else 0
-    parts = {f"obs[{name!r}]": (one, found.get(name)) for name, one in given.items()}
+    found = obs if isinstance(obs, TensorDict) else TensorDict()
+    rows = found.batch_size.numel()
+    parts: dict[str, tuple[torch.Tensor, Any]]
+    parts = {f"obs[{name!r}]": (one, found.get(name, None)) for name, one in given.items()}
     parts["actions"] = (actions, both_actions)
     wrong = [name for name, (one, both) in parts.items() if not _extends(both, one, rows)]
     if wrong:
