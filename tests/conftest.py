@@ -21,6 +21,7 @@ from unittest import mock
 import hypothesis
 import psutil
 import pytest
+from processes import send_all
 
 if TYPE_CHECKING:
     import mujoco
@@ -279,8 +280,7 @@ def command(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Command]
     runner = Command(f"{os.getpid()}-{request.node.name}", tmp_path)
     yield runner
     left = runner.leftovers()
-    for process in runner.processes():
-        process.kill()
+    send_all(runner.processes(), signal.SIGKILL)
     assert not left, f"left running: {left}"
 
 

@@ -14,7 +14,7 @@ from typing import IO
 import psutil
 import pytest
 from conftest import BIN, HANG_S, NOT_INHERITED
-from processes import AGENT_MODULE, command_line, with_argument
+from processes import AGENT_MODULE, command_line, send_all, with_argument
 
 from mjlab_dist.run_dir import METRICS_FILE, RANKS_FILE
 
@@ -162,8 +162,7 @@ class Lab:
                 self("start", host)
                 self.pin(host)
             self("link", host, "up")
-            for process in self.processes(host):
-                process.send_signal(signal.SIGKILL)
+            send_all(self.processes(host), signal.SIGKILL)
             files = [*self.files(host).iterdir(), *self.temporary_files(host)]
             subprocess.run(["rm", "-rf", *files], check=True)
 

@@ -1,7 +1,9 @@
-"""Find processes by their command lines. A process that has ended has an empty command line."""
+"""Find processes by their command lines, and send them signals. Any of them may end in the meantime."""
 
 from __future__ import annotations
 
+import contextlib
+import signal
 from collections.abc import Iterable
 
 import psutil
@@ -22,3 +24,10 @@ def with_argument(processes: Iterable[psutil.Process], argument: str) -> list[ps
     """Return the processes that have an argument in their command line, the oldest first."""
     found = [process for process in processes if argument in command_line(process)]
     return sorted(found, key=lambda process: process.create_time())
+
+
+def send_all(processes: Iterable[psutil.Process], signum: signal.Signals) -> None:
+    """Send a signal to those of the processes that have not ended."""
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(signum)

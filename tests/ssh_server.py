@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from processes import send_all
 
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 
@@ -93,9 +95,8 @@ class SshServer:
 
     def switch_off(self) -> None:
         """End connections and commands."""
-        processes = [self.process, *psutil.Process(self.process.pid).children(recursive=True)]
-        for process in processes:
-            process.kill()
+        server = psutil.Process(self.process.pid)
+        send_all([server, *server.children(recursive=True)], signal.SIGKILL)
         self.process.wait()
 
     def set_paths(self, paths: Mapping[str, str]) -> None:

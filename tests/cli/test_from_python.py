@@ -91,6 +91,7 @@ WHAT_FAILS = """
 import json, os, subprocess, sys, threading, time
 import mjlab_dist
 import psutil
+from processes import AGENT_MODULE, command_line, with_argument
 
 small = json.loads(sys.argv[1])
 answers = {}
@@ -109,14 +110,14 @@ if __name__ == "__main__":
     thread = threading.Thread(target=caught, args=["thread"], kwargs={"cpu_ranks": 2, **reward("fail_on_rank_1")})
     before = {child.pid for child in psutil.Process().children()}
     thread.start()
-    while not any("mjlab_dist.launch.agent" in child.cmdline() for child in psutil.Process().children()):
+    while not with_argument(psutil.Process().children(), AGENT_MODULE):
         time.sleep(0.1)
     caught("meanwhile", gpu_ids=None)
     thread.join()
     caught("interrupted", cpu_ranks=2, max_iterations=100000, **reward("interrupt_all"))
     caught("inline", gpu_ids=None, **reward("fail"))
     children = [child for child in psutil.Process().children() if child.pid not in before]
-    answers["children"] = [child.name() for child in children if child.status() != psutil.STATUS_ZOMBIE]
+    answers["children"] = [line for child in children if (line := command_line(child))]
     print(json.dumps(answers))
 """
 
@@ -132,7 +133,7 @@ def script(command: Command) -> Any:
         path = directory / "script.py"
         path.write_text(f"#!{sys.executable}\n{code}")
         path.chmod(0o700)
-        done = command(str(path), json.dumps(SMALL))
+        done = command(str(path), json.dumps(SMALL), env={"PYTHONPATH": str(Path(__file__).parents[1])})
         assert done.code == 0, done.err
         *printed, answer = done.out.splitlines()
         return json.loads(answer), "\n".join(printed), done.err

@@ -24,7 +24,7 @@ import pytest
 import torch
 from conftest import Command, Done
 from fault_injection import faults
-from processes import AGENT_MODULE, with_argument
+from processes import AGENT_MODULE, send_all, with_argument
 from run_files import SMALL, assert_equal, final, only_run, untimed
 
 from mjlab_dist.errors import Exit
@@ -176,9 +176,7 @@ def test_row_4_a_scheduler_sends_sigterm_to_every_process(
     command: Command, training: Training, assert_within: Within
 ) -> None:
     process = training()
-    for each in command.processes():
-        with contextlib.suppress(psutil.NoSuchProcess):
-            each.terminate()
+    send_all(command.processes(), signal.SIGTERM)
     stopped = command.finish(process)
     assert stopped.code == Exit.RESUMABLE, stopped.out + stopped.err
     assert stopped.err == ""

@@ -145,7 +145,7 @@ def test_a_run_whose_processes_were_all_stopped_for_long_continues(
 def test_a_lost_agent_is_noticed_and_named(command: Command, wait_for: WaitFor, assert_within: Within) -> None:
     process = command.start(*TRAIN, "--cpu-ranks", "2", *ENDLESS)
     wait_for(lambda: num_rows(command) > 2)
-    (agent,) = psutil.Process(process.pid).children()
+    (agent,) = agents_of(process)
     agent.kill()
     done = command.finish(process)
     assert done.code == Exit.INFRASTRUCTURE

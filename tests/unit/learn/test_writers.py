@@ -18,6 +18,7 @@ from typing import Any
 
 import psutil
 import pytest
+from processes import command_line
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from wandb_files import logged_steps
 
@@ -248,7 +249,7 @@ def warnings() -> Iterator[list[str]]:
     with listening(lambda event: texts.append(event["text"]) if event["kind"] == "warning" else None):
         yield texts
     left = set(psutil.Process().children(recursive=True)) - before
-    assert not [p.name() for p in left if p.status() != psutil.STATUS_ZOMBIE]
+    assert not [line for process in left if (line := command_line(process))]
 
 
 class FakeWandb:
