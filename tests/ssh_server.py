@@ -79,6 +79,7 @@ class SshServer:
             "UsePAM": "no",
             "PidFile": "none",
             "MaxStartups": 100,
+            "SetEnv": f"HOME={directory}",  # whose shell has no start-up files, which may be slow or wait for a lock
         }
         if os.geteuid() == 0:  # the server's own process without privileges needs this directory
             Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)

@@ -85,8 +85,7 @@ def test_help_shows_the_values_of_a_config_file(command: Command) -> None:
     ("name", "flags"),
     [
         ("play", ["--video", "--nan-dump"]),
-        ("verify", ["--json", "--max-iterations INT", "--cpu-ranks"]),
-        ("scaling", ["--until-return FLOAT", "--plot STR", "--cpu-ranks"]),
+        ("verify", ["--scaling", "--until-return FLOAT", "--plot STR", "--max-iterations INT", "--cpu-ranks"]),
         ("demo", ["--video", "--port"]),
         ("doctor", ["--json", "--log-root"]),
         ("list-tasks", []),

@@ -157,7 +157,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     import mjlab_dist.machine.doctor
     import mjlab_dist.new_task.lookup
     import mjlab_dist.play
-    import mjlab_dist.scaling.run
     import mjlab_dist.verify.run
     import mjlab_dist.view.run
 
@@ -186,7 +185,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setattr(mjlab_dist.export.run, "export", accept)
         patch.setattr(mjlab_dist.check.run, "_checks", accept)
         patch.setattr(mjlab_dist.verify.run, "create_run_dir", accept)
-        patch.setattr(mjlab_dist.scaling.run, "create_run_dir", accept)
         patch.setattr(mjlab_dist.buffer_sizes, "measure", accept)
         patch.setattr(mjlab_dist.machine.doctor, "examine", accept)
         patch.setattr(mjlab_dist.new_task, "create", accept)

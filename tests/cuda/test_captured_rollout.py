@@ -19,6 +19,7 @@ from mjlab_dist.env.term import Term, not_capturable
 from mjlab_dist.learn import Runner
 from mjlab_dist.learn.capture import CapturedCall, GraphSequence, can_capture_steps
 from mjlab_dist.messages import listening
+from mjlab_dist.verify.timing import measure_steps
 
 NUM_ENVS = 4
 
@@ -89,6 +90,17 @@ def differing(mine: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) ->
     """Return the names of the tensors that are not equal bit for bit."""
     assert mine.keys() == theirs.keys()
     return [name for name in mine if not torch.equal(mine[name].nan_to_num(), theirs[name].nan_to_num())]
+
+
+def test_control_steps_are_timed_eagerly_and_replayed() -> None:
+    env = Env(short("cartpole-swingup").env, NUM_ENVS, "cpu")
+    step = env.sim.step
+    with fake_graphs():
+        before = FakeGraph.num_captures
+        physics_s, step_s = measure_steps(env)
+        assert FakeGraph.num_captures > before
+    assert env.sim.step == step
+    assert min(physics_s, step_s) > 0
 
 
 class Counts(Term):

@@ -490,9 +490,8 @@ def test_doctor_checks_every_machine(command: Command, node7: SshServer, ssh_con
 @pytest.mark.long
 def test_verify_checks_ranks_of_two_machines(command: Command, train: tuple[str, ...]):
     _, task, *flags = train
-    done = command("mjlab-dist", "verify", task, *flags, "--max-iterations", "2", "--json")
+    done = command("mjlab-dist", "verify", task, *flags, "--max-iterations", "4", "--json")
     report = json.loads(done.out)
-    # Only the check of the scaling may fail: the speed of ranks depends on other programs on this machine
-    assert {check["name"] for check in report["checks"] if not check["passed"]} <= {"scaling against one rank"}, report
+    assert report["passed"], report
     assert [rank["rank"] for rank in report["ranks"]] == [0, 1]
     assert not command.leftovers()

@@ -215,14 +215,13 @@ def test_hosts_equal_local_ranks(number: int, command: Command, lab: Lab, tmp_pa
 
 @pytest.mark.long
 def test_scaling_over_hosts_is_measured(lab: Lab, tmp_path: Path):
-    flags = ("--rounds", "1", "--max-iterations", "4", "--json", "--hosts", "a:1", "b:2")
-    command = ("mjlab-dist", "scaling", *TRAIN[1:], "--num-envs", "48", *flags)
+    flags = ("--scaling", "--max-iterations", "4", "--json", "--hosts", "a:1", "b:2")
+    command = ("mjlab-dist", "verify", *TRAIN[1:], "--num-envs", "48", *flags)
     with (tmp_path / "output").open("w") as output:
         number = lab.start("a", *command, "--ssh-config", str(lab.ssh_config), output=output)
     assert lab.wait(number) == Exit.DONE, (tmp_path / "output").read_text()
-    report = json.loads((tmp_path / "output").read_text().splitlines()[-1])
-    assert [row["num_ranks"] for row in report["strong"]["rows"]] == [1, 2, 3]
-    assert [row["num_envs"] for row in report["strong"]["rows"]] == [48, 24, 16]
+    rows = json.loads((tmp_path / "output").read_text().splitlines()[-1])["speeds"]["strong"]["rows"]
+    assert [(row["num_ranks"], row["num_envs"]) for row in rows] == [(1, 48), (2, 24), (3, 16)]
     assert not lab.leftovers()
 
 

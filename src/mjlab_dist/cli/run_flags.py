@@ -1,4 +1,4 @@
-"""Command lines of commands that take the flags of a training run: train, check, verify, scaling, size-buffers."""
+"""Command lines of commands that take the flags of a training run: train, check, verify, size-buffers."""
 
 from __future__ import annotations
 

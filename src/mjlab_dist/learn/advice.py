@@ -87,4 +87,4 @@ def waiting_advice(shares: Sequence[float], config: TrainConfig) -> str | None:
         verb = "waits" if len(waiting) == 1 else "wait"
         problem = f"{in_words(waiting)} {verb} for rank {slowest}, which is slowest, up to {longest:.0%} of the time"
         fix = f"end other programs on rank {slowest}'s device, choose equal GPUs with --gpu-ids, or raise --sync.period"
-    return f"{problem}; {fix}; mjlab-dist scaling {config.task} shows where the time is spent"
+    return f"{problem}; {fix}; mjlab-dist verify {config.task} shows where the time is spent"

@@ -1,1 +1,1 @@
-"""Verify that several ranks train one policy: train briefly, gather evidence on every rank, and check it."""
+"""Verify that ranks train one policy, and measure how fast: train briefly, gather evidence on each rank, judge it."""

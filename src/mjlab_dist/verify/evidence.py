@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import statistics
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,25 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
+class IterationTimes:
+    """Times of one iteration of one rank, in s. Computing times do not include collectives."""
+
+    # From the start of the iteration to the start of the next one
+    wall_s: float
+    # Physics
+    physics_s: float
+    # Control steps without the physics
+    env_s: float
+    # The rest of the rollout: actions of the policy, storing the samples
+    policy_s: float
+    # Returns, advantages and mini-batches
+    update_s: float
+    # Time of each collective (exchange of data between all ranks), from this rank's arrival to the end of the
+    # collective. All ranks call the collectives in the order of this list.
+    waits_s: list[float]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Evidence:
     """Evidence of one rank."""
 
@@ -37,28 +55,35 @@ class Evidence:
     difference: float | None
     # Files and directories that this rank wrote, relative to the run directory
     written: list[str]
-    # Number of collectives (exchanges of data between all ranks) per mini-batch
+    # Number of collectives per mini-batch
     per_mini_batch: float
     # Number of other collectives per iteration
     per_iteration: float
-    # Median time of an iteration in s, without the first iteration and without the time spent waiting for others
-    own_s: float
+    # All iterations but the last one
+    iterations: list[IterationTimes]
+    # Memory in use at the end, in MB (10^6 bytes): of the GPU, or of this process on a CPU
+    memory_mb: float
 
 
 def verify_rank(config: TrainConfig, plan: RankPlan, control: Control) -> Evidence:
     """Train on this rank and gather evidence."""
     with _Written(plan.run_dir) as written, joined(config, plan) as learner:
-        from mjlab_dist.verify.watched import Watch  # imports torch
+        import torch
+
+        from mjlab_dist.learn.metrics import memory_mb
+        from mjlab_dist.learn.ppo import flatten
+        from mjlab_dist.verify.timing import Timing
+        from mjlab_dist.verify.watched import Watch
 
         # Train, and watch the training
-        runner, watch = learner.runner, Watch(config.agent.desired_kl)
-        runner.hooks.append(watch)
+        runner, watch, timing = learner.runner, Watch(config.agent.desired_kl), Timing(config.agent.num_steps_per_env)
+        runner.hooks += [watch, timing]
         first = _digest_rows(runner.env.get_observations()["actor"])
         with contextlib.suppress(DesyncError):  # raised on every rank; the digests show what differs
             runner.train(control)
-        from mjlab_dist.learn.ppo import flatten
-
         digests = {name: _digest(tensor) for name, tensor in flatten(runner.alg.save()).items()}
+        iterations = timing.iterations(runner)
+        memory = memory_mb(torch.device(runner.env.device))
     # Collect the evidence
     per_mini_batch, per_iteration = watch.collectives()
     return Evidence(
@@ -69,7 +94,8 @@ def verify_rank(config: TrainConfig, plan: RankPlan, control: Control) -> Eviden
         written=sorted(written.names),
         per_mini_batch=per_mini_batch,
         per_iteration=per_iteration,
-        own_s=statistics.median(watch.own_s[1:]),
+        iterations=iterations,
+        memory_mb=memory,
     )
 
 

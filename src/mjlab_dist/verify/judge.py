@@ -1,4 +1,4 @@
-"""Check the evidence of all ranks."""
+"""Check that the ranks of a run have trained one policy."""
 
 from __future__ import annotations
 
@@ -17,25 +17,6 @@ MAX_COLLECTIVES = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankRow:
-    """One rank, as a row of the printed table."""
-
-    rank: int
-    host: str
-    # UUID of the device (torch's name for it if no UUID is known), followed by its model
-    device: str
-    # Total memory of the device, in GB of 10^9 bytes
-    memory_gb: int
-    # IDs of the rank's first and last env
-    env_ids: str
-    seed: int
-    # MUJOCO_EGL_DEVICE_ID; None if it is not set
-    egl_device: str | None
-    # Median time of an iteration in s, without the first iteration and without the time spent waiting for others
-    rank_time_s: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class Check:
     """Result of one check."""
 
@@ -47,48 +28,15 @@ class Check:
     why: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class VerifyReport:
-    """Report on all ranks and all checks."""
-
-    # The ranks, rank 0 first
-    ranks: list[RankRow]
-    # The checks, the most important ones first
-    checks: list[Check]
-
-    @property
-    def passed(self) -> bool:
-        """Whether all checks passed."""
-        return all(check.passed for check in self.checks)
-
-
-def judge(config: TrainConfig, evidence: Sequence[Evidence], speed: float, speed_of_one: float | None) -> VerifyReport:
-    """Check the evidence of all ranks."""
-    return VerifyReport(
-        ranks=[_row(one) for one in evidence],
-        checks=[
-            _parameters_equal(evidence),
-            _streams_different(evidence),
-            _gradient_average(config, evidence),
-            _files_of_rank_0(evidence),
-            _collectives(config, evidence),
-            _scaling(len(evidence), speed, speed_of_one),
-        ],
-    )
-
-
-def _row(evidence: Evidence) -> RankRow:
-    info = evidence.info
-    return RankRow(
-        rank=info.rank,
-        host=info.host,
-        device=f"{info.visible or info.device}, {info.name}",
-        memory_gb=info.memory_gb,
-        env_ids=f"{info.first_env_id} to {info.first_env_id + info.num_envs - 1}",
-        seed=info.seed,
-        egl_device=info.egl_device,
-        rank_time_s=evidence.own_s,
-    )
+def judge(config: TrainConfig, evidence: Sequence[Evidence]) -> list[Check]:
+    """Check the evidence of all ranks of a run, the most important things first."""
+    return [
+        _parameters_equal(evidence),
+        _streams_different(evidence),
+        _gradient_average(config, evidence),
+        _files_of_rank_0(evidence),
+        _collectives(config, evidence),
+    ]
 
 
 def _parameters_equal(evidence: Sequence[Evidence]) -> Check:
@@ -147,19 +95,6 @@ def _collectives(config: TrainConfig, evidence: Sequence[Evidence]) -> Check:
         f"{per_mini_batch:g} per mini-batch, {per_iteration:g} more per iteration",
         passed,
         f"1 per mini-batch and up to {MAX_COLLECTIVES} more per iteration are enough; one rank needs none",
-    )
-
-
-def _scaling(num_ranks: int, speed: float, speed_of_one: float | None) -> Check:
-    name = "scaling against one rank"
-    if speed_of_one is None:
-        return _check(name, f"one rank: {speed:,.0f} steps/s", True)
-    factor = speed / speed_of_one
-    return _check(
-        name,
-        f"{factor:.2f} times as fast with {num_ranks} ranks: {speed:,.0f} instead of {speed_of_one:,.0f} steps/s",
-        factor > 1,
-        "ranks slow each other down: they share a device or cores, or other programs run on this machine",
     )
 
 

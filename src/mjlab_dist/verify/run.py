@@ -1,90 +1,225 @@
-"""Verify machines: a short run on all ranks, then another on a single rank. The files of both are removed."""
+"""Launch short runs with one, several and all ranks, judge the evidence of each, and compare speeds. Imports no torch.
+
+The files of the runs are removed.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import os
-import statistics
 import tempfile
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from mjlab_dist import worker
 from mjlab_dist.budget import plan_budget
-from mjlab_dist.config import SyncConfig, TrainConfig
+from mjlab_dist.config import TrainConfig
 from mjlab_dist.config.checks import validate
 from mjlab_dist.control import Control
 from mjlab_dist.distributed import outside_launcher
+from mjlab_dist.distributed.rank_info import RankInfo
 from mjlab_dist.errors import UserError
 from mjlab_dist.launch.hosts import Host
 from mjlab_dist.launch.plan import RunPlan, devices_of, plan_hosts, settled
-from mjlab_dist.machine.devices import find_gpus
-from mjlab_dist.messages import emit, send
-from mjlab_dist.run_dir import create_run_dir, read_history
+from mjlab_dist.machine.devices import Gpu, cores, find_gpus
+from mjlab_dist.machine.memory import check_memory
+from mjlab_dist.messages import Event, emit, send
+from mjlab_dist.run_dir import create_run_dir
 from mjlab_dist.verify.evidence import Evidence, verify_rank
-from mjlab_dist.verify.judge import VerifyReport, judge
-from mjlab_dist.worker import RunResult
+from mjlab_dist.verify.figures import SKIPPED, Mode, Reached, Round, Speeds, as_round, as_row
+from mjlab_dist.verify.judge import Check, judge
+from mjlab_dist.verify.limits import find_limits, verdict
+from mjlab_dist.wording import listed
 
-# Interval in iterations for work that must happen only at the end
+# Interval in iterations that no run reaches, for work that should not be measured
 NEVER = 10**12
 
+# Minimum number of iterations: the skipped ones, one that is counted, and the last one, whose end is not measured
+MIN_ITERATIONS = SKIPPED + 2
 
-def verify(config: TrainConfig) -> VerifyReport:
-    """Train for a few iterations on the devices of all hosts, then on the first device, and check the evidence."""
-    # Checks
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """Results of all runs."""
+
+    # The ranks of the run whose checks follow: a run that failed or, if none did, one with all ranks
+    ranks: list[RankInfo]
+    checks: list[Check]
+    # Speeds by kind of scaling; weak alone if scaling was not asked for
+    speeds: dict[Mode, Speeds]
+
+    @property
+    def passed(self) -> bool:
+        """Whether the ranks of every run have trained one policy; speeds do not matter."""
+        return all(check.passed for check in self.checks)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Case:
+    """A run to launch."""
+
+    config: TrainConfig
+    hosts: tuple[Host, ...]
+
+    @property
+    def num_ranks(self) -> int:
+        """Number of ranks."""
+        return len(devices_of(self.hosts))
+
+    @property
+    def key(self) -> tuple[int, object]:
+        """Number of ranks and number of envs per rank, which identify the run."""
+        return self.num_ranks, self.config.num_envs
+
+
+def verify(config: TrainConfig, *, scaling: bool, rounds: int, until_return: float | None) -> Report:
+    """Train with one rank and with all, or with 1, 2, 4, ... ranks, and report what the ranks did and how fast.
+
+    Each run uses as few machines as possible. Each round launches all runs once. If the machine is slow for a while,
+    this therefore affects all numbers of ranks.
+
+    Args:
+        config: Config of the runs. By default, there are as many ranks as GPUs or, without GPUs, as cores.
+        scaling: Whether to measure more numbers of ranks, and strong scaling.
+        rounds: Number of rounds.
+        until_return: Mean return that ends a run.
+    """
+    # Runs. The run with one rank is the same for both kinds of scaling, so it is launched only once per round.
     validate(config)
-    launcher = outside_launcher(os.environ)
-    if launcher:
+    if launcher := outside_launcher(os.environ):
         raise UserError(f"verify: starts its own ranks; run it without {launcher}")
-    # Devices, hosts and number of iterations
-    hosts = plan_hosts(config, os.environ, find_gpus())
-    config, num_ranks = settled(config, devices_of(hosts)), len(devices_of(hosts))
+    if config.num_envs == "auto":
+        raise UserError("--num-envs auto: would differ between the runs; give a number")
+    gpus = find_gpus()
+    hosts = _hosts(config, gpus)
+    devices = devices_of(hosts)
+    config = settled(config, devices)
+    cases = _cases(config, hosts, gpus, scaling=scaling)
+    distinct = {case.key: case for of_mode in cases.values() for case in of_mode}
+    counts = sorted({case.num_ranks for case in distinct.values()})
+    ranks = "1 rank" if counts == [1] else f"{listed(counts)} ranks"
+    emit("status", text=f"Training {config.task} with {ranks}, {len(distinct)} runs a round.")
+    # Rounds
+    judged: list[tuple[list[Evidence], list[Check]]] = []
+    measured: dict[tuple[int, object], list[Round]] = {key: [] for key in distinct}
+    for i in range(rounds):
+        for key, case in distinct.items():
+            evidence, reached = _run(case, until_return)
+            judged.append((evidence, judge(case.config, evidence)))
+            one = as_round(evidence, config.agent.num_steps_per_env, reached)
+            measured[key].append(one)
+            where = f"round {i + 1}, {case.num_ranks} of {len(devices)} ranks, {one.num_envs} envs per rank"
+            emit("status", text=f"{where}: {one.steps_per_s:,.0f} steps/s")
+    # Report
+    speeds: dict[Mode, Speeds] = {}
+    for mode, of_mode in cases.items():
+        alone = measured[of_mode[0].key]
+        rows = [as_row(case.num_ranks, measured[case.key], alone) for case in of_mode]
+        speeds[mode] = Speeds(rows=rows, verdict=verdict(rows), limits=find_limits(mode, rows, config, devices))
+    shown, checks = min(judged, key=lambda run: (all(check.passed for check in run[1]), -len(run[0])))
+    return Report(ranks=[one.info for one in shown], checks=checks, speeds=speeds)
+
+
+def _hosts(config: TrainConfig, gpus: list[Gpu]) -> tuple[Host, ...]:
+    """Return the machines and devices of the largest run: by default all GPUs or, without GPUs, a CPU rank per core.
+
+    A rank has as many threads in every run as in the largest run, so that its share of the machine stays the same.
+    """
+    if config.cpu_ranks is None and config.gpu_ids == "auto" and gpus:
+        config = dataclasses.replace(config, gpu_ids="all")
+    elif config.cpu_ranks is None and (config.gpu_ids is None or not gpus):
+        config = dataclasses.replace(config, gpu_ids=None, cpu_ranks=cores())
+    return plan_hosts(config, os.environ, gpus)
+
+
+def _cases(config: TrainConfig, hosts: tuple[Host, ...], gpus: list[Gpu], *, scaling: bool) -> dict[Mode, list[_Case]]:
+    """Return the runs of each kind of scaling, from one rank to all."""
+    num_ranks = len(devices_of(hosts))
     budget = plan_budget(config, num_ranks)
-    max_iterations = budget.max_iterations if budget else config.max_iterations
-    if max_iterations < 2:
-        raise UserError(f"--max-iterations {max_iterations}: the first iteration is not timed; use 2 or more")
-    ranks = "1 rank" if num_ranks == 1 else f"{num_ranks} ranks, then 1 rank"
-    note = budget.note if budget else None
-    for text in filter(None, (note, f"Training {config.task} for {max_iterations} iterations with {ranks}.")):
-        emit("status", text=text)
-    # Run on all ranks, then on one rank, and remove the files
-    with tempfile.TemporaryDirectory(prefix="mjlab-dist-verify-") as log_root:
-        config = dataclasses.replace(
-            config,
-            log_root=log_root,
-            logger=("tensorboard",),
-            torchrunx_log_dir=config.torchrunx_log_dir or "",
-            checkpoint=dataclasses.replace(config.checkpoint, interval=NEVER),
-            sync=dataclasses.replace(config.sync, check_interval=NEVER),
-        )
-        plan = RunPlan(hosts=hosts, budget=budget, run_dir=create_run_dir(config))
-        if num_ranks == 1:
-            evidence = [verify_rank(config, plan.rank_plans[0], Control())]
-            return judge(config, evidence, _speed(plan.run_dir), None)
-        from mjlab_dist.launch.ranks import run_ranks  # torchrunx imports torch
-
-        evidence = run_ranks(verify_rank, Evidence, config, plan, listen=send, control=Control())
-        speed = _speed(plan.run_dir)
-        alone = _alone(config, evidence[0], max_iterations)
-        own_plan = RunPlan(
-            hosts=(Host(devices=plan.own_devices[:1]),), budget=plan_budget(alone, 1), run_dir=create_run_dir(alone)
-        )
-        run_ranks(worker.run, RunResult, alone, own_plan, listen=send, control=Control())
-        return judge(config, evidence, speed, _speed(own_plan.run_dir))
+    assert budget is not None
+    powers = [2**i for i in range(num_ranks.bit_length())] if scaling else [1]
+    counts = sorted({*powers, num_ranks})
+    cases: dict[Mode, list[_Case]] = {
+        "weak": [_case(config, _first(hosts, count), budget.num_envs, gpus) for count in counts]
+    }
+    if scaling:
+        flag, total = "--total-num-envs", config.total_num_envs
+        if total is None:
+            flag, total = "--num-envs", budget.num_envs
+        if uneven := [count for count in counts if total % count]:
+            raise UserError(
+                f"{flag} {total}: cannot be split evenly over {uneven[0]} ranks; use a multiple of {uneven[0]}"
+            )
+        cases["strong"] = [_case(config, _first(hosts, count), total // count, gpus) for count in counts]
+    return cases
 
 
-def _alone(config: TrainConfig, first: Evidence, max_iterations: int) -> TrainConfig:
-    """Return the config of a run with a single rank, which does as much work as each rank of the first run."""
-    return dataclasses.replace(
+def _first(hosts: Sequence[Host], num_ranks: int) -> tuple[Host, ...]:
+    """Return the first machines, with ``num_ranks`` devices in total; the last may use only some of its devices."""
+    found: list[Host] = []
+    for host in hosts:
+        if left := num_ranks - len(devices_of(found)):
+            found.append(dataclasses.replace(host, devices=host.devices[:left]))
+    return tuple(found)
+
+
+def _case(config: TrainConfig, hosts: tuple[Host, ...], num_envs: int, gpus: list[Gpu]) -> _Case:
+    """Return the run on some of the devices."""
+    devices = devices_of(hosts)
+    on_cpu = devices[0].device == "cpu"
+    config = dataclasses.replace(
         config,
-        num_envs=first.info.num_envs,
+        gpu_ids=None if on_cpu else config.gpu_ids,
+        cpu_ranks=len(devices) if on_cpu else None,
+        hosts=(),
+        num_envs=num_envs,
         total_num_envs=None,
-        max_iterations=max_iterations,
-        total_timesteps=None,
-        fsdp_devices=1,
-        sync=SyncConfig(check_interval=NEVER),
+        fsdp_devices=min(config.fsdp_devices, len(devices)),
+        resume=None,
+        max_restarts=0,
+        logger=("tensorboard",),
+        torchrunx_log_dir=config.torchrunx_log_dir or "",
+        video_interval=None,
+        evaluate_interval=None,
+        checkpoint=dataclasses.replace(config.checkpoint, interval=NEVER),
+        sync=dataclasses.replace(config.sync, check_interval=NEVER),
     )
+    check_memory(config, num_envs, hosts[0].devices, gpus)
+    budget = plan_budget(config, len(devices))
+    assert budget is not None
+    if budget.max_iterations < MIN_ITERATIONS:
+        total = config.total_timesteps
+        flag = f"--max-iterations {config.max_iterations}" if total is None else f"--total-timesteps {total}"
+        raise UserError(
+            f"{flag}: is {budget.max_iterations} iterations with {len(devices)} ranks; the first {SKIPPED} and "
+            f"the last are not timed; use at least {MIN_ITERATIONS} iterations"
+        )
+    return _Case(config=config, hosts=hosts)
 
 
-def _speed(run_dir: Path) -> float:
-    """Return the median of the steps per second, without the first iteration."""
-    return statistics.median(read_history(run_dir)["steps_per_s"][1:].tolist())
+def _run(case: _Case, until_return: float | None) -> tuple[list[Evidence], Reached | None]:
+    """Train, and remove the files of the run."""
+    from mjlab_dist.launch.ranks import run_ranks  # torchrunx imports torch
+
+    control, reached = Control(), list[Reached]()
+
+    def watch(event: Event) -> None:
+        if event["kind"] != "iteration":
+            send(event)
+            return
+        row = event["row"]
+        if not reached and has_reached(row["mean_return"], until_return):
+            reached.append(Reached(seconds=row["elapsed_s"], steps=row["total_steps"]))
+        if reached and row["iteration"] >= MIN_ITERATIONS:
+            control.request_stop()
+
+    with tempfile.TemporaryDirectory(prefix="mjlab-dist-verify-") as log_root:
+        config = dataclasses.replace(case.config, log_root=log_root)
+        budget = plan_budget(config, case.num_ranks)
+        plan = RunPlan(hosts=case.hosts, budget=budget, run_dir=create_run_dir(config))
+        evidence = run_ranks(verify_rank, Evidence, config, plan, listen=watch, control=control)
+    return evidence, reached[0] if reached else None
+
+
+def has_reached(mean_return: float | None, goal: float | None) -> bool:
+    """Return whether a mean return is at least the goal. Without an ended episode (None) or a goal, it is not."""
+    return mean_return is not None and goal is not None and mean_return >= goal

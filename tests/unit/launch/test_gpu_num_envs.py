@@ -10,7 +10,6 @@ from typing import Any
 import fake_nvml
 import pytest
 
-import mjlab_dist.scaling.run
 import mjlab_dist.simulate.make
 import mjlab_dist.verify.run
 from mjlab_dist import registry, worker
@@ -150,31 +149,25 @@ def test_a_rank_of_torchrun_on_a_gpu_uses_the_number_for_gpus_unless_others_are_
         assert any("4096" in event["text"] for event in events if event["kind"] == "status")
 
 
+def verify(config: TrainConfig) -> object:
+    return mjlab_dist.verify.run.verify(config, scaling=False, rounds=1, until_return=None)
+
+
+def make(config: TrainConfig) -> object:
+    return mjlab_dist.simulate.make.make(config, [config], "torch", print, final_observations=False)
+
+
 @pytest.mark.parametrize(
-    ("module", "function", "start"),
-    [
-        (mjlab_dist.scaling.run, "plan_budget", lambda config: mjlab_dist.scaling.run.measure(config, 1, None)),
-        (mjlab_dist.verify.run, "plan_budget", mjlab_dist.verify.run.verify),
-        (
-            mjlab_dist.simulate.make,
-            "check_memory",
-            lambda config: mjlab_dist.simulate.make.make(config, [config], "torch", print, final_observations=False),
-        ),
-    ],
-    ids=["scaling", "verify", "make"],
+    ("module", "start"), [(mjlab_dist.verify.run, verify), (mjlab_dist.simulate.make, make)], ids=["verify", "make"]
 )
 def test_other_commands_on_gpus_use_the_number_for_gpus(
-    config: TrainConfig,
-    monkeypatch: pytest.MonkeyPatch,
-    module: Any,
-    function: str,
-    start: Callable[[TrainConfig], Any],
+    config: TrainConfig, monkeypatch: pytest.MonkeyPatch, module: Any, start: Callable[[TrainConfig], object]
 ) -> None:
-    def check(config: TrainConfig, number: int, *_: Any) -> None:
-        assert (number if function == "check_memory" else config.num_envs) == 4096
+    def check_memory(_: TrainConfig, num_envs: int, *__: Any) -> None:
+        assert num_envs == 4096
         raise _LaunchedError
 
     monkeypatch.setattr(module, "plan_hosts", lambda *_: (Host(devices=(GPU, GPU)),))
-    monkeypatch.setattr(module, function, check)
+    monkeypatch.setattr(module, "check_memory", check_memory)
     with pytest.raises(_LaunchedError):
         start(config)

@@ -36,7 +36,7 @@ def test_ranks_that_wait_for_a_slow_one_are_named(config: TrainConfig) -> None:
     assert text is not None
     assert text.startswith("ranks 0, 2 wait for rank 1")
     assert "40%" in text
-    assert "mjlab-dist scaling cartpole-balance" in text
+    assert "mjlab-dist verify cartpole-balance" in text
 
 
 def test_ranks_that_all_wait_need_fewer_collectives(config: TrainConfig) -> None:

@@ -1,4 +1,4 @@
-"""Limits of scaling that the command scaling reports."""
+"""What the speeds of ranks say in words, and what limits them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from mjlab_dist import registry
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.distributed import RankDevice
 from mjlab_dist.machine.devices import cores
-from mjlab_dist.scaling.figures import Round, Row, Shares
-from mjlab_dist.scaling.limits import find_limits
+from mjlab_dist.verify.figures import Round, Row, Shares
+from mjlab_dist.verify.limits import find_limits, verdict
 
 CPUS = (RankDevice(device="cpu", name="cpu", torch_threads=1, backend="gloo"),) * 4
 CALM = Shares(physics=0.4, env=0.1, policy=0.1, update=0.3, communication=0.05, waiting=0.05, other=0.0)
@@ -37,7 +37,10 @@ def row(
         for one in computing_s
     ]  # fmt: skip
     speed_up = speed / 100.0
-    return Row(num_ranks=num_ranks, rounds=rounds, speed_up=speed_up, efficiency=speed_up / num_ranks)
+    return Row(
+        num_ranks=num_ranks, num_envs=num_envs, steps_per_s=speed, speed_up=speed_up, efficiency=speed_up / num_ranks,
+        shares=shares, rounds=rounds,
+    )  # fmt: skip
 
 
 ALONE = row(1, [[1.0], [1.0]])
@@ -48,8 +51,15 @@ def names(limits: list[str]) -> list[str]:
     return [limit.partition(":")[0] for limit in limits]
 
 
+@pytest.mark.parametrize(
+    ("speed", "word"), [(380.0, "good"), (300.0, "limited"), (100.0, "no gain"), (90.0, "no gain")]
+)
+def test_a_speed_is_judged_in_words(speed: float, word: str) -> None:
+    assert verdict([ALONE, row(4, EVEN, speed=speed)]).endswith(f": {word}")
+
+
 def test_ranks_that_scale_have_no_limit(config: TrainConfig) -> None:
-    assert names(find_limits("weak", [ALONE, row(4, EVEN, speed=380)], config, CPUS)) == ["nothing"]
+    assert not find_limits("weak", [ALONE, row(4, EVEN, speed=380)], config, CPUS)
     assert names(find_limits("weak", [ALONE, row(4, EVEN, speed=300)], config, CPUS)) == ["no single part"]
 
 
@@ -91,9 +101,7 @@ def test_a_rank_with_few_envs_does_not_get_faster(config: TrainConfig) -> None:
     # A quarter of the envs should take a quarter of the time
     (limit,) = find_limits("strong", [ALONE, row(4, [[0.5] * 4] * 2, num_envs=16)], config, CPUS)
     assert limit.startswith("too few envs per rank: the computing time per env is 2.00 times as long with 16 envs")
-    assert names(find_limits("strong", [ALONE, row(4, [[0.26] * 4] * 2, num_envs=16, speed=390)], config, CPUS)) == [
-        "nothing"
-    ]
+    assert not find_limits("strong", [ALONE, row(4, [[0.26] * 4] * 2, num_envs=16, speed=390)], config, CPUS)
 
 
 def test_updates_and_memory_can_limit_a_single_rank(config: TrainConfig) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
@@ -17,7 +17,7 @@ from mjlab_dist.learn.clock import Clock, Mark
 from mjlab_dist.learn.hooks import Hook
 from mjlab_dist.learn.metrics import Sample
 from mjlab_dist.learn.runner import Runner
-from mjlab_dist.scaling.rank import IterationTimes
+from mjlab_dist.verify.evidence import IterationTimes
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -29,20 +29,6 @@ NUM_STEPS = 50
 
 # Standard deviation of the random actions of these steps
 ACTION_STD = 0.5
-
-
-@dataclass(frozen=True)
-class StepTimes:
-    """Times of a control step with random actions, in s."""
-
-    # Median time of the physics within control steps
-    physics_s: float
-    # Mean time of the env's whole control step, replayed from CUDA graphs if it could be recorded
-    env_step_s: float
-    # Mean time of the env's whole control step without graphs
-    env_step_eager_s: float
-    # Whether the control step was recorded
-    is_recorded: bool
 
 
 class Stopwatch:
@@ -117,18 +103,17 @@ class Timing(Hook):
 
     def iterations(self, runner: Runner) -> list[IterationTimes]:
         """Return the times of all iterations but the last one, whose end is not known."""
-        steps = None
+        steps_s = None
         if runner.replays_rollouts:
-            steps = measure_steps(runner.env, NUM_STEPS, records=True)
-        return list(self._times(steps))
+            steps_s = [self._num_steps * seconds for seconds in measure_steps(runner.env)]
+        return list(self._times(steps_s))
 
-    def _times(self, steps: StepTimes | None) -> Iterator[IterationTimes]:
+    def _times(self, steps_s: Sequence[float] | None) -> Iterator[IterationTimes]:
         walls = [end - start for start, end in zip(self._starts_s, self._starts_s[1:], strict=False)]
         for wall_s, own, after in zip(walls, self._own, self._own[1:], strict=False):
             # The first collective sums the metrics of the previous iteration, so it counts as part of that iteration.
             waits = own.waits_s[1:]
-            physics_s = own.physics_s if steps is None else self._num_steps * steps.physics_s
-            env_step_s = own.env_step_s if steps is None else self._num_steps * steps.env_step_s
+            physics_s, env_step_s = (own.physics_s, own.env_step_s) if steps_s is None else steps_s
             yield IterationTimes(
                 wall_s=wall_s,
                 physics_s=physics_s,
@@ -139,8 +124,12 @@ class Timing(Hook):
             )
 
 
-def measure_steps(env: Env, num_steps: int, *, records: bool) -> StepTimes:
-    """Measure a control step with random actions, with the device's clock."""
+def measure_steps(env: Env) -> tuple[float, float]:
+    """Measure control steps with random actions, with the device's clock.
+
+    Returns:
+        The median time of a step's physics, and the mean time of a whole step that is replayed from a graph, in s.
+    """
     device = str(env.device)
     actions = torch.zeros(env.num_envs, env.num_actions, device=device)
 
@@ -148,32 +137,25 @@ def measure_steps(env: Env, num_steps: int, *, records: bool) -> StepTimes:
         actions.normal_(std=ACTION_STD)
         return env.step(actions)[0]
 
+    def mean_s(call: Callable[[TensorDict], TensorDict], obs: TensorDict) -> float:
+        clock = Clock(device)
+        for _ in range(WARM_UP_STEPS):
+            obs = call(obs)
+        start = clock.mark()
+        for _ in range(NUM_STEPS):
+            obs = call(obs)
+        end = clock.mark()
+        if device != "cpu":
+            torch.cuda.synchronize(device)
+        return clock.seconds(start, end) / NUM_STEPS
+
     with torch.inference_mode():
         obs = env.get_observations()
-        for _ in range(WARM_UP_STEPS):
-            obs = advance(obs)
         watch, step = Stopwatch(Clock(device)), env.sim.step
         env.sim.step = watch.around(step)
         try:
-            eager_s = _mean_s(advance, obs, device, num_steps)
+            mean_s(advance, obs)
         finally:
             env.sim.step = step
-        physics_s = statistics.median(watch.each_s()[-num_steps:])
-        recorded = CapturedCall(advance, "the env's step", device, env.sim) if records else None
-        env_step_s = _mean_s(recorded or advance, obs, device, num_steps)
-    is_recorded = recorded is not None and recorded.is_recorded
-    return StepTimes(physics_s=physics_s, env_step_s=env_step_s, env_step_eager_s=eager_s, is_recorded=is_recorded)
-
-
-def _mean_s(advance: Callable[[TensorDict], TensorDict], obs: TensorDict, device: str, num_steps: int) -> float:
-    """Return the mean seconds of a call, after three calls for warm-up and recording."""
-    clock = Clock(device)
-    for _ in range(3):
-        obs = advance(obs)
-    start = clock.mark()
-    for _ in range(num_steps):
-        obs = advance(obs)
-    end = clock.mark()
-    if device != "cpu":
-        torch.cuda.synchronize(device)
-    return clock.seconds(start, end) / num_steps
+        physics_s = statistics.median(watch.each_s()[-NUM_STEPS:])
+        return physics_s, mean_s(CapturedCall(advance, "the env's step", device, env.sim), obs)

@@ -1,4 +1,4 @@
-"""Plot the results of a measurement of scaling."""
+"""Plot the speeds of different numbers of ranks."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mjlab_dist.figure_files import DPI, save_png
-from mjlab_dist.scaling.figures import Mode, Row
+from mjlab_dist.verify.figures import Mode, Row, Speeds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-def plot(modes: Mapping[Mode, Sequence[Row]], title: str, file: str) -> None:
+def plot(speeds: Mapping[Mode, Speeds], title: str, file: str) -> None:
     """Draw the speeds next to the ideal speeds, and the shares of the time, for each kind of scaling."""
     from matplotlib.figure import Figure  # an extra, and slow to import
 
+    modes: dict[Mode, Sequence[Row]] = {mode: each.rows for mode, each in speeds.items()}
     figure = Figure(figsize=(4.0 * (1 + len(modes)), 4.0), dpi=DPI, layout="constrained")
     figure.suptitle(title)
     axes = figure.subplots(1, 1 + len(modes))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from mjlab_dist.scaling.rank import IterationTimes, RankTimes
+from mjlab_dist.verify.evidence import Evidence, IterationTimes
 
 # weak: all runs have the same number of envs per rank. strong: all runs have the same total number of envs.
 Mode = Literal["weak", "strong"]
@@ -65,40 +65,36 @@ class Round:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """Figures for one number of ranks: medians over all rounds, unless stated otherwise."""
+    """Figures for one number of ranks: medians over all rounds."""
 
     num_ranks: int
+    # Envs per rank
+    num_envs: int
+    # Control steps of all ranks per second
+    steps_per_s: float
+    # Speed divided by the speed of one rank, in the same round
+    speed_up: float
+    # Speed-up divided by the number of ranks
+    efficiency: float
+    # Shares of the time, divided by their sum so that they add up to 1
+    shares: Shares
     # The run of each round, in the order of the rounds
     rounds: list[Round]
-    # Speed divided by the speed with the smallest number of ranks; median over the rounds
-    speed_up: float
-    # Speed-up divided by the ideal one, which is the number of ranks divided by the smallest number of ranks
-    efficiency: float
-
-    @property
-    def num_envs(self) -> int:
-        """Envs per rank."""
-        return self.rounds[0].num_envs
-
-    @property
-    def steps_per_s(self) -> float:
-        """Control steps of all ranks per second."""
-        return statistics.median(one.steps_per_s for one in self.rounds)
-
-    @property
-    def shares(self) -> Shares:
-        """Shares of the time: medians over the rounds, divided by their sum so that they add up to 1."""
-        each = [dataclasses.asdict(one.shares) for one in self.rounds]
-        middle = {name: statistics.median(shares[name] for shares in each) for name in each[0]}
-        return Shares(**{name: share / sum(middle.values()) for name, share in middle.items()})
-
-    @property
-    def reached(self) -> list[Reached]:
-        """When the return was reached, for each run that reached it."""
-        return [one.reached for one in self.rounds if one.reached is not None]
 
 
-def as_round(ranks: Sequence[RankTimes], num_steps: int, reached: Reached | None) -> Round:
+@dataclass(frozen=True, kw_only=True)
+class Speeds:
+    """Speeds of different numbers of ranks."""
+
+    # A row per number of ranks, from one rank to all
+    rows: list[Row]
+    # Whether all ranks are faster than one
+    verdict: str
+    # Limits of the run with the most ranks. Each text names a flag that helps, if there is one.
+    limits: list[str]
+
+
+def as_round(ranks: Sequence[Evidence], num_steps: int, reached: Reached | None) -> Round:
     """Return the figures of one run."""
     # Iterations of all ranks, without the first ones. At least one is kept if the run reached the return early.
     each = [rank.iterations for rank in ranks]
@@ -115,16 +111,20 @@ def as_round(ranks: Sequence[RankTimes], num_steps: int, reached: Reached | None
     )
 
 
-def rows(runs: Sequence[tuple[int, Sequence[Round]]]) -> list[Row]:
-    """Return a row per number of ranks."""
-    smallest, base = runs[0]
-    found: list[Row] = []
-    for num_ranks, rounds in runs:
-        ratios = [one.steps_per_s / other.steps_per_s for one, other in zip(rounds, base, strict=True)]
-        speed_up = statistics.median(ratios)
-        efficiency = speed_up * smallest / num_ranks
-        found.append(Row(num_ranks=num_ranks, rounds=list(rounds), speed_up=speed_up, efficiency=efficiency))
-    return found
+def as_row(num_ranks: int, rounds: Sequence[Round], alone: Sequence[Round]) -> Row:
+    """Return the figures for one number of ranks, from its run and the run of one rank in each round."""
+    speed_up = statistics.median(one.steps_per_s / other.steps_per_s for one, other in zip(rounds, alone, strict=True))
+    each = [dataclasses.asdict(one.shares) for one in rounds]
+    middle = {name: statistics.median(shares[name] for shares in each) for name in each[0]}
+    return Row(
+        num_ranks=num_ranks,
+        num_envs=rounds[0].num_envs,
+        steps_per_s=statistics.median(one.steps_per_s for one in rounds),
+        speed_up=speed_up,
+        efficiency=speed_up / num_ranks,
+        shares=Shares(**{name: share / sum(middle.values()) for name, share in middle.items()}),
+        rounds=list(rounds),
+    )
 
 
 def _shares(iterations: Sequence[Sequence[IterationTimes]]) -> Shares:
@@ -148,7 +148,7 @@ def _computing_s(times: IterationTimes) -> float:
     return times.physics_s + times.env_s + times.policy_s + times.update_s
 
 
-def _memory_share(ranks: Sequence[RankTimes]) -> float:
+def _memory_share(ranks: Sequence[Evidence]) -> float:
     if ranks[0].info.device != "cpu":
         return max(rank.memory_mb / 1e3 / max(1, rank.info.memory_gb) for rank in ranks)
     used: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""Find what limits the scaling of a run, and describe it with the flags that help. Imports no torch."""
+"""Say in words how fast ranks are, and what limits them, with the flags that help. Imports no torch."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.distributed import RankDevice
 from mjlab_dist.machine.devices import cores
-from mjlab_dist.scaling.figures import Row
+from mjlab_dist.verify.figures import Row
 
-# If no limit is found, and the efficiency is at least this value, the report states that nothing limits the ranks
+# Minimum efficiency that is called good
 GOOD = 0.9
 
 MAX_COMMUNICATION = 0.15
@@ -32,8 +32,18 @@ SLOWED = 1.2
 FIXED = 1.3
 
 
+def verdict(rows: Sequence[Row]) -> str:
+    """Return one line that says whether the most ranks are faster than one rank."""
+    last = rows[-1]
+    if last.num_ranks == 1:
+        return "there is only one rank to measure"
+    word = "good" if last.efficiency >= GOOD else "limited" if last.speed_up > 1 else "no gain"
+    factor = f"{last.num_ranks} ranks are {last.speed_up:.2f} times as fast as one"
+    return f"{factor}, {last.efficiency:.0%} of the ideal: {word}"
+
+
 def find_limits(mode: str, rows: Sequence[Row], config: TrainConfig, devices: Sequence[RankDevice]) -> list[str]:
-    """Return at least one line about what limits the run with the most ranks, the most important limit first."""
+    """Return lines about what limits the run with the most ranks, the most important limit first."""
     first, last = rows[0], rows[-1]
     found: list[str] = []
     if last.num_ranks > 1:
@@ -47,12 +57,9 @@ def find_limits(mode: str, rows: Sequence[Row], config: TrainConfig, devices: Se
     fullest = max(one.memory_share for row in rows for one in row.rounds)
     if fullest > MAX_MEMORY:
         found.append(f"memory: {fullest:.0%} is in use; lower --num-envs (now {config.num_envs})")
-    if not found and last.efficiency >= GOOD:
-        found.append(f"nothing: {last.num_ranks} ranks reach {last.efficiency:.0%} of the ideal speed")
-    return found or [
-        f"no single part: {last.num_ranks} ranks reach {last.efficiency:.0%} of the ideal speed, because each part "
-        "takes a little more time; raise --num-envs"
-    ]
+    if not found and last.efficiency < GOOD:
+        found.append("no single part: each part takes a little more time; raise --num-envs")
+    return found
 
 
 def _slowest_rank(row: Row) -> list[str]:

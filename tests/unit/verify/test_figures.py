@@ -1,4 +1,4 @@
-"""Figures of the command scaling, computed from invented times."""
+"""Speeds, efficiencies and shares of the time, computed from invented times."""
 
 from __future__ import annotations
 
@@ -7,18 +7,21 @@ import dataclasses
 import pytest
 
 from mjlab_dist.distributed.rank_info import RankInfo
-from mjlab_dist.scaling.figures import SKIPPED, Shares, as_round, rows
-from mjlab_dist.scaling.rank import IterationTimes, RankTimes
+from mjlab_dist.verify.evidence import Evidence, IterationTimes
+from mjlab_dist.verify.figures import SKIPPED, as_round, as_row
 
 
-def rank(number: int, times: IterationTimes, memory_mb: float = 1000.0, host: str = "a") -> RankTimes:
+def rank(number: int, times: IterationTimes, memory_mb: float = 1000.0, host: str = "a") -> Evidence:
     """Return the times of a rank, whose first iterations take ten times as long as the others."""
     info = RankInfo(
         pid=1, rank=number, host=host, device="cpu", name="CPU", memory_gb=8, capability=None,
         first_env_id=0, num_envs=16, seed=number, egl_device=None,
     )  # fmt: skip
     slow = dataclasses.replace(times, wall_s=10 * times.wall_s, physics_s=10 * times.physics_s)
-    return RankTimes(info=info, iterations=[slow] * SKIPPED + [times] * 3, memory_mb=memory_mb)
+    return Evidence(
+        info=info, iterations=[slow] * SKIPPED + [times] * 3, memory_mb=memory_mb,
+        first_observations=[], digests={}, difference=None, written=[], per_mini_batch=1.0, per_iteration=2.0,
+    )  # fmt: skip
 
 
 def times(physics_s: float, waits_s: list[float]) -> IterationTimes:
@@ -53,10 +56,9 @@ def test_ratios_are_those_of_each_round() -> None:
     # The machine is twice as fast in the second round, for both numbers of ranks
     base = as_round([rank(0, times(0.4, []))], num_steps=1, reached=None)
     speeds = {1: [100.0, 200.0], 4: [300.0, 640.0]}
-    runs = [(count, [dataclasses.replace(base, steps_per_s=one) for one in each]) for count, each in speeds.items()]
-    first, last = rows(runs)
+    runs = {count: [dataclasses.replace(base, steps_per_s=one) for one in each] for count, each in speeds.items()}
+    first, last = (as_row(count, rounds, runs[1]) for count, rounds in runs.items())
     assert (first.speed_up, first.efficiency) == (1, 1)
     assert (last.speed_up, last.efficiency) == pytest.approx((3.1, 0.775))
     assert last.steps_per_s == 470
-    assert isinstance(last.shares, Shares)
     assert sum(dataclasses.astuple(last.shares)) == pytest.approx(1)

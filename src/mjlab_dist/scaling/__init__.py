@@ -1,1 +1,0 @@
-"""Measure how training scales with the number of ranks, and report what limits it."""
