@@ -106,6 +106,8 @@ def prepared(config: TrainConfig, plan: RunPlan, listen: Listener, secret: str |
                 store=store,
             )
         )
+        # Even if an interrupt comes before the ranks start, for example while the agents import their libraries
+        stack.callback(end_children, name)
         how = "forked" if forks else "spawned"
         listen({"kind": "debug", "text": f"launcher: started torchrunx's agents, ranks are {how}"})
         yield Launch(

@@ -1,11 +1,21 @@
-"""Rules of a launch: where log files are, which variables ranks inherit, and which ranks are forked."""
+"""Rules of a launch: which variables ranks inherit, which ranks are forked, and that no process is left."""
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Callable
+from pathlib import Path
 
+import psutil
+import pytest
+from processes import command_line
+
+from mjlab_dist import registry
 from mjlab_dist.distributed import RankDevice
-from mjlab_dist.launch.preparation import can_fork, exported_names
+from mjlab_dist.launch.hosts import Host
+from mjlab_dist.launch.plan import RunPlan
+from mjlab_dist.launch.preparation import can_fork, exported_names, prepared
+
+CPU = RankDevice(device="cpu", name="cpu", torch_threads=1, backend="gloo")
 
 EXPORTED = [
     "PATH", "HOME", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONUNBUFFERED", "MUJOCO_GL", "MUJOCO_EGL_DEVICE_ID",
@@ -38,3 +48,26 @@ def test_ranks_are_forked_only_on_the_cpu_and_without_a_renderer(
 ) -> None:
     own = RankDevice(device=device, name=device, torch_threads=1, backend="gloo")
     assert can_fork([own], environ) is forks
+
+
+@pytest.mark.slow
+def test_an_interrupt_before_ranks_start_leaves_no_process(
+    short_tmp: Path, monkeypatch: pytest.MonkeyPatch, wait_for: Callable[[Callable[[], bool]], None]
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(short_tmp))
+    monkeypatch.delenv("MUJOCO_GL", raising=False)
+    plan = RunPlan(hosts=(Host(devices=(CPU,)),), budget=None, run_dir=short_tmp)
+    seen: list[psutil.Process] = []
+
+    def agent_has_children() -> bool:
+        seen[:] = psutil.Process().children(recursive=True)
+        return any("forkserver" in " ".join(command_line(process)) for process in seen)
+
+    def interrupt() -> None:
+        with prepared(registry.task_config("cartpole-balance"), plan, lambda _: None):
+            wait_for(agent_has_children)  # the fork server imports torch
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupt()
+    assert not [line for process in seen if (line := command_line(process))]
