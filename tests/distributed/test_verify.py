@@ -78,7 +78,6 @@ def test_scaling_is_measured_until_a_return(command: Command, short_tmp: Path) -
             (one,) = row["rounds"]
             assert len(one["computing_s"]) == row["num_ranks"]
             assert one["reached"]["seconds"] > 0
-            # The training stops when it has reached the return
             assert one["reached"]["steps"] < 10 * 32 * row["num_envs"] * row["num_ranks"]
         assert rows[0]["shares"]["waiting"] < 0.01 < rows[1]["shares"]["waiting"] + rows[1]["shares"]["communication"]
     assert (command.cwd / "scaling.png").read_bytes().startswith(b"\x89PNG")
@@ -149,6 +148,8 @@ def test_a_signal_ends_verify_and_leaves_no_files(
         ("--total-num-envs", "33"),
         ("--hosts", "localhost localhost"),
         ("--cpu-ranks", "0"),
+        ("--gpu-ids", "0"),
+        ("--gpu-ids", "all"),
     ],
     ids=" ".join,
 )
@@ -157,8 +158,9 @@ def test_flags_that_cannot_be_verified_are_refused_in_one_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     few = () if flags[0] == "--total-num-envs" else ("--num-envs", "64")  # a total excludes --num-envs
+    ranks = () if flags[0] == "--gpu-ids" else ("--cpu-ranks", "2")
     with pytest.raises(UserError) as refused:
-        verify.main(["cartpole-balance", "--cpu-ranks", "2", *few, *flags], "mjlab-dist verify")
+        verify.main(["cartpole-balance", *ranks, *few, *flags], "mjlab-dist verify")
     assert str(refused.value).startswith(" ".join(flags[:2]))
     assert "\n" not in str(refused.value)
     assert not list(tmp_path.iterdir())

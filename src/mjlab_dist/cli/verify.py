@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from mjlab_dist.cli.console import make_console
@@ -82,7 +82,8 @@ def main(argv: Sequence[str], prog: str) -> None:
 
 
 def _ranks(ranks: Sequence[RankInfo]) -> Table:
-    table = Table("rank", "host", "device", "memory", "envs", "env ids", "seed")
+    device = Column("device", overflow="fold")  # the UUID of a GPU is one long word
+    table = Table("rank", "host", device, "memory", "envs", "env ids", "seed")
     for rank in ranks:
         table.add_row(
             str(rank.rank),
@@ -109,9 +110,10 @@ def _show_speeds(speeds: dict[Mode, Speeds], until_return: float | None, console
 
     names = [field.name for field in dataclasses.fields(Shares)]
     reached = [] if until_return is None else [f"s to {until_return:g}"]
-    table, shares = Table(), Table(title="\nShares of the time", title_justify="left")
-    for column in ("scaling", "ranks", "envs per rank", "steps/s", "speed-up", "efficiency", *reached):
-        table.add_column(column, justify="right", no_wrap=column != "envs per rank")
+    table = Table(title="\nSpeed, with these envs per rank", title_justify="left")
+    shares = Table(title="\nShares of the time", title_justify="left")
+    for column in ("scaling", "ranks", "envs", "steps/s", "speed-up", "efficiency", *reached):
+        table.add_column(column, justify="right", no_wrap=column not in reached)
     for column in ("scaling", "ranks", *names):
         shares.add_column("comm." if column == "communication" else column, justify="right", no_wrap=True)
     for mode, found in speeds.items():

@@ -96,10 +96,7 @@ class Speeds:
 
 def as_round(ranks: Sequence[Evidence], num_steps: int, reached: Reached | None) -> Round:
     """Return the figures of one run."""
-    # Iterations of all ranks, without the first ones. At least one is kept if the run reached the return early.
-    each = [rank.iterations for rank in ranks]
-    first = min(SKIPPED, len(each[0]) - 1)
-    iterations = [list(of_ranks) for of_ranks in zip(*(times[first:] for times in each), strict=True)]
+    iterations = [list(each) for each in zip(*(rank.iterations[SKIPPED:] for rank in ranks), strict=True)]
     samples = sum(rank.info.num_envs for rank in ranks) * num_steps
     return Round(
         num_envs=ranks[0].info.num_envs,

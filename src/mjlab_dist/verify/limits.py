@@ -10,12 +10,13 @@ from mjlab_dist.distributed import RankDevice
 from mjlab_dist.machine.devices import cores
 from mjlab_dist.verify.figures import Row
 
-# Minimum efficiency that is called good
+# Efficiencies from which on a speed is called good, and doubtful
 GOOD = 0.9
+DOUBTFUL = 1.1
 
+# Larger shares of an iteration's time for communication, waiting or update are reported as a limit
 MAX_COMMUNICATION = 0.15
 MAX_WAITING = 0.15
-# Larger shares of an iteration's time for communication, waiting or update are reported as a limit
 MAX_UPDATE = 0.5
 
 # Memory is reported as a limit if a larger share of it is in use
@@ -38,6 +39,8 @@ def verdict(rows: Sequence[Row]) -> str:
     if last.num_ranks == 1:
         return "there is only one rank to measure"
     word = "good" if last.efficiency >= GOOD else "limited" if last.speed_up > 1 else "no gain"
+    if last.efficiency > DOUBTFUL:
+        word = "doubtful, because other programs slowed a run; repeat with --rounds 3"
     factor = f"{last.num_ranks} ranks are {last.speed_up:.2f} times as fast as one"
     return f"{factor}, {last.efficiency:.0%} of the ideal: {word}"
 
@@ -63,10 +66,10 @@ def find_limits(mode: str, rows: Sequence[Row], config: TrainConfig, devices: Se
 
 
 def _slowest_rank(row: Row) -> list[str]:
-    """Return a line if the same rank computes longer than the others in every round."""
+    """Return a line if the same rank computes longer than the others in every one of several rounds."""
     slowest = {max(range(row.num_ranks), key=one.computing_s.__getitem__) for one in row.rounds}
     ratio = statistics.median(max(one.computing_s) / statistics.median_low(one.computing_s) for one in row.rounds)
-    if len(slowest) > 1 or ratio < SLOW_RANK or row.shares.waiting < MAX_WAITING / 2:
+    if len(row.rounds) == 1 or len(slowest) > 1 or ratio < SLOW_RANK or row.shares.waiting < MAX_WAITING / 2:
         return []
     return [
         f"slowest rank: rank {slowest.pop()} computes {ratio:.2f} times as long as the median rank, and the others "

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mjlab_dist.budget import plan_budget
+from mjlab_dist.budget import Budget, plan_budget
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.config.checks import validate
 from mjlab_dist.control import Control
@@ -59,6 +59,7 @@ class _Case:
 
     config: TrainConfig
     hosts: tuple[Host, ...]
+    budget: Budget
 
     @property
     def num_ranks(self) -> int:
@@ -66,9 +67,9 @@ class _Case:
         return len(devices_of(self.hosts))
 
     @property
-    def key(self) -> tuple[int, object]:
+    def key(self) -> tuple[int, int]:
         """Number of ranks and number of envs per rank, which identify the run."""
-        return self.num_ranks, self.config.num_envs
+        return self.num_ranks, self.budget.num_envs
 
 
 def verify(config: TrainConfig, *, scaling: bool, rounds: int, until_return: float | None) -> Report:
@@ -97,18 +98,19 @@ def verify(config: TrainConfig, *, scaling: bool, rounds: int, until_return: flo
     distinct = {case.key: case for of_mode in cases.values() for case in of_mode}
     counts = sorted({case.num_ranks for case in distinct.values()})
     ranks = "1 rank" if counts == [1] else f"{listed(counts)} ranks"
-    emit("status", text=f"Training {config.task} with {ranks}, {len(distinct)} runs a round.")
+    length = f"up to {max(case.budget.max_iterations for case in distinct.values())} iterations"
+    emit("status", text=f"Training {config.task} for {length} with {ranks}; runs per round: {len(distinct)}")
     # Rounds
     judged: list[tuple[list[Evidence], list[Check]]] = []
-    measured: dict[tuple[int, object], list[Round]] = {key: [] for key in distinct}
+    measured: dict[tuple[int, int], list[Round]] = {key: [] for key in distinct}
     for i in range(rounds):
         for key, case in distinct.items():
             evidence, reached = _run(case, until_return)
             judged.append((evidence, judge(case.config, evidence)))
             one = as_round(evidence, config.agent.num_steps_per_env, reached)
             measured[key].append(one)
-            where = f"round {i + 1}, {case.num_ranks} of {len(devices)} ranks, {one.num_envs} envs per rank"
-            emit("status", text=f"{where}: {one.steps_per_s:,.0f} steps/s")
+            where = f"Round {i + 1}, ranks: {case.num_ranks} of {len(devices)}, envs per rank: {one.num_envs}"
+            emit("status", text=f"{where}, steps/s: {one.steps_per_s:,.0f}")
     # Report
     speeds: dict[Mode, Speeds] = {}
     for mode, of_mode in cases.items():
@@ -124,10 +126,10 @@ def _hosts(config: TrainConfig, gpus: list[Gpu]) -> tuple[Host, ...]:
 
     A rank has as many threads in every run as in the largest run, so that its share of the machine stays the same.
     """
-    if config.cpu_ranks is None and config.gpu_ids == "auto" and gpus:
-        config = dataclasses.replace(config, gpu_ids="all")
-    elif config.cpu_ranks is None and (config.gpu_ids is None or not gpus):
-        config = dataclasses.replace(config, gpu_ids=None, cpu_ranks=cores())
+    if config.cpu_ranks is None and config.gpu_ids in (None, "auto"):
+        on_gpus = config.gpu_ids == "auto" and gpus
+        all_devices = {"gpu_ids": "all"} if on_gpus else {"gpu_ids": None, "cpu_ranks": cores()}
+        config = dataclasses.replace(config, **all_devices)
     return plan_hosts(config, os.environ, gpus)
 
 
@@ -137,7 +139,7 @@ def _cases(config: TrainConfig, hosts: tuple[Host, ...], gpus: list[Gpu], *, sca
     budget = plan_budget(config, num_ranks)
     assert budget is not None
     powers = [2**i for i in range(num_ranks.bit_length())] if scaling else [1]
-    counts = sorted({*powers, num_ranks})
+    counts = sorted(n for n in {*powers, num_ranks} if n % min(config.fsdp_devices, n) == 0)
     cases: dict[Mode, list[_Case]] = {
         "weak": [_case(config, _first(hosts, count), budget.num_envs, gpus) for count in counts]
     }
@@ -190,10 +192,10 @@ def _case(config: TrainConfig, hosts: tuple[Host, ...], num_envs: int, gpus: lis
         total = config.total_timesteps
         flag = f"--max-iterations {config.max_iterations}" if total is None else f"--total-timesteps {total}"
         raise UserError(
-            f"{flag}: is {budget.max_iterations} iterations with {len(devices)} ranks; the first {SKIPPED} and "
-            f"the last are not timed; use at least {MIN_ITERATIONS} iterations"
+            f"{flag}: gives {budget.max_iterations} iterations (ranks: {len(devices)}); the first {SKIPPED} and the "
+            f"last are not timed; use at least {MIN_ITERATIONS} iterations"
         )
-    return _Case(config=config, hosts=hosts)
+    return _Case(config=config, hosts=hosts, budget=budget)
 
 
 def _run(case: _Case, until_return: float | None) -> tuple[list[Evidence], Reached | None]:
@@ -207,19 +209,14 @@ def _run(case: _Case, until_return: float | None) -> tuple[list[Evidence], Reach
             send(event)
             return
         row = event["row"]
-        if not reached and has_reached(row["mean_return"], until_return):
+        mean_return = row["mean_return"]  # None before an episode has ended
+        if not reached and until_return is not None and mean_return is not None and mean_return >= until_return:
             reached.append(Reached(seconds=row["elapsed_s"], steps=row["total_steps"]))
         if reached and row["iteration"] >= MIN_ITERATIONS:
             control.request_stop()
 
     with tempfile.TemporaryDirectory(prefix="mjlab-dist-verify-") as log_root:
         config = dataclasses.replace(case.config, log_root=log_root)
-        budget = plan_budget(config, case.num_ranks)
-        plan = RunPlan(hosts=case.hosts, budget=budget, run_dir=create_run_dir(config))
+        plan = RunPlan(hosts=case.hosts, budget=case.budget, run_dir=create_run_dir(config))
         evidence = run_ranks(verify_rank, Evidence, config, plan, listen=watch, control=control)
     return evidence, reached[0] if reached else None
-
-
-def has_reached(mean_return: float | None, goal: float | None) -> bool:
-    """Return whether a mean return is at least the goal. Without an ended episode (None) or a goal, it is not."""
-    return mean_return is not None and goal is not None and mean_return >= goal

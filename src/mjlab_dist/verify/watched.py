@@ -13,7 +13,6 @@ from mjlab_dist.distributed.group import gather
 from mjlab_dist.distributed.local_sum import LocalSum
 from mjlab_dist.distributed.synchronizer import Synchronizer
 from mjlab_dist.learn.hooks import Hook
-from mjlab_dist.learn.metrics import Sample
 from mjlab_dist.learn.runner import Runner
 
 # Substrings of the names of ProcessGroup's methods that communicate
@@ -96,7 +95,6 @@ class Watch(Hook):
         self._desired_kl = desired_kl
         self._collectives = Collectives()
         self._synchronizer: WatchedSynchronizer | None = None
-        self.own_s: list[float] = []  # seconds of each iteration without waiting
         self._counts: list[tuple[int, int, int]] = []
 
     @property
@@ -111,10 +109,6 @@ class Watch(Hook):
             runner.alg.synchronizer = self._synchronizer
         watched = self._synchronizer
         self._counts.append((self._collectives.count, watched.num_collectives, watched.num_calls))
-
-    def after_iteration(self, runner: Runner, iteration: int, sample: Sample) -> None:  # noqa: ARG002
-        """Store the duration of the iteration."""
-        self.own_s.append(sample.collect_s + sample.learn_s - sample.wait_s)
 
     def collectives(self) -> tuple[float, float]:
         """Return the collectives per mini-batch, and the other collectives per iteration.

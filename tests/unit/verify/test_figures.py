@@ -47,9 +47,9 @@ def test_memory_is_that_of_the_fullest_machine() -> None:
     assert as_round(ranks, num_steps=1, reached=None).memory_share == pytest.approx(2 / 8)
 
 
-def test_a_run_that_ended_early_has_figures() -> None:
-    short = dataclasses.replace(rank(0, times(0.4, [])), iterations=[times(0.4, [])])
-    assert as_round([short], num_steps=1, reached=None).steps_per_s == 16
+def test_the_slowest_rank_decides_the_speed() -> None:
+    slow = dataclasses.replace(times(0.4, []), wall_s=2.0)
+    assert as_round([rank(0, times(0.4, [])), rank(1, slow)], num_steps=1, reached=None).steps_per_s == 16
 
 
 def test_ratios_are_those_of_each_round() -> None:

@@ -69,6 +69,14 @@ def test_a_problem_of_one_rank_fails_only_its_check(
     assert part in seen[name].why
 
 
+def test_one_rank_needs_no_collectives_and_must_write_files(config: TrainConfig) -> None:
+    good = evidence(0, difference=None, per_mini_batch=0.0, per_iteration=0.0)
+    assert all(check.passed for check in judge(config, [good]))
+    bad = dataclasses.replace(good, per_iteration=1.0, written=[])
+    failed = [check.name for check in judge(config, [bad]) if not check.passed]
+    assert failed == ["files by rank 0 alone", "collectives"]
+
+
 def test_compressed_gradients_may_differ_more(config: TrainConfig) -> None:
     config = dataclasses.replace(config, sync=SyncConfig(compression="bf16"))
     assert checks(config, evidence(1, difference=1e-3))["gradient average"].passed

@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 
 from mjlab_dist import registry
+from mjlab_dist.cli.verify import main
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.distributed.rank_info import RankInfo
+from mjlab_dist.errors import Exit, UserError
+from mjlab_dist.launch import ranks
 from mjlab_dist.verify import run
 from mjlab_dist.verify.evidence import Evidence, IterationTimes
 from mjlab_dist.verify.figures import Reached
@@ -25,9 +28,9 @@ class Runs:
         self.faulty: set[tuple[int, Any]] = set()
 
     def run(self, case: Any, until_return: float | None) -> tuple[list[Evidence], Reached | None]:
-        assert until_return is None
         self.launched.append(case.key)
-        return [self._evidence(rank, *case.key) for rank in range(case.num_ranks)], None
+        reached = None if until_return is None else Reached(seconds=until_return + len(self.launched), steps=1)
+        return [self._evidence(rank, *case.key) for rank in range(case.num_ranks)], reached
 
     def _evidence(self, rank: int, num_ranks: int, num_envs: int) -> Evidence:
         info = RankInfo(
@@ -73,8 +76,9 @@ def test_scaling_measures_numbers_in_between_and_the_same_total(runs: Runs) -> N
 
 
 def test_a_total_is_that_of_all_ranks(runs: Runs) -> None:
-    verify(config(4, total_num_envs=240), scaling=True)
+    report = verify(config(4, total_num_envs=240), scaling=True)
     assert runs.launched == [(1, 60), (2, 60), (4, 60), (1, 240), (2, 120)]
+    assert report.speeds["strong"].rows[-1].speed_up == 1, "the run of one rank has all envs"
 
 
 def test_without_flags_there_is_a_rank_per_core(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,9 +96,63 @@ def test_a_run_that_fails_is_the_one_that_is_reported(runs: Runs) -> None:
     assert [check.name for check in report.checks if not check.passed] == ["parameters equal"]
 
 
+def test_parameters_are_sharded_over_the_ranks_that_there_are(runs: Runs) -> None:
+    verify(config(6, fsdp_devices=3), scaling=True)
+    assert runs.launched == [(1, 120), (2, 120), (6, 120), (2, 60), (6, 20)]
+
+
+@pytest.mark.usefixtures("runs")
+def test_another_launcher_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    with pytest.raises(UserError, match=r"^verify: .* slurm$"):
+        verify(config())
+
+
+def test_the_command_prints_speeds_of_all_rounds_and_fails_with_a_check(
+    runs: Runs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["cartpole-balance", "--cpu-ranks", "2", "--num-envs", "64", "--until-return", "5", "--rounds", "2"]
+    main(argv, "mjlab-dist verify")
+    assert len(runs.launched) == 4
+    printed = capsys.readouterr()
+    assert "7, 9" in printed.out, "seconds until the return, of both rounds with two ranks"
+    assert "2 ranks are 2.00 times as fast as one, 100% of the ideal: good" in printed.out
+    assert "up to 150 iterations" in printed.err, "the task's own number"
+    runs.faulty.add((2, 64))
+    with pytest.raises(SystemExit) as ended:
+        main(argv, "mjlab-dist verify")
+    assert ended.value.code == Exit.FAILED
+    assert "FAIL" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
-    ("mean_return", "goal", "expected"),
-    [(0.0, -0.1, True), (0.0, 0.0, True), (-0.2, -0.1, False), (None, -0.1, False), (5.0, None, False)],
+    ("returns", "goal", "reached_at", "stopped_at"),
+    [
+        ([None, 0.0, 5.0, 5.0, 5.0], -0.1, 2, run.MIN_ITERATIONS),
+        ([0.0, 0.0, 0.0, 0.0, 5.0], 0.1, 5, 5),
+        ([-0.2, -0.2, -0.2, -0.2, -0.2], -0.1, None, None),
+        ([5.0, 5.0, 5.0, 5.0, 5.0], None, None, None),
+    ],
 )
-def test_a_return_of_zero_can_reach_a_goal(mean_return: float | None, goal: float | None, expected: bool) -> None:
-    assert run.has_reached(mean_return, goal) is expected
+def test_a_run_stops_when_it_has_reached_the_return_and_has_been_timed(
+    returns: list[float | None], goal: float | None, reached_at: int | None, stopped_at: int | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    stops: list[int] = []
+
+    def run_ranks(*_: Any, listen: Any, control: Any) -> list[Evidence]:
+        for iteration, mean_return in enumerate(returns, 1):
+            row = {"iteration": iteration, "mean_return": mean_return, "elapsed_s": 0.5 * iteration}
+            listen({"kind": "iteration", "row": {**row, "total_steps": 10 * iteration}})
+            if control.stop_requested:
+                stops.append(iteration)
+        return []
+
+    monkeypatch.setattr(ranks, "run_ranks", run_ranks)
+    hosts = run._hosts(config(1), [])
+    (case,) = run._cases(config(1), hosts, [], scaling=False)["weak"]
+    _, reached = run._run(case, goal)
+    assert stops[:1] == ([stopped_at] if stopped_at else [])
+    expected = None if reached_at is None else Reached(seconds=0.5 * reached_at, steps=10 * reached_at)
+    assert reached == expected
