@@ -110,9 +110,9 @@ def _show_speeds(speeds: dict[Mode, Speeds], until_return: float | None, console
 
     names = [field.name for field in dataclasses.fields(Shares)]
     reached = [] if until_return is None else [f"s to {until_return:g}"]
-    table = Table(title="\nSpeed, with these envs per rank", title_justify="left")
+    table = Table(title="\nSpeed", title_justify="left")
     shares = Table(title="\nShares of the time", title_justify="left")
-    for column in ("scaling", "ranks", "envs", "steps/s", "speed-up", "efficiency", *reached):
+    for column in ("scaling", "ranks", "envs/rank", "steps/s", "speed-up", "efficiency", *reached):
         table.add_column(column, justify="right", no_wrap=column not in reached)
     for column in ("scaling", "ranks", *names):
         shares.add_column("comm." if column == "communication" else column, justify="right", no_wrap=True)
