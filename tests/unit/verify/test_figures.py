@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
+from rank_evidence import evidence, times
 
-from mjlab_dist.distributed.rank_info import RankInfo
 from mjlab_dist.verify.evidence import Evidence, IterationTimes
 from mjlab_dist.verify.figures import SKIPPED, as_round, as_row
 
 
-def rank(number: int, times: IterationTimes, memory_mb: float = 1000.0, host: str = "a") -> Evidence:
-    """Return the times of a rank, whose first iterations take ten times as long as the others."""
-    info = RankInfo(
-        pid=1, rank=number, host=host, device="cpu", name="CPU", memory_gb=8, capability=None,
-        first_env_id=0, num_envs=16, seed=number, egl_device=None,
-    )  # fmt: skip
-    slow = dataclasses.replace(times, wall_s=10 * times.wall_s, physics_s=10 * times.physics_s)
-    return Evidence(
-        info=info, iterations=[slow] * SKIPPED + [times] * 3, memory_mb=memory_mb,
-        first_observations=[], digests={}, difference=None, written=[], per_mini_batch=1.0, per_iteration=2.0,
-    )  # fmt: skip
-
-
-def times(physics_s: float, waits_s: list[float]) -> IterationTimes:
-    return IterationTimes(wall_s=1.0, physics_s=physics_s, env_s=0.1, policy_s=0.1, update_s=0.2, waits_s=waits_s)
+def rank(number: int, each: IterationTimes, **changed: Any) -> Evidence:
+    """Return evidence of a rank, whose first iterations take ten times as long as the others."""
+    slow = dataclasses.replace(each, wall_s=10 * each.wall_s, physics_s=10 * each.physics_s)
+    return evidence(number, 16, iterations=[slow] * SKIPPED + [each] * 3, **changed)
 
 
 def test_the_rank_that_arrives_last_communicates_and_the_others_also_wait() -> None:
@@ -43,18 +33,18 @@ def test_the_rank_that_arrives_last_communicates_and_the_others_also_wait() -> N
 
 def test_memory_is_that_of_the_fullest_machine() -> None:
     hosts = [("a", 1000.0), ("a", 1000.0), ("b", 1500.0)]
-    ranks = [rank(i, times(0.4, []), memory, host) for i, (host, memory) in enumerate(hosts)]
+    ranks = [rank(i, times(), memory_mb=memory, host=host) for i, (host, memory) in enumerate(hosts)]
     assert as_round(ranks, num_steps=1, reached=None).memory_share == pytest.approx(2 / 8)
 
 
 def test_the_slowest_rank_decides_the_speed() -> None:
-    slow = dataclasses.replace(times(0.4, []), wall_s=2.0)
-    assert as_round([rank(0, times(0.4, [])), rank(1, slow)], num_steps=1, reached=None).steps_per_s == 16
+    slow = dataclasses.replace(times(), wall_s=2.0)
+    assert as_round([rank(0, times()), rank(1, slow)], num_steps=1, reached=None).steps_per_s == 16
 
 
 def test_ratios_are_those_of_each_round() -> None:
     # The machine is twice as fast in the second round, for both numbers of ranks
-    base = as_round([rank(0, times(0.4, []))], num_steps=1, reached=None)
+    base = as_round([rank(0, times())], num_steps=1, reached=None)
     speeds = {1: [100.0, 200.0], 4: [300.0, 640.0]}
     runs = {count: [dataclasses.replace(base, steps_per_s=one) for one in each] for count, each in speeds.items()}
     first, last = (as_row(count, rounds, runs[1]) for count, rounds in runs.items())

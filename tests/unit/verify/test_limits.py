@@ -38,9 +38,14 @@ def row(
     ]  # fmt: skip
     speed_up = speed / 100.0
     return Row(
-        num_ranks=num_ranks, num_envs=num_envs, steps_per_s=speed, speed_up=speed_up, efficiency=speed_up / num_ranks,
-        shares=shares, rounds=rounds,
-    )  # fmt: skip
+        num_ranks=num_ranks,
+        num_envs=num_envs,
+        steps_per_s=speed,
+        speed_up=speed_up,
+        efficiency=speed_up / num_ranks,
+        shares=shares,
+        rounds=rounds,
+    )
 
 
 ALONE = row(1, [[1.0], [1.0]])

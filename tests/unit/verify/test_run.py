@@ -6,18 +6,16 @@ import dataclasses
 from typing import Any
 
 import pytest
+from rank_evidence import evidence
 
 from mjlab_dist import registry
 from mjlab_dist.cli.verify import main
 from mjlab_dist.config import TrainConfig
-from mjlab_dist.distributed.rank_info import RankInfo
 from mjlab_dist.errors import Exit, UserError
 from mjlab_dist.launch import ranks
 from mjlab_dist.verify import run
-from mjlab_dist.verify.evidence import Evidence, IterationTimes
+from mjlab_dist.verify.evidence import Evidence
 from mjlab_dist.verify.figures import Reached
-
-TIMES = IterationTimes(wall_s=1.0, physics_s=0.4, env_s=0.1, policy_s=0.1, update_s=0.2, waits_s=[])
 
 
 class Runs:
@@ -33,16 +31,9 @@ class Runs:
         return [self._evidence(rank, *case.key) for rank in range(case.num_ranks)], reached
 
     def _evidence(self, rank: int, num_ranks: int, num_envs: int) -> Evidence:
-        info = RankInfo(
-            pid=1, rank=rank, host="a", device="cpu", name="CPU", memory_gb=8, capability=None,
-            first_env_id=rank * num_envs, num_envs=num_envs, seed=rank, egl_device=None,
-        )  # fmt: skip
-        return Evidence(
-            info=info, iterations=[TIMES] * 3, memory_mb=1.0, first_observations=[str(rank)],
-            digests={"actor.mean": str(rank) if (num_ranks, num_envs) in self.faulty else "equal"},
-            difference=0.0, written=[] if rank else ["metrics.jsonl"],
-            per_mini_batch=min(1, num_ranks - 1), per_iteration=0.0,
-        )  # fmt: skip
+        digest, shared = str(rank) if (num_ranks, num_envs) in self.faulty else "equal", float(num_ranks > 1)
+        digests = {"actor.mean": digest}
+        return evidence(rank, num_envs, digests=digests, per_mini_batch=shared, per_iteration=shared)
 
 
 @pytest.fixture
@@ -136,9 +127,12 @@ def test_the_command_prints_speeds_of_all_rounds_and_fails_with_a_check(
     ],
 )
 def test_a_run_stops_when_it_has_reached_the_return_and_has_been_timed(
-    returns: list[float | None], goal: float | None, reached_at: int | None, stopped_at: int | None,
+    returns: list[float | None],
+    goal: float | None,
+    reached_at: int | None,
+    stopped_at: int | None,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     stops: list[int] = []
 
     def run_ranks(*_: Any, listen: Any, control: Any) -> list[Evidence]:
