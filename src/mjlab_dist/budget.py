@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.config.checks import validate_rollout
+from mjlab_dist.config.fsdp import validate_fsdp
 from mjlab_dist.errors import UserError
 from mjlab_dist.wording import listed
 
@@ -31,12 +32,7 @@ def plan_budget(config: TrainConfig, world_size: int) -> Budget | None:
     Returns:
         The budget; None for ``--num-envs auto``, where ranks first measure memory and then call :func:`budget_of`.
     """
-    if world_size % config.fsdp_devices:
-        divisors = [n for n in range(1, world_size + 1) if world_size % n == 0]
-        ranks = "1 rank" if world_size == 1 else f"{world_size} ranks"
-        raise UserError(
-            f"--fsdp-devices {config.fsdp_devices}: does not divide the run's {ranks}; use {listed(divisors, 'or')}"
-        )
+    validate_fsdp(config, world_size)
     if config.total_num_envs is None:
         return None if config.num_envs == "auto" else budget_of(config, world_size, config.num_envs)
     num_envs, left_over = divmod(config.total_num_envs, world_size)

@@ -27,6 +27,7 @@ from mjlab_dist.distributed import Rank, RankPlan, rank_from_environment
 from mjlab_dist.distributed.group import gather, meet, process_group
 from mjlab_dist.distributed.synchronizer import AllReduce, LocalUpdates
 from mjlab_dist.learn.ppo import PPO
+from mjlab_dist.learn.sharded_ppo import ShardedPPO
 
 NUM_ENVS = 8
 ITERATIONS = 2
@@ -156,7 +157,7 @@ def _train_here(rank: Rank, run: Any, synchronizer: Any = None) -> list[dict[str
     learner = _make(rank, run, synchronizer)
     orders = [permutation(rank.rank, i) for i in range(ITERATIONS)]
     history = train(learner, _envs(rank), rank.world_size * NUM_ENVS, orders)
-    history[0]["sharded"] = sorted(e.name for e in learner.sharding.sharded.values())
+    history[0]["sharded"] = [part.name for part in learner.parts.values()] if isinstance(learner, ShardedPPO) else []
     return history
 
 
@@ -206,7 +207,7 @@ def _agreed(rank: Rank, run: Any) -> dict[str, Any]:
         learner.rate += rank.rank // run.fsdp_devices
     before = state_of(learner)
     learner.replicas.unlike_ranks = [1]
-    learner.replicas.agree()
+    learner.agree()
     return {"before": before, "after": state_of(learner)}
 
 

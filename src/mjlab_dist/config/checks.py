@@ -12,7 +12,7 @@ from mjlab_dist.config.entries import entry
 from mjlab_dist.config.hosts import validate_hosts
 from mjlab_dist.config.limits import validate_limits
 from mjlab_dist.config.loggers import validate_loggers
-from mjlab_dist.config.run import COMPRESSIONS, TrainConfig
+from mjlab_dist.config.run import COMPRESSIONS, SyncConfig, TrainConfig
 from mjlab_dist.config.serialization import FieldError, as_tuples, from_plain, paths, to_plain
 from mjlab_dist.config.signatures import PARAMETERS, check_model_params, parameters_of
 from mjlab_dist.config.task import EnvConfig, TerrainConfig, TerrainPartConfig
@@ -44,7 +44,7 @@ def validate(config: TrainConfig) -> None:
     if config.total_num_envs is None and config.num_envs != "auto":
         validate_rollout(config.agent, config.num_envs)
     # Ranks and hosts
-    _validate_sync(config)
+    _validate_sync(config.sync)
     validate_hosts(config.hosts, config.min_hosts, config.max_restarts)
     if config.port_range is not None:
         first, last = config.port_range
@@ -129,25 +129,19 @@ def _nearest_divisor(number: int, wish: int) -> int:
     return min(divisors, key=lambda n: abs(n - wish))
 
 
-def _validate_sync(config: TrainConfig) -> None:
-    sync = config.sync
+def _validate_sync(sync: SyncConfig) -> None:
     if sync.compression not in COMPRESSIONS:
         raise UserError(
             f"--sync.compression {sync.compression}: use {listed(COMPRESSIONS, 'or')}; general compressors, such as "
             "gzip, are not supported, because an all-reduce adds gradients and cannot add compressed bytes"
         )
     own, period = f"--sync.synchronizer {sync.synchronizer}", f"--sync.period {sync.period}"
-    compression, sharding = f"--sync.compression {sync.compression}", f"--fsdp-devices {config.fsdp_devices}"
-    is_compressed, is_sharded = sync.compression != "none", config.fsdp_devices > 1
-    gathers = "FSDP2 gathers parameters from other ranks in every control step, which a CUDA graph cannot contain"
+    compression, is_compressed = f"--sync.compression {sync.compression}", sync.compression != "none"
     averages_rarely = "with this period, ranks exchange parameters instead of gradients, without compression"
     for excluded, flag, other, reason in (
         (sync.synchronizer and sync.period > 1, own, period, "your own synchronizer decides when ranks exchange data"),
         (sync.synchronizer and is_compressed, own, compression, "your own synchronizer decides what ranks exchange"),
-        (sync.synchronizer and is_sharded, sharding, own, "FSDP2 itself averages sharded gradients"),
         (sync.period > 1 and is_compressed, compression, period, averages_rarely),
-        (is_sharded and config.env.sim.capture == "step", "--env.sim.capture step", sharding, gathers),
-        (sync.period > 1 and is_sharded, sharding, period, "ranks that share parameters cannot train separately"),
     ):
         if excluded:
             raise UserError(f"{flag}: cannot be combined with {other}, because {reason}; drop one of the two")

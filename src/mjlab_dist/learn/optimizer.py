@@ -1,4 +1,4 @@
-"""All gradients in one buffer, Adam, the schedules of its learning rate, and its state in checkpoints."""
+"""All gradients in one buffer, Adam, and the schedules of its learning rate."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-
-from mjlab_dist.distributed.sharding import Sharding
 
 # Range of the adaptive learning rate, as in rsl_rl
 MIN_LEARNING_RATE, MAX_LEARNING_RATE = 1e-5, 1e-2
@@ -38,13 +36,32 @@ class FlatGradients:
 
 
 class Adam(torch.optim.Adam):
-    """Torch's Adam without the wrappers of its methods, because they would import all of torch's compiler."""
+    """Torch's Adam without the wrappers of its methods, because they would import all of torch's compiler.
+
+    Its learning rate is a tensor, which loading a state does not replace. In a state, the learning rate is a number.
+    """
 
     step = torch.no_grad()(inspect.unwrap(torch.optim.Adam.step))
     add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
-    load_state_dict = inspect.unwrap(torch.optim.Optimizer.load_state_dict)
-    state_dict = inspect.unwrap(torch.optim.Optimizer.state_dict)
     zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of torch's Adam with its defaults, as a stock rsl_rl checkpoint contains it."""
+        state = inspect.unwrap(torch.optim.Optimizer.state_dict)(self)
+        for group in state["param_groups"]:
+            group.update(lr=float(group["lr"]), fused=None, capturable=False)
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the result of :meth:`state_dict`."""
+        (own,) = self.param_groups
+        (group,) = state_dict["param_groups"]
+        rate: torch.Tensor = own["lr"]
+        rate.fill_(float(group["lr"]))
+        group = {**group, "lr": rate, "fused": own["fused"], "capturable": own["capturable"]}
+        inspect.unwrap(torch.optim.Optimizer.load_state_dict)(self, {**state_dict, "param_groups": [group]})
+        # Loading replaces tensors by copies, but the learning rate must stay the tensor that the update writes to.
+        self.param_groups[0]["lr"] = rate
 
 
 def make_adam(parameters: Iterable[torch.Tensor], rate: torch.Tensor) -> Adam:
@@ -63,33 +80,3 @@ def adapt_rate(rate: torch.Tensor, kl: torch.Tensor, desired_kl: float) -> None:
 def linear(initial: float, final: float, iteration: int, num_iterations: int) -> float:
     """Return the value of a linear schedule in an iteration. The final value is reached after the last iteration."""
     return final + (num_iterations - iteration + 1) / num_iterations * (initial - final)
-
-
-def whole_state(optimizer: Adam, parameters: Sequence[torch.Tensor], sharding: Sharding) -> dict[str, Any]:
-    """Return a state in the layout of torch's Adam, with whole tensors. It is a collective if they are sharded."""
-    whole = optimizer.state_dict()
-    whole["state"] = {
-        i: {key: t if key == "step" else sharding.whole(parameters[i], t) for key, t in state.items()}
-        for i, state in whole["state"].items()
-    }
-    for group in whole["param_groups"]:
-        group.update(lr=float(group["lr"]), fused=None, capturable=False)
-    return whole
-
-
-def load_whole_state(
-    optimizer: Adam, whole: dict[str, Any], parameters: Sequence[torch.Tensor], sharding: Sharding
-) -> None:
-    """Load the state ``whole``, which :func:`whole_state` returned. For the other arguments, see that function."""
-    (own,) = optimizer.param_groups
-    (group,) = whole["param_groups"]
-    rate: torch.Tensor = own["lr"]
-    rate.fill_(float(group["lr"]))
-    state = {
-        i: {key: t if key == "step" else sharding.part(parameters[i], t) for key, t in state.items()}
-        for i, state in whole["state"].items()
-    }
-    group = {**group, "lr": rate, "fused": own["fused"], "capturable": own["capturable"]}
-    optimizer.load_state_dict({"state": state, "param_groups": [group]})
-    # Loading replaces tensors by copies, but the learning rate must stay the tensor that the update writes to.
-    optimizer.param_groups[0]["lr"] = rate

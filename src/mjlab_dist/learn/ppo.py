@@ -17,8 +17,7 @@ from tensordict import TensorDict
 
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.distributed.group import overwrite_by_main
-from mjlab_dist.distributed.sharding import Sharding
-from mjlab_dist.distributed.synchronizer import FORMATS, AllReduce, Synchronizer
+from mjlab_dist.distributed.synchronizer import AllReduce, Synchronizer
 from mjlab_dist.env import Env
 from mjlab_dist.learn.capture import CapturedCall, CapturedStep
 from mjlab_dist.learn.clock import Clock
@@ -28,7 +27,7 @@ from mjlab_dist.learn.losses import surrogate_loss, value_loss
 from mjlab_dist.learn.mini_batches import Batch, recurrent_mini_batches, shuffled_mini_batches
 from mjlab_dist.learn.moments import NormalizerMoments, RewardScale, advantage_moments, normalize
 from mjlab_dist.learn.networks import make_networks
-from mjlab_dist.learn.optimizer import Adam, FlatGradients, adapt_rate, linear, load_whole_state, make_adam, whole_state
+from mjlab_dist.learn.optimizer import Adam, FlatGradients, adapt_rate, linear, make_adam
 from mjlab_dist.learn.replicas import Replicas
 from mjlab_dist.learn.symmetry import mirror, mirror_loss, symmetry_cfg
 from mjlab_dist.patching import patched
@@ -44,14 +43,19 @@ class PPO(rsl_rl.algorithms.PPO):
 
     Attributes:
         synchronizer: Reduces gradients between backward and optimizer step.
-        sharding: Which parameters are sharded over ranks.
         models: The policy ``actor`` and the value function ``critic``.
         networks: The same, and ``rnd``, the networks of random network distillation, if it is used.
         clock: Counts the time spent in collectives.
         rate: The learning rate, a scalar tensor.
         intrinsic: The intrinsic reward; None without random network distillation.
+        num_parameters: Number of learned parameters.
         replicas: Averages or compares the copies of the learner on all ranks.
+        no_grad: The context of rollouts.
+        can_capture: Whether CUDA graphs can contain the update.
     """
+
+    no_grad: Callable[[], contextlib.AbstractContextManager[None]] = torch.inference_mode
+    can_capture = True
 
     def __init__(
         self,
@@ -92,11 +96,10 @@ class PPO(rsl_rl.algorithms.PPO):
                 symmetry_cfg=symmetry_cfg(agent.symmetry, env),
             )
         # Store the synchronizer and the options that rsl_rl does not have
+        self._config = config
         self.synchronizer = synchronizer
         self._all_reduce = synchronizer if isinstance(synchronizer, AllReduce) else None
         self.clock = Clock(device)
-        self._initial_rate = agent.learning_rate
-        self._advantage_normalization = agent.advantage_normalization
         self.models = {"actor": self._raw_actor, "critic": self._raw_critic}
         self._is_recurrent = actor.is_recurrent or critic.is_recurrent
         self.intrinsic = None
@@ -106,21 +109,16 @@ class PPO(rsl_rl.algorithms.PPO):
         self.networks: dict[str, torch.nn.Module] = {**self.models}
         if self.intrinsic is not None:
             self.networks["rnd"] = self.intrinsic.rnd
-        # Parameters: all ranks start with the parameters of rank 0. Then sharding divides the parameters between ranks.
+        parameters = [p for network in self.networks.values() for p in network.parameters() if p.requires_grad]
+        self.num_parameters = sum(p.numel() for p in parameters)
+        # All ranks start with the parameters of rank 0.
         overwrite_by_main([t for network in self.networks.values() for t in network.state_dict().values()])
-        compression, min_size_mb = FORMATS[config.sync.compression], config.sync.fsdp_min_size_mb
-        self.sharding = Sharding(self.models, config.fsdp_devices, min_size_mb, self.device, compression)
-        # Gradients of parameters that are not sharded; FSDP2 reduces the other gradients.
-        learned = [list(model.parameters()) for model in self.models.values()]
-        self.optimizer = make_adam([self.sharding.optimized(p) for p in chain(*learned)], self.rate)
+        trained = self._make_optimizer()
         self._optimizers = [self.optimizer]
         if self.intrinsic is not None:
-            learned.append(self.intrinsic.parameters)
+            trained.append(self.intrinsic.parameters)
             self._optimizers.append(self.intrinsic.optimizer)
-        self._parameters = list(chain(*learned))
-        self._gradients = FlatGradients(
-            [[p for p in parameters if id(p) not in self.sharding.sharded] for parameters in learned], self.device
-        )
+        self._gradients = FlatGradients(trained, self.device)
         # Normalizers, and the copies of the learner on all ranks
         self._normalizers = {
             name: NormalizerMoments(model.obs_normalizer, model.obs_groups)
@@ -131,11 +129,10 @@ class PPO(rsl_rl.algorithms.PPO):
             groups = self.intrinsic.rnd.obs_groups["rnd_state"]
             self._normalizers["rnd"] = NormalizerMoments(self.intrinsic.rnd.state_normalizer, groups)
         self.replicas = Replicas(
-            self._parameters,
+            list(chain(*trained)),
             self._optimizers,
             self.rate,
             self._normalizers,
-            sharding=self.sharding,
             clock=self.clock,
             equal=list(self.intrinsic.moments().values()) if self.intrinsic is not None else (),
         )
@@ -146,15 +143,23 @@ class PPO(rsl_rl.algorithms.PPO):
         self._losses = ["value", "surrogate", "entropy"]  # in the order of their sums
         self._losses += ["symmetry"] * (self.symmetry is not None) + ["rnd"] * (self.intrinsic is not None)
         self._totals = torch.zeros(len(self._losses) + 1, device=self.device)
-        # CUDA graphs, which need the same sizes and addresses in every call. Recurrent mini-batches vary in size, and
-        # FSDP2 allocates and gathers parameters in each forward pass.
-        can_capture = self.device != "cpu" and not self._is_recurrent and not self.sharding.sharded
-        self._captures = agent.capture and can_capture
+        # CUDA graphs, which need the same sizes and addresses in every call. Recurrent mini-batches vary in size.
+        self._captures = agent.capture and self.can_capture and self.device != "cpu" and not self._is_recurrent
         self._step = self._make_step()
         returns = super().compute_returns
         self._compute_returns: Callable[[TensorDict], None] = (
             CapturedCall(returns, "the computation of returns", self.device) if self._captures else returns
         )
+
+    def _make_optimizer(self) -> list[list[torch.nn.Parameter]]:
+        """Build the optimizer of the policy and the value function.
+
+        Returns:
+            For each of the two, the parameters whose gradients the synchronizer reduces.
+        """
+        trained = [list(model.parameters()) for model in self.models.values()]
+        self.optimizer = make_adam(chain(*trained), self.rate)
+        return trained
 
     @property
     def _distribution(self) -> BoundedGaussian:
@@ -164,11 +169,6 @@ class PPO(rsl_rl.algorithms.PPO):
     def action_std(self) -> torch.Tensor:
         """Return the policy's current standard deviation, a mean over the actions."""
         return self._distribution.current_std().detach().mean()
-
-    @property
-    def num_parameters(self) -> int:
-        """Number of learned parameters, including the parts of sharded ones on other ranks."""
-        return sum(p.numel() for p in self._parameters)
 
     @property
     def learning_rate(self) -> float:
@@ -182,8 +182,9 @@ class PPO(rsl_rl.algorithms.PPO):
     def begin_iteration(self, iteration: int, num_iterations: int) -> None:
         """Set what the config determines for an iteration, whatever a loaded checkpoint contained."""
         if self.schedule != "adaptive":
-            final = 0.0 if self.schedule == "linear" else self._initial_rate
-            self.learning_rate = linear(self._initial_rate, final, iteration, num_iterations)
+            initial = self._config.agent.learning_rate
+            final = 0.0 if self.schedule == "linear" else initial
+            self.learning_rate = linear(initial, final, iteration, num_iterations)
         if self.intrinsic is not None:
             self.intrinsic.begin_iteration(iteration, num_iterations)
 
@@ -235,20 +236,29 @@ class PPO(rsl_rl.algorithms.PPO):
         for moments in self._normalizers.values():
             moments.apply()
         if self.synchronizer.keeps_equal:
-            self.replicas.agree()
+            self.agree()
         # Clear the storage, and return the metrics
         self.storage.clear()
         means = self._totals / (self.num_learning_epochs * self.num_mini_batches)
         return dict(zip((*self._losses, "kl"), means.unbind(), strict=True))
 
+    def agree(self) -> None:
+        """Make the learners of all ranks equal, as :meth:`Replicas.agree` does."""
+        self.replicas.agree()
+
+    def notes(self) -> list[str]:
+        """Return lines about the learner for the user."""
+        return [self.replicas.difference()] if self.replicas.unlike_ranks else []
+
     def save(self) -> dict[str, Any]:
-        """Return the learner's state as unmodified rsl_rl does. A collective joins the parts of sharded parameters."""
-        optimizer = whole_state(self.optimizer, self._parameters, self.sharding)
-        states = {f"{name}_state_dict": self.sharding.whole_state(model) for name, model in self.networks.items()}
-        others: dict[str, Any] = {} if self._reward_scale is None else {"reward_sums": self._reward_scale.sums}
-        if (intrinsic := self.intrinsic) is not None:
-            others["rnd_optimizer_state_dict"] = whole_state(intrinsic.optimizer, intrinsic.parameters, self.sharding)
-        return {**states, "optimizer_state_dict": optimizer, **others}
+        """Return the learner's state as unmodified rsl_rl does."""
+        states: dict[str, Any] = {f"{name}_state_dict": one.state_dict() for name, one in self.networks.items()}
+        states["optimizer_state_dict"] = self.optimizer.state_dict()
+        if self.intrinsic is not None:
+            states["rnd_optimizer_state_dict"] = self.intrinsic.optimizer.state_dict()
+        if self._reward_scale is not None:
+            states["reward_sums"] = self._reward_scale.sums
+        return states
 
     def load(self, loaded_dict: dict[str, Any], load_cfg: dict[str, bool] | None, strict: bool) -> bool:
         """Load the result of :meth:`save` or of unmodified rsl_rl. Arguments and result are the same as in rsl_rl."""
@@ -258,7 +268,7 @@ class PPO(rsl_rl.algorithms.PPO):
             chosen = {**chosen, "rnd": False}  # the run had no intrinsic reward until now
         for name, network in self.networks.items():
             if chosen.get(name):
-                self.sharding.load_state(network, loaded_dict[f"{name}_state_dict"], strict)
+                network.load_state_dict(loaded_dict[f"{name}_state_dict"], strict=strict)
         self._distribution.project()  # min_std may have been lower when this was saved
         # Normalization
         for normalizer in self._normalizers.values():
@@ -266,11 +276,10 @@ class PPO(rsl_rl.algorithms.PPO):
         if self._reward_scale is not None and "reward_sums" in loaded_dict:
             self._reward_scale.sums.copy_(loaded_dict["reward_sums"])
         # Optimizers
-        if (intrinsic := self.intrinsic) is not None and chosen.get("rnd"):
-            state = loaded_dict["rnd_optimizer_state_dict"]
-            load_whole_state(intrinsic.optimizer, state, intrinsic.parameters, self.sharding)
+        if self.intrinsic is not None and chosen.get("rnd"):
+            self.intrinsic.optimizer.load_state_dict(loaded_dict["rnd_optimizer_state_dict"])
         if chosen.get("optimizer"):
-            load_whole_state(self.optimizer, loaded_dict["optimizer_state_dict"], self._parameters, self.sharding)
+            self.optimizer.load_state_dict(loaded_dict["optimizer_state_dict"])
             self._step = self._make_step()  # recorded graphs use the old tensors
         return chosen.get("iteration", False)
 
@@ -330,10 +339,10 @@ class PPO(rsl_rl.algorithms.PPO):
         for moments in self._normalizers.values():
             moments.observe(observations)
         # Moments of the advantages
-        rows = advantages if self._advantage_normalization == "mini-batch" else advantages.reshape(1, -1)
+        rows = advantages if self._config.agent.advantage_normalization == "mini-batch" else advantages.reshape(1, -1)
         sums = advantage_moments(rows)
         # Sums over ranks
-        shared = [] if self._advantage_normalization == "rank" else [sums]
+        shared = [] if self._config.agent.advantage_normalization == "rank" else [sums]
         if self.synchronizer.keeps_equal:
             shared += [moments.pending for moments in self._normalizers.values()]
         self.replicas.sum(shared)
@@ -425,22 +434,23 @@ class PPO(rsl_rl.algorithms.PPO):
         self._totals[-1] += kl
         if self.schedule == "adaptive":
             adapt_rate(self.rate, kl, self.desired_kl)
-        # Clipping, separately for policy and value function; as in rsl_rl, the predictor's gradients are not clipped
-        for name, gradients in zip(self.models, self._gradients.groups, strict=False):
-            self._clip(gradients, self.sharding.collect_gradients(f"{name}."))
+        self._clip()
         # Optimizer steps
         for optimizer in self._optimizers:
             optimizer.step()
         self._distribution.project()
 
-    def _clip(self, gradients: torch.Tensor, parts: list[torch.Tensor]) -> None:
-        """Scale one network's gradients down to the maximum norm, as ``clip_grad_norm_`` does."""
-        squares = gradients.dot(gradients)
-        if parts:
-            squares += self.sharding.sum_over_shards(torch.stack([g.square().sum() for g in parts]).sum())
-        factor = (self.max_grad_norm / (squares.sqrt() + 1e-6)).clamp(max=1.0)
-        for gradient in (gradients, *parts):
-            gradient.mul_(factor)
+    def _clip(self) -> None:
+        """Scale the gradients of the policy and those of the value function down to the maximum norm.
+
+        This is what ``clip_grad_norm_`` does. As in rsl_rl, the gradients of the predictor are not clipped.
+        """
+        for gradients in self._gradients.groups[: len(self.models)]:
+            gradients.mul_(self._clip_factor(gradients.dot(gradients)))
+
+    def _clip_factor(self, squares: torch.Tensor) -> torch.Tensor:
+        """Return the factor for gradients whose squares have this sum."""
+        return (self.max_grad_norm / (squares.sqrt() + 1e-6)).clamp(max=1.0)
 
 
 @contextlib.contextmanager
@@ -480,4 +490,9 @@ def make_ppo(config: TrainConfig, env: Env, synchronizer: Synchronizer) -> PPO:
     agent, obs, device = config.agent, env.get_observations(), env.device
     actor, critic = make_networks(agent, obs, env.num_actions, device)
     storage = RolloutStorage("rl", obs.batch_size[0], agent.num_steps_per_env, obs, [env.num_actions], device)
-    return PPO(actor, critic, storage, config, env=env, synchronizer=synchronizer)
+    kind = PPO
+    if config.fsdp_devices > 1:
+        from mjlab_dist.learn.sharded_ppo import ShardedPPO  # imports FSDP2, which takes half a second
+
+        kind = ShardedPPO
+    return kind(actor, critic, storage, config, env=env, synchronizer=synchronizer)

@@ -15,7 +15,6 @@ from mjlab_dist.distributed.consistency import checksum
 from mjlab_dist.distributed.group import gather, overwrite_by_main, sum_over_ranks, world_size
 from mjlab_dist.distributed.rank import in_words
 from mjlab_dist.distributed.rank_info import describe_device
-from mjlab_dist.distributed.sharding import Sharding
 from mjlab_dist.learn.clock import Clock
 from mjlab_dist.learn.moments import NormalizerMoments
 from mjlab_dist.learn.optimizer import Adam, make_adam
@@ -38,7 +37,6 @@ class Replicas:
         rate: torch.Tensor,
         normalizers: Mapping[str, NormalizerMoments],
         *,
-        sharding: Sharding,
         clock: Clock,
         equal: Sequence[torch.Tensor] = (),
     ) -> None:
@@ -48,7 +46,6 @@ class Replicas:
         """
         size = sum(p.numel() for p in parameters)
         self.unlike_ranks = find_unlike_ranks(size, str(rate.device)) if world_size() > 1 else []
-        self._sharding = sharding
         self._parameters = parameters
         self._optimizers = optimizers
         self._rate = rate
@@ -95,21 +92,14 @@ class Replicas:
     def agree(self) -> None:
         """Make all copies equal for the next iteration. If any rank rounds differently, rank 0 sends its copy to all.
 
-        Call this after :meth:`NormalizerMoments.apply`. Copies of sharded parameters need a second collective.
+        Call this after :meth:`NormalizerMoments.apply`.
         """
         if self.unlike_ranks:
             normalizers = [t for moments in self._normalizers.values() for t in moments.normalized()]
-            sharded = {id(entry.local) for entry in self._sharding.sharded.values()}
-            parts: list[torch.Tensor] = []
-            whole = [self._rate, *normalizers, *self._equal]
             states = self._states()
-            for parameter in (self._sharding.optimized(p) for p in self._parameters):
-                state = states[parameter]
-                copies = parts if id(parameter) in sharded else whole
-                copies += [parameter.detach(), *(state[key] for key in MOMENTS)]
+            learned = [t for p in self._parameters for t in (p.detach(), *(states[p][key] for key in MOMENTS))]
             with self._clock.waiting():
-                overwrite_by_main(whole)
-                self._sharding.overwrite_by_first_replica(parts)
+                overwrite_by_main([self._rate, *normalizers, *self._equal, *learned])
         for moments in self._normalizers.values():
             moments.rebase()
 

@@ -85,10 +85,8 @@ class Runner:
         # Learner
         synchronizer = make_synchronizer(config.sync)
         self.alg = make_ppo(config, env, synchronizer)
-        if rank.is_main and config.fsdp_devices > 1:
-            emit("status", text=self.alg.sharding.table(config.sync.fsdp_min_size_mb))
-        if rank.is_main and self.alg.replicas.unlike_ranks:
-            emit("status", text=self.alg.replicas.difference())
+        for note in self.alg.notes() if rank.is_main else ():
+            emit("status", text=note)
         # Rollout
         self._finite = FiniteCheck(env, self.alg.storage)
         self._overflow = OverflowCheck(env, config, is_main=rank.is_main)
@@ -336,10 +334,9 @@ class Runner:
 
     def _iteration(self, obs: TensorDict, iteration: int) -> tuple[TensorDict, Sample]:
         clock = self.alg.clock
-        # Rollout. The update reuses the parameters that FSDP2 gathers here, so they must not be inference tensors.
+        # Rollout
         start = clock.mark()
-        no_grad = torch.no_grad() if self.alg.sharding.sharded else torch.inference_mode()
-        with no_grad, self._threads(shared=False):
+        with self.alg.no_grad(), self._threads(shared=False):
             obs = self._roll_out(obs)
             self.alg.compute_returns(obs)
             not_finite = self._finite.count(obs)
