@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.config.checks import validate_rollout
-from mjlab_dist.config.fsdp import validate_fsdp
+from mjlab_dist.config.fsdp import validate_shards
 from mjlab_dist.errors import UserError
 from mjlab_dist.wording import listed
 
@@ -32,7 +32,7 @@ def plan_budget(config: TrainConfig, world_size: int) -> Budget | None:
     Returns:
         The budget; None for ``--num-envs auto``, where ranks first measure memory and then call :func:`budget_of`.
     """
-    validate_fsdp(config, world_size)
+    validate_shards(config, world_size)
     if config.total_num_envs is None:
         return None if config.num_envs == "auto" else budget_of(config, world_size, config.num_envs)
     num_envs, left_over = divmod(config.total_num_envs, world_size)

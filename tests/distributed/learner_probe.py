@@ -141,6 +141,10 @@ def _results(rank: Rank) -> dict[str, Any]:
         results["reduced"] = {name: _reduced(rank, name) for name in ("none", "bf16", "fp16")}
         results["fp32"] = _train_here(rank, config("mlp"))
         results["compressed"] = _train_here(rank, config("mlp"), AllReduce("bf16"))
+        if rank.world_size == 4:
+            bf16 = dataclasses.replace(TINY, compression="bf16")
+            compressed = dataclasses.replace(config("mlp"), fsdp_devices=2, sync=bf16)
+            results["fsdp compressed"] = _train_here(rank, compressed)
     return results
 
 
@@ -166,6 +170,10 @@ def _load(rank: Rank, run: Any, source: list[dict[str, Any]]) -> dict[str, torch
     plain = _make(rank, config("rnd"))
     train(plain, _envs(rank), rank.world_size * NUM_ENVS, [permutation(rank.rank, 0)])
     other = _make(rank, run)
+    foreign = {**plain.save(), "optimizer_state_dict": {"state": {0: {}}, "param_groups": []}}
+    other.load(foreign, {"actor": True, "critic": True}, True)  # as --init-from, which loads no optimizer
+    for name in ("actor_state_dict", "critic_state_dict"):
+        assert all(torch.equal(t, plain.save()[name][key]) for key, t in other.save()[name].items())
     other.load(plain.save(), None, True)
     other.load_memory(plain.memory())
     before = state_of(other)

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import yaml
-from configs import changed
 
 from mjlab_dist import registry
 from mjlab_dist.budget import Budget, budget_of, plan_budget
@@ -88,19 +87,3 @@ def test_sharding_over_a_number_that_does_not_divide_the_ranks_is_refused(device
     message = refusal_of(config(fsdp_devices=devices), world_size)
     assert message.startswith(f"--fsdp-devices {devices}: ")
     assert message.endswith(fix)
-
-
-@pytest.mark.parametrize(
-    ("path", "value", "flag"),
-    [
-        ("sync.period", 4, "--sync.period 4"),
-        ("sync.synchronizer", "package.module:Class", "--sync.synchronizer package.module:Class"),
-        ("env.sim.capture", "step", "--env.sim.capture step"),
-    ],
-)
-def test_fields_that_sharding_excludes_are_refused_only_with_it(path: str, value: Any, flag: str):
-    other = changed(config(), path, value)
-    assert budget(other, 2) == budget(config(), 2)
-    message = refusal_of(dataclasses.replace(other, fsdp_devices=2), 2)
-    assert message.startswith("--fsdp-devices 2: ")
-    assert flag in message

@@ -9,6 +9,7 @@ from typing import Any
 
 from mjlab_dist.config.agent import AgentConfig
 from mjlab_dist.config.entries import entry
+from mjlab_dist.config.fsdp import validate_fsdp
 from mjlab_dist.config.hosts import validate_hosts
 from mjlab_dist.config.limits import validate_limits
 from mjlab_dist.config.loggers import validate_loggers
@@ -45,6 +46,7 @@ def validate(config: TrainConfig) -> None:
         validate_rollout(config.agent, config.num_envs)
     # Ranks and hosts
     _validate_sync(config.sync)
+    validate_fsdp(config)
     validate_hosts(config.hosts, config.min_hosts, config.max_restarts)
     if config.port_range is not None:
         first, last = config.port_range

@@ -54,9 +54,6 @@ class PPO(rsl_rl.algorithms.PPO):
         can_capture: Whether CUDA graphs can contain the update.
     """
 
-    no_grad: Callable[[], contextlib.AbstractContextManager[None]] = torch.inference_mode
-    can_capture = True
-
     def __init__(
         self,
         actor: MLPModel,
@@ -97,6 +94,8 @@ class PPO(rsl_rl.algorithms.PPO):
             )
         # Store the synchronizer and the options that rsl_rl does not have
         self._config = config
+        self.no_grad: Callable[[], contextlib.AbstractContextManager[None]] = torch.inference_mode
+        self.can_capture = True
         self.synchronizer = synchronizer
         self._all_reduce = synchronizer if isinstance(synchronizer, AllReduce) else None
         self.clock = Clock(device)

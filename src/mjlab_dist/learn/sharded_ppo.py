@@ -62,11 +62,6 @@ class ShardedPPO(PPO):
         parts: The parameters that are split, by their number in the optimizer.
     """
 
-    # The update reuses the parameters that FSDP2 gathers in a rollout, so they must not be inference tensors.
-    no_grad = torch.no_grad
-    # FSDP2 allocates and gathers parameters in each forward pass, which a CUDA graph cannot contain.
-    can_capture = False
-
     def _make_optimizer(self) -> list[list[nn.Parameter]]:
         # Split each module that has large parameters
         self._num_devices = self._config.fsdp_devices
@@ -89,6 +84,11 @@ class ShardedPPO(PPO):
                     whole[name].append(parameter)
                     optimized.append(parameter)
         self.optimizer = make_adam(optimized, self.rate)
+        if self.parts:
+            # The update reuses the parameters that FSDP2 gathers in a rollout, so they must not be inference tensors.
+            self.no_grad = torch.no_grad
+            # FSDP2 allocates and gathers parameters in each forward pass, which a CUDA graph cannot contain.
+            self.can_capture = False
         return list(whole.values())
 
     def _shard(self, module: nn.Module) -> None:
@@ -167,7 +167,8 @@ class ShardedPPO(PPO):
                 key: part.as_dtensor(part.of(t)) if (part := parts.get(f"{name}.{key}")) else t
                 for key, t in tensors.items()
             }
-        if saved := loaded.get("optimizer_state_dict"):
+        if load_cfg is None or load_cfg.get("optimizer"):
+            saved = loaded["optimizer_state_dict"]
             moments = dict(saved["state"])
             for i, part in self.parts.items():
                 if i in moments:

@@ -173,6 +173,9 @@ OWN = "package.module:Class"
     ("changes", "flags"),
     [
         ({"num_envs": "auto", "total_num_envs": 64}, ("--num-envs auto", "--total-num-envs 64")),
+        ({"fsdp_devices": 2, "sync.period": 4}, ("--fsdp-devices 2", "--sync.period 4")),
+        ({"fsdp_devices": 2, "env.sim.capture": "step"}, ("--fsdp-devices 2", "--env.sim.capture step")),
+        ({"fsdp_devices": 2, "sync.synchronizer": OWN}, ("--fsdp-devices 2", f"--sync.synchronizer {OWN}")),
         ({"sync.period": 4, "sync.compression": "bf16"}, ("--sync.compression bf16", "--sync.period 4")),
         ({"sync.period": 4, "sync.synchronizer": OWN}, (f"--sync.synchronizer {OWN}", "--sync.period 4")),
         ({"sync.compression": "fp16", "sync.synchronizer": OWN}, (f"--sync.synchronizer {OWN}", "compression fp16")),

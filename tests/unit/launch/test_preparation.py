@@ -57,10 +57,11 @@ def test_an_interrupt_before_ranks_start_leaves_no_process(
     monkeypatch.setattr("tempfile.tempdir", str(short_tmp))
     monkeypatch.delenv("MUJOCO_GL", raising=False)
     plan = RunPlan(hosts=(Host(devices=(CPU,)),), budget=None, run_dir=short_tmp)
-    seen: list[psutil.Process] = []
+    before = psutil.Process().children(recursive=True)  # processes of other tests, such as a browser
+    seen: set[psutil.Process] = set()
 
     def agent_has_children() -> bool:
-        seen[:] = psutil.Process().children(recursive=True)
+        seen.update(set(psutil.Process().children(recursive=True)).difference(before))
         return any("forkserver" in " ".join(command_line(process)) for process in seen)
 
     def interrupt() -> None:

@@ -152,7 +152,7 @@ def test_torchrunx_starts_its_agents_no_process_and_no_listener(start: Start, tm
     before = {each.pid for each in psutil.Process().children(recursive=True)}
     run_launcher([agent], [3], None, print, "text")
     seen = json.loads((tmp_path / "seen").read_text())
-    assert set(seen["children"]) == before
+    assert set(seen["children"]) <= before
     assert not seen["listening"]
     assert "--world-size 2 --rank 1 --hostname localhost" in seen["arguments"]
     assert (seen["function"], seen["ranks"]) == ("print", [[0, 1, 2]])
@@ -169,10 +169,10 @@ def test_a_rank_that_was_killed_is_named_by_its_process(start: Start, tmp_path: 
 def test_torchrunx_starts_nothing_after_the_end_of_a_launch(start: Start) -> None:
     agent = start(ECHO, "a")
     agent.end()
-    before = psutil.Process().children(recursive=True)
+    before = set(psutil.Process().children(recursive=True))
     with pytest.raises(AgentLostError):
         run_launcher([agent], [1], None, print)
-    assert psutil.Process().children(recursive=True) == before
+    assert set(psutil.Process().children(recursive=True)) <= before
 
 
 SEEN = """

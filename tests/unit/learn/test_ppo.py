@@ -278,7 +278,10 @@ def test_checkpoints_are_compatible_with_stock_rsl_rl(source: int, target: int) 
     torch.manual_seed(99)
     config = train_config(dataclasses.replace(AGENT, **fields))
     other = (make_stock_learner, make_learner)[target](config, NUM_ENVS)
-    assert other.load(copy.deepcopy(learner.save()), None, True)
+    saved = copy.deepcopy(learner.save())
+    (group,) = saved["optimizer_state_dict"]["param_groups"]
+    assert (type(group["lr"]), group["fused"], group["capturable"]) == (float, None, False), "as in stock rsl_rl"
+    assert other.load(saved, None, True)
     assert difference(state_of(other), state_of(learner))[0] == 0
     # A loaded learner continues in the same way as the saved one.
     learn(learner, 1)
