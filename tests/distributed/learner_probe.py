@@ -170,7 +170,8 @@ def _load(rank: Rank, run: Any, source: list[dict[str, Any]]) -> dict[str, torch
     plain = _make(rank, config("rnd"))
     train(plain, _envs(rank), rank.world_size * NUM_ENVS, [permutation(rank.rank, 0)])
     other = _make(rank, run)
-    foreign = {**plain.save(), "optimizer_state_dict": {"state": dict.fromkeys(range(99), {}), "param_groups": []}}
+    momentum = {i: {"momentum_buffer": torch.zeros(1)} for i in range(99)}
+    foreign = {**plain.save(), "optimizer_state_dict": {"state": momentum, "param_groups": []}}
     other.load(foreign, {"actor": True, "critic": True}, True)  # as --init-from, which loads no optimizer
     for name in ("actor_state_dict", "critic_state_dict"):
         assert all(torch.equal(t, plain.save()[name][key]) for key, t in other.save()[name].items())
