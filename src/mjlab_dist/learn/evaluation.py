@@ -45,7 +45,7 @@ class Evaluation(Hook):
         if interval is None or (iteration % interval and iteration != runner.max_iterations):
             return {}
         # Get the policy's weights, and allocate the sums of each batch
-        state = runner.alg.save()["actor_state_dict"]  # a collective if the policy is sharded
+        state = runner.alg.network_state("actor")
         names = episode_columns(runner.env)
         sums = torch.zeros(len(self._firsts), len(names), dtype=torch.float64)
         # Play the batches of this rank, and restore the state of all random generators

@@ -249,9 +249,13 @@ class PPO(rsl_rl.algorithms.PPO):
         """Return lines about the learner for the user."""
         return [self.replicas.difference()] if self.replicas.unlike_ranks else []
 
+    def network_state(self, name: str) -> dict[str, torch.Tensor]:
+        """Return the parameters and buffers of the network ``name``. With shards, this is a collective."""
+        return self.networks[name].state_dict()
+
     def save(self) -> dict[str, Any]:
-        """Return the learner's state as unmodified rsl_rl does."""
-        states: dict[str, Any] = {f"{name}_state_dict": one.state_dict() for name, one in self.networks.items()}
+        """Return the learner's state as unmodified rsl_rl does. With shards, this is a collective."""
+        states: dict[str, Any] = {f"{name}_state_dict": self.network_state(name) for name in self.networks}
         states["optimizer_state_dict"] = self.optimizer.state_dict()
         if self.intrinsic is not None:
             states["rnd_optimizer_state_dict"] = self.intrinsic.optimizer.state_dict()

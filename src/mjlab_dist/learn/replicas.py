@@ -7,7 +7,7 @@ the same way: GPUs of one model, or CPUs with the same instruction set.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
@@ -96,12 +96,15 @@ class Replicas:
         """
         if self.unlike_ranks:
             normalizers = [t for moments in self._normalizers.values() for t in moments.normalized()]
-            states = self._states()
-            learned = [t for p in self._parameters for t in (p.detach(), *(states[p][key] for key in MOMENTS))]
             with self._clock.waiting():
-                overwrite_by_main([self._rate, *normalizers, *self._equal, *learned])
+                overwrite_by_main([self._rate, *normalizers, *self._equal, *self.learned(self._parameters)])
         for moments in self._normalizers.values():
             moments.rebase()
+
+    def learned(self, parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+        """Return parameters that the optimizers update, each with its Adam moments."""
+        states = self._states()
+        return [t for p in parameters for t in (p.detach(), *(states[p][key] for key in MOMENTS))]
 
     def own(self) -> dict[str, torch.Tensor]:
         """Return, by name, copies of all tensors that ranks change independently between two averages."""

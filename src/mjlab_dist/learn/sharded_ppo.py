@@ -64,8 +64,8 @@ class ShardedPPO(PPO):
 
     def _make_optimizer(self) -> list[list[nn.Parameter]]:
         # Split each module that has large parameters
-        self._num_devices = self._config.fsdp_devices
-        shape = (world_size() // self._num_devices, self._num_devices)
+        num_devices = self._config.fsdp_devices
+        shape = (world_size() // num_devices, num_devices)
         self._mesh = init_device_mesh(torch.device(self.device).type, shape, mesh_dim_names=("batch", "fsdp"))
         for model in self.models.values():
             for module in list(model.modules()):
@@ -110,7 +110,7 @@ class ShardedPPO(PPO):
         """Return the dimension to split, the largest that divides evenly over the devices; None to split nothing."""
         if parameter.dim() < 2 or parameter.numel() * 4 < self._config.sync.fsdp_min_size_mb * MIB:
             return None
-        divisible = [d for d in range(parameter.dim()) if parameter.shape[d] % self._num_devices == 0]
+        divisible = [d for d in range(parameter.dim()) if parameter.shape[d] % self._mesh.size(1) == 0]
         return max(divisible, key=lambda d: parameter.shape[d], default=None)
 
     def _clip(self) -> None:
@@ -137,19 +137,18 @@ class ShardedPPO(PPO):
         """Make the learners of all ranks equal: parts too become those of the first replica."""
         super().agree()
         if self.replicas.unlike_ranks:
-            states = [(part.local, self.optimizer.state[part.local]) for part in self.parts.values()]
-            parts = [t for local, state in states for t in (local.detach(), *(state[key] for key in MOMENTS))]
+            parts = self.replicas.learned(part.local for part in self.parts.values())
             with self.clock.waiting():
                 overwrite_by_main(parts, self._mesh.get_group("batch"))
+
+    def network_state(self, name: str) -> dict[str, torch.Tensor]:
+        """Return the whole tensors of the network ``name``. This is a collective."""
+        state = super().network_state(name)
+        return {key: t.full_tensor() if isinstance(t, DTensor) else t for key, t in state.items()}
 
     def save(self) -> dict[str, Any]:
         """Return the learner's state as unmodified rsl_rl does, with whole tensors. This is a collective."""
         state = super().save()
-        for name in self.models:
-            tensors: Mapping[str, torch.Tensor] = state[f"{name}_state_dict"]
-            state[f"{name}_state_dict"] = {
-                key: t.full_tensor() if isinstance(t, DTensor) else t for key, t in tensors.items()
-            }
         moments = state["optimizer_state_dict"]["state"]
         for i, part in self.parts.items():
             if i in moments:
@@ -178,21 +177,22 @@ class ShardedPPO(PPO):
 
     def notes(self) -> list[str]:
         """Return lines about the learner for the user, with a table of the parameters that are split."""
+        num_devices = self._config.fsdp_devices
         if not self.parts:
             nothing = (
                 "Nothing is sharded: no parameter has two or more dimensions, "
-                f"{self._config.sync.fsdp_min_size_mb:g} MiB or more, and a dimension divisible by {self._num_devices}."
+                f"{self._config.sync.fsdp_min_size_mb:g} MiB or more, and a dimension divisible by {num_devices}."
             )
             return [nothing, *super().notes()]
         lines = [
-            f"  {part.name}  {tuple(part.parameter.shape)}  dimension {part.dim} over {self._num_devices} ranks  "
+            f"  {part.name}  {tuple(part.parameter.shape)}  dimension {part.dim} over {num_devices} ranks  "
             f"{part.parameter.numel() * 4 / MIB:.1f} MiB"
             for part in self.parts.values()
         ]
         # 4 tensors of 4 bytes per number: the parameter, its gradient and two Adam moments
         total = 16 * sum(part.parameter.numel() for part in self.parts.values()) / MIB
         saved = (
-            f"Memory saved on every rank while parameters are not in use: {total * (1 - 1 / self._num_devices):.1f} "
+            f"Memory saved on every rank while parameters are not in use: {total * (1 - 1 / num_devices):.1f} "
             "MiB of parameters, gradients and Adam moments."
         )
         return ["\n".join(["Sharded parameters:", *lines, saved]), *super().notes()]
