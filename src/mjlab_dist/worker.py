@@ -100,32 +100,22 @@ def run(config: TrainConfig, plan: RankPlan, control: Control, store: Store | No
 @contextlib.contextmanager
 def joined(config: TrainConfig, plan: RankPlan, store: Store | None = None) -> Iterator[Learner]:
     """Build this rank's env and algorithm, and join the other ranks until the context ends."""
-    rank, device = rank_from_environment(os.environ), plan.device.device
+    device = plan.device.device
     with start_up():
-        # Device, threads and seed, before CUDA starts
-        prepare_process(plan.device, rank, config.seed)
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        shown = "" if visible is None else f"CUDA_VISIBLE_DEVICES={visible}, "
-        _report_step(rank, f"device {device}, {shown}seed {config.seed + rank.rank}")
+        rank, store, devices = meet_ranks(config, plan, store)
+        backends = exchange(store, rank.rank, rank.world_size, "backend", plan.device.backend)
+        budget = plan.budget or _measure_budget(config, rank, store, devices)
+        of_world = f"world size {rank.world_size}, {budget.num_envs} envs per rank"
+        report_step(rank, f"connected to the other ranks; {of_world}", then="building its envs")
 
-        from mjlab_dist.distributed.group import meet, process_group, wait_for_all
+        from mjlab_dist.distributed.group import process_group, wait_for_all
         from mjlab_dist.distributed.same_task import check_same_task
         from mjlab_dist.env import Env
         from mjlab_dist.learn import Runner
 
-        # Store, through which ranks exchange their backend, device and number of envs before there is a process group
-        if store is None:
-            set_interfaces(rank, os.environ)
-            store = meet(rank)
-        backends = exchange(store, rank.rank, rank.world_size, "backend", plan.device.backend)
-        devices = _meet_devices(config, rank, store, device)
-        budget = plan.budget or _measure_budget(config, rank, store, devices)
-        of_world = f"world size {rank.world_size}, {budget.num_envs} envs per rank"
-        _report_step(rank, f"connected to the other ranks; {of_world}", then="building its envs")
-
         # Envs
         env = Env(config.env, budget.num_envs, device, first_env_id=rank.rank * budget.num_envs)
-        _report_step(rank, f"built envs {env.env_ids[0]} to {env.env_ids[-1]}")
+        report_step(rank, f"built envs {env.env_ids[0]} to {env.env_ids[-1]}")
         check_same_task(store, rank, [each.host for each in devices], config, env.sim.model)
         ranks = _describe_ranks(rank, store, devices[rank.rank], env)
 
@@ -133,7 +123,7 @@ def joined(config: TrainConfig, plan: RankPlan, store: Store | None = None) -> I
     backend = "gloo" if "gloo" in backends else plan.device.backend
     with process_group(rank, device, backend, store):
         if rank.world_size > 1:
-            _report_step(rank, f"joined the process group ({backend})")
+            report_step(rank, f"joined the process group ({backend})")
         if rank.is_main:
             if plan.lease is not None:
                 plan.lease.renew()
@@ -142,7 +132,7 @@ def joined(config: TrainConfig, plan: RankPlan, store: Store | None = None) -> I
         # Learner. The step after it ends with the first heartbeat of the training loop
         report_begin(rank.rank, "building its learner")
         runner = Runner(env, config, rank, plan.run_dir, plan.lease)
-        _report_step(rank, f"built a learner with {runner.alg.num_parameters:,} parameters", then="starting to train")
+        report_step(rank, f"built a learner with {runner.alg.num_parameters:,} parameters", then="starting to train")
 
         def build(new: TrainConfig) -> Runner:
             seed_generators(new.seed, rank.rank)
@@ -155,12 +145,47 @@ def joined(config: TrainConfig, plan: RankPlan, store: Store | None = None) -> I
         yield learner
 
 
+def meet_ranks(
+    config: TrainConfig, plan: RankPlan, store: Store | None = None
+) -> tuple[Rank, Store | None, list[DeviceInfo]]:
+    """Set up this process, meet the other ranks, and compare their devices.
+
+    If devices differ, rank 0 warns; with ``--require-same-devices``, all ranks raise.
+
+    Returns:
+        This rank; the store, through which ranks exchange values before there is a process group, None for a single
+        rank; every rank's device.
+    """
+    # Device, threads and seed, before CUDA starts
+    rank, device = rank_from_environment(os.environ), plan.device.device
+    prepare_process(plan.device, rank, config.seed)
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    shown = "" if visible is None else f"CUDA_VISIBLE_DEVICES={visible}, "
+    report_step(rank, f"device {device}, {shown}seed {config.seed + rank.rank}")
+    # Store
+    if store is None:
+        from mjlab_dist.distributed.group import meet
+
+        set_interfaces(rank, os.environ)
+        store = meet(rank)
+    # Devices
+    own = describe_device(device, os.environ.get(EGL_DEVICE))
+    exchanged = exchange(store, rank.rank, rank.world_size, "device", dataclasses.asdict(own))
+    devices = [DeviceInfo(**fields) for fields in exchanged]
+    if config.require_same_devices:
+        require_same(devices)
+    if rank.is_main and (difference := compare_devices(devices)):
+        what = "they may round differently, and all wait for the slowest"
+        emit("warning", text=f"{difference}; {what} (--require-same-devices makes this an error)")
+    return rank, store, devices
+
+
 def report_begin(rank: int, step: str | None) -> None:
     """Report that a rank begins a step of its start, which the launcher limits in time."""
     emit("step", rank=rank, step=step)
 
 
-def _report_step(rank: Rank, text: str, then: str | None = None) -> None:
+def report_step(rank: Rank, text: str, then: str | None = None) -> None:
     """Report a finished step of the setup, which ``--verbose`` shows, and the next one, as for :func:`report_begin`."""
     emit("debug", text=f"rank {rank.rank}: {text}")
     report_begin(rank.rank, then)
@@ -192,22 +217,6 @@ def set_interfaces(rank: Rank, environ: MutableMapping[str, str]) -> None:
                 environ.setdefault(INTERFACES[1], name if rank.on_one_machine else f"={name}")
                 if family == socket.AF_INET6:
                     environ.setdefault(FAMILY, "AF_INET6")
-
-
-def _meet_devices(config: TrainConfig, rank: Rank, store: Store | None, device: str) -> list[DeviceInfo]:
-    """Return every rank's device. If devices differ, rank 0 warns; with ``--require-same-devices``, all ranks raise."""
-    own = describe_device(device, os.environ.get(EGL_DEVICE))
-    exchanged = exchange(store, rank.rank, rank.world_size, "device", dataclasses.asdict(own))
-    devices = [DeviceInfo(**fields) for fields in exchanged]
-    if config.require_same_devices:
-        require_same(devices)
-    difference = compare_devices(devices)
-    if difference and rank.is_main:
-        emit(
-            "warning",
-            text=f"{difference}; every update waits for the slowest (--require-same-devices makes this an error)",
-        )
-    return devices
 
 
 def _measure_budget(config: TrainConfig, rank: Rank, store: Store | None, devices: list[DeviceInfo]) -> Budget:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import socket
 import threading
 from multiprocessing.connection import Connection
@@ -13,10 +14,8 @@ from conftest import HANG_S
 import mjlab_dist
 from mjlab_dist.sim import start_warp
 from mjlab_dist.simulate.job import Job
-from mjlab_dist.simulate.rank import _Server
+from mjlab_dist.simulate.rank import CLOSE, execute
 from mjlab_dist.simulate.shard import Shard
-from mjlab_dist.simulate.shared import create
-from mjlab_dist.simulate.transport import SharedMemory
 
 NUM_ENVS = 256
 
@@ -29,30 +28,25 @@ def test_each_step_of_a_rank_gives_the_results_of_its_own_actions(device: str) -
     start_warp(device)
     config = mjlab_dist.task_config("cartpole-balance")
     job = Job(configs=(config,), num_envs=NUM_ENVS, seed=0, final_observations=False)
-    rows = range(NUM_ENVS)
-    served, expected = Shard(job, rows, device), Shard(job, rows, device)
+    served, expected = (Shard(job, range(NUM_ENVS), device) for _ in range(2))
     ours, theirs = (Connection(end.detach()) for end in socket.socketpair())
 
     def serve() -> None:
         with theirs:
-            _Server(served, SharedMemory(theirs), progress_s=1.0).serve()
+            execute(served, theirs, progress_s=1.0)
 
     rank = threading.Thread(target=serve, daemon=True)
     rank.start()
-    sizes = served.sizes
-    actions, results = (create(layout) for layout in (sizes.action_layout(NUM_ENVS), sizes.step_layout(NUM_ENVS)))
     with ours:  # if an assertion fails, this ends the thread
-        launcher = SharedMemory(ours)
-        for block in (actions, results):
-            launcher.offer(block, rows)
+        assert ours.recv() == (served.sizes, served.shared)
         for step in range(50):
-            given = torch.randn(NUM_ENVS, sizes.num_actions, generator=torch.Generator().manual_seed(step))
-            actions.tensors["actions"].copy_(given)
-            ours.send(("step",))
+            given = torch.randn(NUM_ENVS, 1, generator=torch.Generator().manual_seed(step))
+            ours.send_bytes(pickle.dumps(("step", given.numpy())))
             assert ours.poll(HANG_S)
-            assert ours.recv() == (None, None)
+            error, results = ours.recv()
+            assert error is None
             for name, value in expected.step(given.to(device)).items():
-                assert torch.equal(results.tensors[name], value.cpu()), (step, name)
-        ours.send(("close",))
+                assert torch.equal(torch.from_numpy(results[name]), value.cpu()), (step, name)
+        ours.send_bytes(CLOSE)
         rank.join(HANG_S)
         assert not rank.is_alive()

@@ -50,9 +50,9 @@ def validate(config: TrainConfig) -> None:
     validate_hosts(config.hosts, config.min_hosts, config.max_restarts)
     if config.port_range is not None:
         first, last = config.port_range
-        if first < 1024 or last < first + 2 or last > 65535:
+        if first < 1024 or last <= first or last > 65535:
             raise UserError(
-                f"--port-range {first} {last}: must be the first and the last port of a range of at least three ports, "
+                f"--port-range {first} {last}: must be the first and the last port of a range of at least two ports, "
                 "between 1024 and 65535"
             )
     # Networks

@@ -98,7 +98,7 @@ class TrainConfig:
     ssh_config: str | None = None
     """SSH config file for hosts. Default: ~/.ssh/config, then /etc/ssh/ssh_config."""
     port_range: tuple[int, int] | None = None
-    """First and last port for connections to the launcher. A firewall between hosts must allow these ports, and three
+    """First and last port for connections to the launcher. A firewall between hosts must allow these ports, and two
     of them must be free. Ranks connect to each other on other ports. Default: any free ports."""
     require_same_devices: bool = False
     """Refuse to train if the ranks' devices differ in model, memory or compute capability. Otherwise, differences are

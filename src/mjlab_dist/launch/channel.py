@@ -79,7 +79,11 @@ class Channels:
 
     @contextlib.contextmanager
     def accepting(
-        self, listener: socket.socket, secret: bytes, copy_output: Callable[[int, Connection], None]
+        self,
+        listener: socket.socket,
+        secret: bytes,
+        copy_output: Callable[[int, Connection], None],
+        take: Callable[[int, Connection], None] | None = None,
     ) -> Iterator[None]:
         """Accept connections; when the context ends, wait briefly for those whose rank has ended, and end all others.
 
@@ -87,13 +91,15 @@ class Channels:
             listener: Socket that ranks connect to.
             secret: Secret of the launch, which each rank must know.
             copy_output: Reads what a rank prints, until the connection ends.
+            take: Takes a duplicate of a rank's connection for commands, if there is one.
         """
-        read = {b"events": self.read, b"output": copy_output}
+        read = {b"events": self.read, b"output": copy_output, **({b"commands": take} if take is not None else {})}
         admitted: list[tuple[socket.socket, threading.Thread]] = []
 
         def admit(peer: socket.socket) -> None:
             admitted.append((peer, threading.current_thread()))
             with contextlib.suppress(OSError, EOFError), peer, Connection(os.dup(peer.fileno())) as connection:
+                peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 kind, rank = connection.recv_bytes(MAX_NAME_BYTES).split()
                 read[kind](int(rank), connection)
 
@@ -135,10 +141,12 @@ def address_of(listener: socket.socket) -> str:
     return f"{address}:{port}"
 
 
-def connect(kind: Literal["events", "output"], rank: int) -> Connection:
+def connect(kind: Literal["events", "output", "commands"], rank: int) -> Connection:
     """Connect to the launcher, prove that this process belongs to the launch, and say what the connection is for."""
     address, _, port = os.environ[LAUNCHER].rpartition(":")
     with socket.create_connection((address, int(port)), PATIENCE_S) as peer:
+        # Send each message at once; by default, TCP delays a small one until earlier ones have arrived
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         authenticate(peer, secret_of(os.environ), listens=False)
         connection = Connection(peer.detach())
     connection.send_bytes(f"{kind} {rank}".encode())

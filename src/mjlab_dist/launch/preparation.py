@@ -74,12 +74,12 @@ class Launch:
 
 
 @contextlib.contextmanager
-def prepared(config: TrainConfig, plan: RunPlan, listen: Listener, secret: str | None = None) -> Iterator[Launch]:
+def prepared(config: TrainConfig, plan: RunPlan, listen: Listener) -> Iterator[Launch]:
     """Prepare a launch, and end its agents when the context ends."""
     # The name must be short, because it is part of the paths of sockets. remove_own finds this process's temporary
     # directories by the process ID in the name.
     name = f"{os.getpid()}-{uuid.uuid4().hex[:8]}"
-    address, secret = own_address(plan.host_names), secret or new_secret()
+    address, secret = own_address(plan.host_names), new_secret()
     with (
         temporary_directory(name) as temporary,
         tempfile.TemporaryFile("w+", errors="replace") as errors,
@@ -168,7 +168,4 @@ def listen_in_range(address: str, ports: tuple[int, int] | None) -> socket.socke
     for port in range(ports[0], ports[1] + 1):
         with contextlib.suppress(OSError):
             return listen_on(address, port)
-    raise UserError(
-        f"--port-range {ports[0]} {ports[1]}: too few ports are free; training needs up to two, and "
-        "mjlab_dist.make up to three; give a wider range"
-    )
+    raise UserError(f"--port-range {ports[0]} {ports[1]}: too few ports are free; give a wider range")

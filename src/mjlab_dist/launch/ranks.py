@@ -6,8 +6,9 @@ import contextlib
 import functools
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, TypeVar
 
@@ -40,21 +41,33 @@ def run_ranks(
     listen: Listener,
     control: Control,
     left: dict[str, list[str]] | None = None,
-    secret: str | None = None,
+    take: Callable[[int, Connection], None] | None = None,
 ) -> list[T]:
-    """Start ranks on one or several machines, wait for their results, and return them in order of rank."""
+    """Start ranks on one or several machines, wait for their results, and return them in order of rank.
+
+    Args:
+        entry: Function that each rank runs.
+        result_type: Type of its result.
+        config: Config for the ranks.
+        plan: Machines and devices.
+        listen: Receives the events for the user.
+        control: The caller's requests.
+        left: Receives the names of launches of which processes may still be running, by machine.
+        take: Receives the connections that ranks open for commands, each with its rank. They are closed afterwards, so
+            it keeps a duplicate.
+    """
     hosts = [host.name for host in plan.hosts for _ in host.devices]
     ranks, directory = Ranks(hosts, listen, control), log_dir(config, plan.run_dir, os.environ)
     require_connections()
     with contextlib.ExitStack() as stack:
         # Start the agents. They import their libraries while this process imports its own.
-        launch = stack.enter_context(prepared(config, plan, listen, secret))
+        launch = stack.enter_context(prepared(config, plan, listen))
         with start_up():
             from mjlab_dist.launch.torchrunx import require_release, run_launcher
         require_release()
         listen({"kind": "debug", "text": f"launcher: ranks meet at {launch.meeting_point}; log files in {directory}"})
         logs = stack.enter_context(contextlib.closing(LogFiles(directory, hosts)))
-        stack.enter_context(ranks.channels.accepting(launch.listener, launch.secret, logs.copy))
+        stack.enter_context(ranks.channels.accepting(launch.listener, launch.secret, logs.copy, take))
         # Start the ranks, and wait for their results. Ctrl-Z may stop the launcher for any length of time. On one
         # machine, no timeout is needed, because the agent ends when the launcher ends.
         start = functools.partial(
@@ -64,22 +77,23 @@ def run_ranks(
             None if len(plan.hosts) == 1 else remote_timeout_s(config),
             *(run_or_die, entry, config, plan.rank_plans),
         )
-        with _in_thread(start) as future:
-            try:
-                results = ranks.wait(
-                    future,
-                    config.hang_timeout,
-                    lambda: next(filter(None, (agent.ended() for agent in launch.agents)), None),
-                )
-            except RankError as error:
-                raise _with_log(error, logs, launch.errors) from None
-            finally:
-                # torchrunx asks its agents to end, but does not wait for them
-                for host in end_processes(config, plan.host_names, launch.name, listen):
-                    if left is not None:
-                        left.setdefault(host, []).append(launch.name)
-                for agent in launch.agents:
-                    agent.end()
+        thread, future = in_thread(start)
+        try:
+            results = ranks.wait(
+                future,
+                config.hang_timeout,
+                lambda: next(filter(None, (agent.ended() for agent in launch.agents)), None),
+            )
+        except RankError as error:
+            raise _with_log(error, logs, launch.errors) from None
+        finally:
+            # torchrunx asks its agents to end, but does not wait for them
+            for host in end_processes(config, plan.host_names, launch.name, listen):
+                if left is not None:
+                    left.setdefault(host, []).append(launch.name)
+            for agent in launch.agents:
+                agent.end()
+            thread.join(JOIN_S)
 
     import dacite  # only needed at the end
 
@@ -99,20 +113,16 @@ def _with_log(error: RankError, logs: LogFiles, errors: IO[str]) -> RankError:
     return RankError(message, error.rank, report, error.exit_code, may_pass=error.may_pass)
 
 
-@contextlib.contextmanager
-def _in_thread(function: Callable[[], T]) -> Iterator[Future[T]]:
+def in_thread(function: Callable[[], T]) -> tuple[threading.Thread, Future[T]]:
     """Run a function in a thread, while the calling thread can react to KeyboardInterrupt."""
     future: Future[T] = Future()
 
     def run() -> None:
         try:
             future.set_result(function())
-        except BaseException as error:  # noqa: BLE001
+        except BaseException as error:  # noqa: BLE001 (the future raises it in the thread that waits)
             future.set_exception(error)
 
     thread = threading.Thread(target=run, name="launcher", daemon=True)
     thread.start()
-    try:
-        yield future
-    finally:
-        thread.join(timeout=JOIN_S)
+    return thread, future

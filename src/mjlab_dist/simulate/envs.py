@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from mjlab_dist.play.video import Renderers
-    from mjlab_dist.simulate.here import Here
     from mjlab_dist.simulate.ranks import Ranks
+    from mjlab_dist.simulate.shard import Here
 
 Observations: TypeAlias = dict[str, Any]
 """Observation groups by name, (num_envs, width) each."""
@@ -97,7 +97,7 @@ class Envs:
         self._simulator, self._arrays, self._pid = simulator, arrays, os.getpid()
         self._is_stepping, self._in_use = False, threading.Lock()
         self._close = weakref.finalize(self, simulator.close)
-        self._size = job.envs_per_variant
+        self._job = job
         self._renderers: dict[tuple[object, ...], Renderers] = {}
         self.configs: Sequence[TrainConfig] = job.configs
         self.num_envs = job.num_envs
@@ -134,7 +134,7 @@ class Envs:
         if seed is not None:
             validate_seed(seed)
         with self._used("reset"):
-            return self._observations(self._simulator.reset(seed))
+            return self._observations(self._call("reset", seed))
 
     def step(self, actions: Any) -> Step:
         """Advance every env by one control step.
@@ -161,7 +161,7 @@ class Envs:
         """
         with self._used("step_async"):
             shape = (self.num_envs, self.num_actions)
-            self._simulator.begin_step(checked_actions("actions", actions, shape, self.device))
+            self._simulator.begin("step", checked_actions("actions", actions, shape, self.device))
             self._is_stepping = True
 
     def step_wait(self) -> Step:
@@ -170,8 +170,7 @@ class Envs:
             raise UserError("step_wait: no step was started; call step_async first")
         self._is_stepping = False
         with self._used("step_wait"):
-            results = self._simulator.end_step()
-            return Step(**self._common(results))
+            return Step(**self._common(self._simulator.end()))
 
     def rollout(self, policy: Callable[[Tensors], Any], num_steps: int) -> Rollout:
         """Let a policy act for several steps, from the current observations.
@@ -189,8 +188,8 @@ class Envs:
         """
         if num_steps < 1:
             raise UserError(f"num_steps {num_steps}: must be at least 1")
-        with self._used("rollout"):
-            results = self._simulator.rollout(policy, num_steps)
+        with self._used("rollout"), self._undoing():
+            results = self._call("rollout", policy, num_steps)
             return Rollout(
                 **self._common(results),
                 actions=self._array(results["actions"]),
@@ -204,7 +203,7 @@ class Envs:
             Tensors by name: the values of each env, (num_envs, ...), and the states of the random generators.
         """
         with self._used("state"):
-            return self._simulator.state()
+            return self._call("state")
 
     def set_state(self, state: Mapping[str, Any]) -> Observations:
         """Load the state of all envs. With the same actions, the next steps repeat those that followed this state.
@@ -219,9 +218,9 @@ class Envs:
             UserError: If the state is from another task, has a different number of envs, or is damaged. The envs then
                 keep the state that they had before.
         """
-        tensors = {name: as_tensor(f"state {name}", value) for name, value in state.items()}
-        with self._used("set_state"):
-            return self._observations(self._simulator.load_state(tensors))
+        tensors = {name: as_tensor(f"state {name}", value).cpu() for name, value in state.items()}
+        with self._used("set_state"), self._undoing():
+            return self._observations(self._call("load_state", tensors))
 
     def render(
         self, env: int = 0, *, camera: str | None = None, width: int = 640, height: int = 480
@@ -243,8 +242,8 @@ class Envs:
         if not 0 <= env < self.num_envs:
             raise UserError(f"env {env}: must be at least 0, and less than {self.num_envs}")
         with self._used("render"):
-            poses = self._simulator.poses(env)
-        variant = env // self._size
+            poses = self._call("poses", env)
+        variant = env // self._job.envs_per_variant
         key = (variant, camera, width, height)
         if key not in self._renderers:
             model = self._build_model(variant)
@@ -289,6 +288,21 @@ class Envs:
         finally:
             self._in_use.release()
 
+    def _call(self, command: str, *arguments: Any) -> Tensors:
+        """Call a method of all shards."""
+        self._simulator.begin(command, *arguments)
+        return self._simulator.end()
+
+    @contextmanager
+    def _undoing(self) -> Iterator[None]:
+        """After a UserError, restore the state of all envs, because the call may have changed a part of them."""
+        self._call("remember")
+        try:
+            yield
+        except UserError:
+            self._call("undo")
+            raise
+
     def _observations(self, results: Tensors, prefix: str = "observations") -> Observations:
         return {name: self._array(results[f"{prefix}.{name}"]) for name in self.observation_widths}
 
@@ -297,7 +311,7 @@ class Envs:
         return {
             "observations": self._observations(results),
             **{name: self._array(results[name]) for name in ("rewards", "terminated", "truncated")},
-            "info": {FINAL: self._observations(results, FINAL)} if self._simulator.sizes.final_observations else {},
+            "info": {FINAL: self._observations(results, FINAL)} if self._job.final_observations else {},
         }
 
     def _array(self, tensor: torch.Tensor) -> Any:

@@ -69,7 +69,7 @@ def make(
 
     here = in_this_process(own[0], os.environ, gpus) if num_ranks == 1 else None
     if here is not None:
-        from mjlab_dist.simulate.here import Here  # imports rsl_rl, which ranks import themselves
+        from mjlab_dist.simulate.shard import Here  # imports rsl_rl, which ranks import themselves
 
         with listening(listen):
             return Envs(job, Here(job, here.device), arrays, listen)

@@ -6,14 +6,16 @@ import contextlib
 import dataclasses
 import functools
 import os
-import pickle
 import queue
+import socket
+import struct
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from concurrent.futures import Future, wait
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 import cloudpickle
 import torch
@@ -21,34 +23,16 @@ import torch
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.control import Control
 from mjlab_dist.errors import Exit, RankError, UserError
-from mjlab_dist.launch.handshake import new_secret
 from mjlab_dist.launch.hosts import Host
 from mjlab_dist.launch.plan import RunPlan
-from mjlab_dist.launch.ranks import run_ranks
+from mjlab_dist.launch.ranks import in_thread, run_ranks
 from mjlab_dist.machine.processes import temporary_directory
 from mjlab_dist.messages import Listener
-from mjlab_dist.simulate.job import Job, Layout, Sizes, Tensors, require_same
-from mjlab_dist.simulate.meeting import open_meeting
-from mjlab_dist.simulate.rank import PROGRESS, Served, serve
-from mjlab_dist.simulate.shared import as_arrays, as_tensors, create
-from mjlab_dist.simulate.transport import Rows, Transport
-
-T = TypeVar("T")
-
-# Interval of checks for ranks that failed before they connected, in seconds
-POLL_S = 0.1
+from mjlab_dist.simulate.job import LAST, Job, Tensors, require_same
+from mjlab_dist.simulate.rank import CLOSE, PROGRESS, Served, serve
 
 # Maximum seconds to wait until all ranks have ended, or until the report of a failed rank arrives
 PATIENCE_S = 30.0
-
-
-class _Area(NamedTuple):
-    """Tensors over all envs. Each rank reads and writes the rows of its own envs."""
-
-    # The tensors, in this process
-    tensors: Tensors
-    # The rows of each rank
-    rows: Sequence[Rows]
 
 
 class Ranks:
@@ -57,124 +41,96 @@ class Ranks:
     def __init__(self, job: Job, config: TrainConfig, hosts: tuple[Host, ...], listen: Listener) -> None:
         """Start the ranks, and wait until they have built their envs."""
         self.device = "cpu"
-        self._pid, self._hang_timeout, self._control = os.getpid(), config.hang_timeout, Control()
-        self._transports: list[Transport] = []
-        self._served: Future[list[Served]] = Future()
-        self._resources = contextlib.ExitStack()
+        self._job, self._pid, self._hang_timeout = job, os.getpid(), config.hang_timeout
+        self._control, self._resources = Control(), contextlib.ExitStack()
         self._thread: threading.Thread | None = None
-        self._is_busy = False
+        self._served: Future[list[Served]] = Future()
+        self._connections: list[Connection] = []
+        # Name of the command that is being executed
+        self._command = ""
         try:
-            self._start(job, config, hosts, listen)
+            self._start(config, hosts, listen)
+            built = [self._receive(rank) for rank in range(len(self._connections))]
         except BaseException:
             self._kill()
             raise
+        self.sizes = require_same([sizes for sizes, _ in built])
+        # Names of the tensors of the state that are not split over ranks
+        self._shared = set[str]().union(*(shared for _, shared in built))
 
-    def _start(self, job: Job, config: TrainConfig, hosts: tuple[Host, ...], listen: Listener) -> None:
-        # Sockets. The Unix socket is in a directory that only this user can open.
-        directory = Path(self._resources.enter_context(temporary_directory(f"{os.getpid()}-{uuid.uuid4().hex[:8]}")))
-        secret = new_secret()
-        opened = open_meeting(
-            directory,
-            [host.name for host in hosts],
-            len(hosts[0].devices),
-            port_range=config.port_range,
-            secret=bytes.fromhex(secret),
-            timeout_s=self._hang_timeout,
+    def _start(self, config: TrainConfig, hosts: tuple[Host, ...], listen: Listener) -> None:
+        """Start ranks, supervised by a thread, and wait for their connections."""
+        arrived: queue.SimpleQueue[tuple[int, Connection] | None] = queue.SimpleQueue()
+        limit = struct.pack("ll", max(1, round(self._hang_timeout)), 0)
+
+        def take(rank: int, connection: Connection) -> None:
+            with socket.socket(fileno=os.dup(connection.fileno())) as peer:
+                for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+                    peer.setsockopt(socket.SOL_SOCKET, option, limit)
+                arrived.put((rank, Connection(peer.detach())))
+
+        directory = self._resources.enter_context(temporary_directory(f"{os.getpid()}-{uuid.uuid4().hex[:8]}"))
+        plan = RunPlan(hosts=hosts, budget=None, run_dir=Path(directory))
+        # By default, ranks write no log files, because the directory is temporary
+        config = dataclasses.replace(config, torchrunx_log_dir=config.torchrunx_log_dir or "")
+        launch = functools.partial(
+            run_ranks,
+            *(functools.partial(serve, self._job), Served, config, plan),
+            listen=listen,
+            control=self._control,
+            take=take,
         )
-        with opened as (meeting, arrived):
-            # Ranks, supervised by a thread. By default, they write no log files, because the directory is temporary.
-            config = dataclasses.replace(config, torchrunx_log_dir=config.torchrunx_log_dir or "")
-            plan = RunPlan(hosts=hosts, budget=None, run_dir=directory)
-            launch = functools.partial(
-                run_ranks,
-                *(functools.partial(serve, job, meeting), Served, config, plan),
-                listen=listen,
-                control=self._control,
-                secret=secret,
-            )
-            self._thread = threading.Thread(target=_settle, args=(self._served, launch), name="ranks", daemon=True)
-            self._thread.start()
-            # Connections. A rank connects after it has built its envs.
-            hellos: dict[int, tuple[Transport, Sizes]] = {}
-            while len(hellos) < plan.num_ranks:
-                transport = self._next(arrived)
-                self._transports.append(transport)
-                with contextlib.suppress(EOFError, ConnectionError):  # the rank has ended: _next() raises its error
-                    rank, sizes = transport.connection.recv()
-                    hellos[rank] = transport, sizes
-        self._all = range(plan.num_ranks)
-        self._transports = [hellos[rank][0] for rank in self._all]
-        self.sizes = require_same([hellos[rank][1] for rank in self._all])
-        # Tensors for actions and results
-        self._job = job
-        self._actions = self._share(self.sizes.action_layout(job.num_envs))
-        self._results = self._share(self.sizes.step_layout(job.num_envs))
-
-    def reset(self, seed: int | None) -> Tensors:
-        """Reset all ranks: see ``Shard.reset``."""
-        self._call("reset", seed, results=self._results)
-        return self._copies("observations.")
-
-    def begin_step(self, actions: torch.Tensor) -> None:
-        """Start a step on all ranks."""
-        self._actions.tensors["actions"].copy_(actions)
-        self._send("step", inputs=self._actions)
-
-    def end_step(self) -> Tensors:
-        """Wait for all ranks, and return the results of the step."""
-        self._replies(results=self._results)
-        return self._copies("")
-
-    def rollout(self, policy: Callable[..., Any], num_steps: int) -> Tensors:
-        """Run a rollout on all ranks: see ``Shard.rollout``."""
+        self._thread, self._served = in_thread(launch)
+        self._served.add_done_callback(lambda _: arrived.put(None))
+        connections: dict[int, Connection] = {}
         try:
-            pickled = cloudpickle.dumps(policy)
-        except Exception as error:
-            raise UserError(
-                f"policy: cannot be pickled for the ranks ({type(error).__name__}: {error}); use a function or module "
-                "that holds plain data and tensors only"
-            ) from error
-        self._send("rollout", pickled, num_steps)
-        results = self._share(self.sizes.rollout_layout(num_steps, self._job.num_envs))
-        try:
-            self._replies(results=results)
-        except UserError:
-            self._call("undo")
-            raise
-        return results.tensors
+            while len(connections) < plan.num_ranks:
+                if (connected := arrived.get()) is None:
+                    self._served.result()
+                    raise RankError("a rank ended before it connected")
+                rank, connections[rank] = connected
+        finally:
+            self._connections = [connections[rank] for rank in sorted(connections)]
 
-    def state(self) -> Tensors:
-        """Return the state of all ranks: see ``Shard.state``."""
-        parts = self._call("state")
-        state: Tensors = {}
-        for name in dict.fromkeys(name for arrays, _ in parts for name in arrays):
-            held = [(torch.from_numpy(arrays[name]), per_env) for arrays, per_env in parts if name in arrays]
-            is_split = all(name in per_env for _, per_env in held)
-            state[name] = torch.cat([tensor for tensor, _ in held]) if is_split else held[0][0]
-        return state
+    def begin(self, command: str, *arguments: Any) -> None:
+        """Send a command to all ranks: a method of ``Shard``. :meth:`end` returns the result.
 
-    def load_state(self, state: Mapping[str, torch.Tensor]) -> Tensors:
-        """Load a state on all ranks: see ``Shard.load_state``."""
-        try:
-            self._call("load_state", as_arrays(dict(state)), results=self._results)
-        except UserError:
-            self._call("undo")
-            raise
-        return self._copies("observations.")
+        Of a tensor, each rank gets the rows of its own envs.
+        """
+        messages: list[bytes] = []
+        for rank in range(len(self._connections)):
+            rows = self._job.rows(rank, len(self._connections))
+            own = (one[rows.start : rows.stop].numpy() if torch.is_tensor(one) else one for one in arguments)
+            messages.append(_pickled(command, *own))
+        self._command = command
+        for rank, message in enumerate(messages):
+            with self._reporting(rank):
+                self._connections[rank].send_bytes(message)
 
-    def poses(self, env: int) -> Tensors:
-        """See ``Shard.poses``."""
-        (rank,) = [rank for rank in self._all if env in self._job.rows(rank, len(self._all))]
-        (poses,) = self._call("poses", env, ranks=[rank])
-        return as_tensors(poses)
+    def end(self) -> Tensors:
+        """Wait for all ranks, and return the tensors of all envs."""
+        replies = [self._receive(rank) for rank in range(len(self._connections))]
+        command, self._command = self._command, ""
+        for error, _ in replies:
+            if error is not None:
+                raise UserError(error)
+        merged: Tensors = {}
+        for name in dict.fromkeys(name for _, arrays in replies for name in arrays):
+            parts = [torch.from_numpy(arrays[name]) for _, arrays in replies if name in arrays]
+            env_dim = 1 if command == "rollout" and not name.startswith(LAST) else 0
+            is_split = command != "state" or name not in self._shared
+            merged[name] = torch.cat(parts, env_dim) if is_split else parts[0]
+        return merged
 
     def close(self) -> None:
         """End the ranks: idle ranks are asked to end, others are killed. In a forked process, do nothing."""
         if os.getpid() != self._pid:
             return
-        if not self._is_busy:
+        if not self._command:
             with contextlib.suppress(RankError, UserError):
-                self._send("close")
+                for rank, connection in enumerate(self._connections):
+                    with self._reporting(rank):
+                        connection.send_bytes(CLOSE)
                 self._join()
         self._kill()
 
@@ -182,8 +138,8 @@ class Ranks:
         """Kill ranks that are still running, and free all resources."""
         self._control.request_kill()
         self._join()
-        for transport in self._transports:
-            transport.connection.close()
+        for connection in self._connections:
+            connection.close()
         self._resources.close()
 
     def _join(self) -> None:
@@ -195,63 +151,11 @@ class Ranks:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(PATIENCE_S)
 
-    def _next(self, arrived: queue.SimpleQueue[Transport]) -> Transport:
-        """Return the connection of the next rank that has built its envs."""
-        while True:
-            if self._served.done():
-                self._served.result()
-                raise RankError("a rank ended before it connected")
-            with contextlib.suppress(queue.Empty):
-                return arrived.get(timeout=POLL_S)
-
-    def _share(self, layout: Layout) -> _Area:
-        """Create tensors over all envs, and give each rank its rows."""
-        block = create(layout)
-        try:
-            rows: list[Rows] = []
-            for rank in self._all:
-                with self._reporting(rank):
-                    rows.append(self._transports[rank].offer(block, self._job.rows(rank, len(self._all))))
-        finally:
-            os.close(block.descriptor)
-        return _Area(block.tensors, rows)
-
-    def _call(
-        self, name: str, *arguments: object, ranks: Sequence[int] | None = None, results: _Area | None = None
-    ) -> list[Any]:
-        """Execute a command on the given ranks (by default, all), and return the results."""
-        self._send(name, *arguments, ranks=ranks)
-        return self._replies(ranks, results)
-
-    def _send(
-        self, name: str, *arguments: object, ranks: Sequence[int] | None = None, inputs: _Area | None = None
-    ) -> None:
-        """Send a command, and tensors that it needs."""
-        self._is_busy = True
-        message = pickle.dumps((name, *arguments))
-        for rank in self._all if ranks is None else ranks:
-            with self._reporting(rank):
-                self._transports[rank].connection.send_bytes(message)
-                if inputs is not None:
-                    inputs.rows[rank].send()
-
-    def _replies(self, ranks: Sequence[int] | None = None, results: _Area | None = None) -> list[Any]:
-        """Wait for replies, and return their results."""
-        replies = [self._receive(rank, results) for rank in (self._all if ranks is None else ranks)]
-        self._is_busy = False
-        for error, _ in replies:
-            if error is not None:
-                raise UserError(error)
-        return [result for _, result in replies]
-
-    def _receive(self, rank: int, results: _Area | None) -> tuple[str | None, Any]:
+    def _receive(self, rank: int) -> tuple[Any, Any]:
         with self._reporting(rank):
-            while (reply := self._transports[rank].connection.recv()) == PROGRESS:
+            while (reply := self._connections[rank].recv()) == PROGRESS:
                 pass
-            error, result = reply
-            if error is None and results is not None:
-                results.rows[rank].receive()
-            return error, result
+            return reply
 
     @contextlib.contextmanager
     def _reporting(self, rank: int) -> Iterator[None]:
@@ -266,14 +170,13 @@ class Ranks:
             lost = RankError(f"rank {rank} ended without a report", rank, exit_code=Exit.INFRASTRUCTURE)
             raise error or lost from None
 
-    def _copies(self, prefix: str) -> Tensors:
-        """Return copies of the results whose names start with a prefix. The next call overwrites the results."""
-        return {name: value.clone() for name, value in self._results.tensors.items() if name.startswith(prefix)}
 
-
-def _settle(future: Future[T], function: Callable[[], T]) -> None:
-    """Run a function, and store its result or error in a future."""
+def _pickled(command: str, *arguments: Any) -> bytes:
     try:
-        future.set_result(function())
-    except BaseException as error:  # noqa: BLE001 (the future raises it in the thread that waits)
-        future.set_exception(error)
+        return cloudpickle.dumps((command, *arguments))
+    except Exception as error:
+        # Only a policy can fail here
+        raise UserError(
+            f"policy: cannot be pickled for the ranks ({type(error).__name__}: {error}); use a function or module that "
+            "holds plain data and tensors only"
+        ) from error

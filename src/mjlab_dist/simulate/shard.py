@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from mjlab_dist.config.limits import validate_seed
@@ -14,6 +15,7 @@ from mjlab_dist.env import Env
 from mjlab_dist.env.final_observations import FinalObservations
 from mjlab_dist.errors import UserError
 from mjlab_dist.places import with_notes
+from mjlab_dist.sim import start_warp
 from mjlab_dist.simulate.actions import checked_actions
 from mjlab_dist.simulate.draws import Draws
 from mjlab_dist.simulate.job import FINAL, LAST, Job, Sizes, Tensors, require_same
@@ -57,16 +59,16 @@ class Shard:
     Attributes:
         sizes: Sizes of the envs.
         rows: Global ids of the envs.
-        total: Number of envs of all ranks.
         device: Device of the envs.
-        per_env: Names of the tensors of the state that have a row per env.
+        shared: Names of the tensors of the state that do not have a row per env.
         observed: The latest observations by group.
+        report_progress: Called before each step of a rollout.
     """
 
     def __init__(self, job: Job, rows: range, device: str) -> None:
         """Build the envs, and start an episode in each."""
-        self.rows, self.total = rows, job.num_envs
-        self._job, self.device = job, device
+        self._job, self.rows, self.device = job, rows, device
+        self.report_progress: Callable[[], None] = lambda: None
         size = job.envs_per_variant
         self._groups = [
             self._build(variant, range(max(rows.start, variant * size), min(rows.stop, (variant + 1) * size)))
@@ -77,12 +79,16 @@ class Shard:
         self._seed(job.seed)
         self.observed = self._observations()
         self._begin = self._before = self.state()
-        self.per_env = frozenset(
+        self.shared = self._begin.keys() - {
             name
             for prefix, _, num_envs, _ in self._spans()
             for name, tensor in self._begin.items()
             if name.startswith(prefix) and tensor.shape[:1] == (num_envs,)
-        )
+        }
+
+    def execute(self, command: str, *arguments: Any) -> Tensors:
+        """Call a method by its name, and return its result; {} if it has none."""
+        return getattr(self, command)(*arguments) or {}
 
     def reset(self, seed: int | None) -> Tensors:
         """Start an episode in every env."""
@@ -95,8 +101,9 @@ class Shard:
         self.observed = self._observations()
         return self._named_observations()
 
-    def step(self, actions: torch.Tensor) -> Tensors:
-        """Advance every env by one control step."""
+    def step(self, actions: torch.Tensor | np.ndarray) -> Tensors:
+        """Advance every env of this rank by one control step."""
+        actions = torch.as_tensor(actions, device=self.device)
         parts: list[Tensors] = []
         for group in self._groups:
             with group.draws, torch.no_grad():
@@ -108,20 +115,23 @@ class Shard:
         self.observed = self._observations()
         return {**self._named_observations(), **_joined(parts)}
 
-    def rollout(self, policy: Policy, results: Tensors) -> None:
-        """Let a policy act for several steps. If it fails, :meth:`undo` restores the envs.
+    def rollout(self, policy: Policy, num_steps: int) -> Tensors:
+        """Let a policy act for several steps.
 
-        Args:
-            results: Tensors to write to: ``actions`` and the results of the steps, (num_steps, num_envs, ...), and
-                ``last_observations.<group>``, (num_envs, width).
+        Returns:
+            ``actions`` and the results of the steps, (num_steps, num_envs, ...), and ``last_observations.<group>``,
+            (num_envs, width).
         """
-        for step in range(len(results["rewards"])):
+        results: Tensors = {}
+        for step in range(num_steps):
+            self.report_progress()
             made = {**self._named_observations(), "actions": self._act(policy)}
             made |= {name: value for name, value in self.step(made["actions"]).items() if name not in made}
             for name, value in made.items():
+                if step == 0:
+                    results[name] = value.new_empty((num_steps, *value.shape))
                 results[name][step].copy_(value)
-        for name, value in _named(LAST, self.observed).items():
-            results[name].copy_(value)
+        return {**results, **_named(LAST, self.observed)}
 
     def remember(self) -> None:
         """Store the state for :meth:`undo`."""
@@ -140,7 +150,9 @@ class Shard:
         return checked_actions("policy", actions, (len(self.rows), self.sizes.num_actions), self.device)
 
     def poses(self, env: int) -> Tensors:
-        """Return the data for a picture of an env, on the CPU: fields of MuJoCo's data, and ``origin``."""
+        """Return the data for a picture of an env: fields of MuJoCo's data, and ``origin``; {} for another rank's."""
+        if env not in self.rows:
+            return {}
         row = env - self.rows.start
         (group,) = [group for group in self._groups if group.rows.start <= row < group.rows.stop]
         physics, index = group.env.sim.physics, row - group.rows.start
@@ -159,19 +171,14 @@ class Shard:
 
     def load_state(self, state: Mapping[str, torch.Tensor]) -> Tensors:
         """Load the state of all envs of all ranks, and return the observations."""
-        self.remember()
         if missing := sorted(self._begin.keys() - state.keys()):
             raise UserError(f"state: {missing[0]} is missing; load the state of the same task")
         picked = {name: state[name] for name in self._begin}
         for prefix, first, num_envs, total in self._spans():
-            for name in self.per_env:
+            for name in picked.keys() - self.shared:
                 if name.startswith(prefix) and state[name].shape[:1] == (total,):
                     picked[name] = state[name][first : first + num_envs]
-        try:
-            self._restore(picked, checked=True)
-        except UserError:
-            self.undo()
-            raise
+        self._restore(picked, checked=True)
         return self._named_observations()
 
     def _spans(self) -> list[tuple[str, int, int, int]]:
@@ -222,7 +229,6 @@ class Shard:
                     for _ in term.names
                 ),
                 step_dt_s=group.env.step_dt_s,
-                final_observations=self._job.final_observations,
             )
             for group in self._groups
         ]
@@ -239,6 +245,32 @@ class Shard:
 
     def _named_observations(self) -> Tensors:
         return _named("observations", self.observed)
+
+
+class Here:
+    """All envs of a job, in this process. Results are tensors on their device."""
+
+    def __init__(self, job: Job, device: str) -> None:
+        """Build the envs."""
+        if device != "cpu":
+            torch.cuda.set_device(device)  # for code that does not name a device; ranks do the same
+        start_warp(device)
+        self._shard = Shard(job, range(job.num_envs), device)
+        self._result: Tensors = {}
+        self.device, self.sizes = device, self._shard.sizes
+
+    def begin(self, command: str, *arguments: Any) -> None:
+        """Call a method of :class:`Shard`. On a GPU, the call does not wait for a step to end."""
+        self._result = self._shard.execute(command, *arguments)
+
+    def end(self) -> Tensors:
+        """Return the result of the command."""
+        result, self._result = self._result, {}
+        return result
+
+    def close(self) -> None:
+        """Free the envs."""
+        del self._shard, self._result
 
 
 def _joined(parts: Sequence[Tensors]) -> Tensors:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import queue
 import socket
@@ -31,6 +32,8 @@ class Launcher(NamedTuple):
     reads: threading.Event
     """Cleared to read no further events."""
     address: tuple[str, int]
+    taken: queue.SimpleQueue[tuple[int, Connection]]
+    """Connections for commands, with their ranks."""
 
     def next(self) -> Event:
         return self.events.get(timeout=60)
@@ -46,13 +49,18 @@ def launcher(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Launch
         assert event["kind"] != "fails"
         events.put(event)
 
+    taken: queue.SimpleQueue[tuple[int, Connection]] = queue.SimpleQueue()
+
+    def take(rank: int, connection: Connection) -> None:
+        taken.put((rank, Connection(os.dup(connection.fileno()))))
+
     reads.set()
     channels, logs = Channels(receive), LogFiles(tmp_path, ["localhost", "node7", "node7"])
     listener = socket.create_server(("127.0.0.1", 0))
     monkeypatch.setenv(LAUNCHER, f"127.0.0.1:{listener.getsockname()[1]}")
     with closing(logs), ExitStack() as stack:
-        stack.enter_context(channels.accepting(listener, bytes.fromhex(secret), logs.copy))
-        yield Launcher(events, channels, stack.close, reads, listener.getsockname())
+        stack.enter_context(channels.accepting(listener, bytes.fromhex(secret), logs.copy, take))
+        yield Launcher(events, channels, stack.close, reads, listener.getsockname(), taken)
 
 
 def test_events_arrive_in_order_and_name_the_rank_of_a_warning(launcher: Launcher):
@@ -108,6 +116,18 @@ def test_a_rank_goes_on_if_the_launcher_has_ended(launcher: Launcher):
         channel.listen({"kind": "status", "text": "x" * 100_000})
     channel.flush(60)
     assert launcher.events.empty()
+
+
+def test_a_connection_for_commands_sends_at_once_and_outlives_the_others(launcher: Launcher):
+    with connect("commands", 3) as theirs:
+        rank, ours = launcher.taken.get(timeout=60)
+        launcher.end()
+        with ours:
+            theirs.send("sizes")
+            assert (rank, ours.recv()) == (3, "sizes")
+            for end in (ours, theirs):
+                with socket.socket(fileno=os.dup(end.fileno())) as peer:
+                    assert peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def logs_in(directory: Path) -> dict[str, bytes]:

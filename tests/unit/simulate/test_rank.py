@@ -11,10 +11,10 @@ import pytest
 from torch._C._distributed_c10d import TCPStore
 
 import mjlab_dist
-from mjlab_dist.distributed import Rank
+from mjlab_dist.distributed import Rank, group
 from mjlab_dist.errors import PreflightError
-from mjlab_dist.simulate import rank as rank_module
 from mjlab_dist.simulate.job import Job
+from mjlab_dist.simulate.rank import check_same_variants
 
 XML = '<mujoco><worldbody><body><joint damping="{}"/><geom size="0.1"/></body></worldbody></mujoco>'
 
@@ -35,7 +35,7 @@ def compared(*jobs: Job) -> list[str]:
     def compare(number: int) -> str:
         own = Rank(rank=number, world_size=len(jobs), master_port=store.port, joins_store=True)
         try:
-            rank_module._compare_machines(jobs[number], own, jobs[number].configs[0], "cpu")
+            check_same_variants(group.meet(own), own, ["here"] * len(jobs), jobs[number])
         except PreflightError as error:
             return str(error)
         return ""

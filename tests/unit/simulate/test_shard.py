@@ -31,7 +31,7 @@ def simulated(shard: Shard, num_steps: int) -> list[Tensors]:
     for _ in range(num_steps):
         actions = torch.randn(NUM_ENVS, shard.sizes.num_actions, generator=generator)
         results.append(shard.step(actions[shard.rows.start : shard.rows.stop]))
-    state = {name: value for name, value in shard.state().items() if name in shard.per_env}
+    state = {name: value for name, value in shard.state().items() if name not in shard.shared}
     return [*results, state]
 
 
