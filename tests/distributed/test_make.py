@@ -15,11 +15,16 @@ import torch
 from conftest import Command
 from processes import command_line
 from simulation_policies import fails_on_few_envs, kills_rank_1, stops_its_rank
-from simulation_sessions import differing, flat, make, session
+from simulation_sessions import TASK, differing, flat, make, session
 
+import mjlab_dist
 from mjlab_dist.errors import RankError, UserError
 
 pytestmark = pytest.mark.slow
+
+
+WIDE = {"env.observations.actor.pole_velocity.history": 2}
+"""Fields of a variant with more observations."""
 
 
 @pytest.fixture
@@ -73,6 +78,13 @@ def test_a_rank_that_dies_or_hangs_ends_the_call_and_leaves_nothing(
         envs.reset()
     assert not ranks()
     envs.close()
+
+
+@pytest.mark.usefixtures("private_tmp")
+def test_variants_of_other_sizes_on_another_rank_are_refused_and_leave_nothing() -> None:
+    with pytest.raises(UserError, match="variants"):
+        mjlab_dist.make(TASK, variants=[{}, WIDE], cpu_ranks=2, total_num_envs=4, quiet=True)
+    assert not ranks()
 
 
 SCRIPT = """

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.control import Control
 from mjlab_dist.distributed import Rank, RankPlan
@@ -19,16 +17,13 @@ from mjlab_dist.errors import UserError
 from mjlab_dist.imports import start_up
 from mjlab_dist.launch.channel import connect
 from mjlab_dist.seeding import seed_generators
-from mjlab_dist.simulate.job import Job, Tensors
+from mjlab_dist.simulate.job import Job
 from mjlab_dist.worker import meet_ranks, report_step
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
     from mjlab_dist.simulate.shard import Shard
-
-# Arrays by name
-Arrays = dict[str, np.ndarray]
 
 # Message that a rank sends between the steps of a rollout, so that a long rollout is not mistaken for a hang
 PROGRESS = "progress"
@@ -84,8 +79,8 @@ def check_same_variants(store: Store | None, rank: Rank, hosts: list[str], job: 
 def execute(shard: Shard, connection: Connection, progress_s: float) -> None:
     """Execute commands until the launcher closes the envs.
 
-    A command is the name of a method of the shard, and its arguments. A reply is an error message or None, and the
-    tensors that the method returned. Before them, progress messages may be sent.
+    A command is the name of a method of the shard, and its arguments. A reply is an error message or None, and
+    arrays of the tensors that the method returned. Before them, progress messages may be sent.
 
     Args:
         shard: The envs of this rank.
@@ -106,26 +101,19 @@ def execute(shard: Shard, connection: Connection, progress_s: float) -> None:
 
     shard.report_progress = report_progress
     connection.send((shard.sizes, shard.shared))
-    while (command := connection.recv_bytes()) != CLOSE:
-        connection.send(_executed(shard, command))
-
-
-def _executed(shard: Shard, command: bytes) -> tuple[str | None, Arrays]:
-    """Execute a command, and return the reply."""
-    try:
+    while (message := connection.recv_bytes()) != CLOSE:
         try:
-            name, *arguments = pickle.loads(command)  # noqa: S301 (the launcher has proved that it knows the secret)
-        except Exception as error:
-            # Only a policy can fail here
-            raise UserError(
-                f"policy: cannot be unpickled in a rank ({type(error).__name__}: {error}); use only modules that the "
-                "ranks can import"
-            ) from error
-        return None, as_arrays(shard.execute(name, *arguments))
-    except UserError as error:
-        return str(error), {}
-
-
-def as_arrays(tensors: Tensors) -> Arrays:
-    """Return tensors as NumPy arrays, which are pickled as they are; torch pickles a tensor as a whole file."""
-    return {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
+            try:
+                command, *arguments = pickle.loads(message)  # noqa: S301 (the launcher has proved its secret)
+            except Exception as error:
+                # Only a policy can fail here
+                raise UserError(
+                    f"policy: cannot be unpickled in a rank ({type(error).__name__}: {error}); use only modules that "
+                    "the ranks can import"
+                ) from error
+            tensors = shard.execute(command, *arguments)
+        except UserError as error:
+            connection.send((str(error), {}))
+        else:
+            # Arrays are pickled as they are, and torch pickles a tensor as a whole file
+            connection.send((None, {name: tensor.cpu().numpy() for name, tensor in tensors.items()}))

@@ -51,10 +51,10 @@ class Ranks:
         try:
             self._start(config, hosts, listen)
             built = [self._receive(rank) for rank in range(len(self._connections))]
+            self.sizes = require_same([sizes for sizes, _ in built])
         except BaseException:
             self._kill()
             raise
-        self.sizes = require_same([sizes for sizes, _ in built])
         # Names of the tensors of the state that are not split over ranks
         self._shared = set[str]().union(*(shared for _, shared in built))
 
@@ -98,10 +98,17 @@ class Ranks:
         Of a tensor, each rank gets the rows of its own envs.
         """
         messages: list[bytes] = []
-        for rank in range(len(self._connections)):
-            rows = self._job.rows(rank, len(self._connections))
-            own = (one[rows.start : rows.stop].numpy() if torch.is_tensor(one) else one for one in arguments)
-            messages.append(_pickled(command, *own))
+        try:
+            for rank in range(len(self._connections)):
+                rows = self._job.rows(rank, len(self._connections))
+                own = (one[rows.start : rows.stop].numpy() if torch.is_tensor(one) else one for one in arguments)
+                messages.append(cloudpickle.dumps((command, *own)))
+        except Exception as error:
+            # Only a policy can fail here
+            raise UserError(
+                f"policy: cannot be pickled for the ranks ({type(error).__name__}: {error}); use a function or module "
+                "that holds plain data and tensors only"
+            ) from error
         self._command = command
         for rank, message in enumerate(messages):
             with self._reporting(rank):
@@ -169,14 +176,3 @@ class Ranks:
             error = self._served.exception() if done else None
             lost = RankError(f"rank {rank} ended without a report", rank, exit_code=Exit.INFRASTRUCTURE)
             raise error or lost from None
-
-
-def _pickled(command: str, *arguments: Any) -> bytes:
-    try:
-        return cloudpickle.dumps((command, *arguments))
-    except Exception as error:
-        # Only a policy can fail here
-        raise UserError(
-            f"policy: cannot be pickled for the ranks ({type(error).__name__}: {error}); use a function or module that "
-            "holds plain data and tensors only"
-        ) from error
