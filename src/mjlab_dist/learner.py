@@ -20,6 +20,7 @@ from mjlab_dist.config import TrainConfig
 from mjlab_dist.control import Control
 from mjlab_dist.distributed.rank_info import RankInfo
 from mjlab_dist.errors import BufferOverflowError
+from mjlab_dist.messages import emit
 
 if TYPE_CHECKING:
     from mjlab_dist.learn import Runner
@@ -53,8 +54,10 @@ class Learner:
                     from mjlab_dist.learn.overflow import record_growth  # imports torch
 
                     record_growth(self.run_dir, self.config, overflow)
-            # Pause the watchdog: compiling kernels for the new sizes may take longer than --hang-timeout
+            # Pause the watchdog, and the launcher's: compiling kernels for the new sizes may take longer than
+            # --hang-timeout
             control.last_beat = None
+            emit("step", rank=self.info.rank, step="building its envs again")
             self._rebuild()
 
     def _rebuild(self) -> None:

@@ -160,7 +160,9 @@ class Ranks:
 
             # Failure: a rank reported an error, a process ended, torchrunx raised, or no iteration ended in time.
             # A process exits right after it sends its result, so results can still arrive during the wait for reports
-            hangs = bool(self._iterations) and time.monotonic() - self._advanced_at > hang_timeout_s + LAST_RESORT_S
+            # During a step, such as building larger buffers, the limit for steps applies instead
+            is_training = bool(self._iterations) and not self._steps
+            hangs = is_training and time.monotonic() - self._advanced_at > hang_timeout_s + LAST_RESORT_S
             helper = helper_ended()
             stops = hangs or bool(stuck) or helper is not None
             if self._reports or self._lost() or launched.done() or stops:

@@ -186,6 +186,23 @@ def test_a_rank_that_waits_or_trains_has_no_deadline_for_its_start() -> None:
     assert ranks.wait(Future(), 300.0, check) == [0, 1]
 
 
+def test_ranks_that_build_larger_buffers_have_the_deadline_of_a_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LAST_RESORT_S", "POLL_S", "GRACE_S"):
+        monkeypatch.setattr(supervision, name, 0.0)
+    ranks = started(None)
+    ranks.receive({"kind": "beat", "rank": 0, "iteration": 7})
+    ranks.receive({"kind": "step", "rank": 0, "step": "building its envs again"})
+    checks = iter(range(3))
+
+    def check() -> None:
+        if next(checks, None) is None:
+            ranks.receive({"kind": "beat", "rank": 0, "iteration": 7})
+
+    with pytest.raises(RankError, match="rank 0 has done at least 7 iterations"):
+        ranks.wait(Future(), 0.0, check)
+    assert next(checks, None) is None
+
+
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("answers", [False, True])
 def test_a_rank_must_answer_the_request_to_stop(answers: bool) -> None:
