@@ -52,8 +52,8 @@ def emit(kind: Kind, **data: Any) -> None:
     Events for the launcher:
 
     - ``joined``: a ``rank`` has started, with its ``pid`` and ``host``.
-    - ``step``: a ``rank`` has begun a ``step`` of its start, or of a start with larger buffers, that must end in time; None
-      if it waits for other ranks, or its start has ended.
+    - ``step``: a ``rank`` has begun a ``step`` of its start that must end in time, or builds its envs again; None if it
+      waits for other ranks, or its start has ended.
     - ``stopping``: a ``rank`` has received the request to stop.
     - ``beat``: a ``rank``, and the number of iterations that it has done, ``iteration``.
     - ``result``: the ``result`` of a ``rank``.
