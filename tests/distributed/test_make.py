@@ -14,7 +14,7 @@ import pytest
 import torch
 from conftest import Command
 from processes import command_line
-from simulation_policies import fails_on_few_envs, kills_rank_1, stops_its_rank
+from simulation_policies import fails_on_few_envs, kills_rank_1, policy, stops_its_rank
 from simulation_sessions import TASK, differing, flat, make, session
 
 import mjlab_dist
@@ -66,18 +66,35 @@ def test_two_ranks_give_the_results_of_one(engine: str) -> None:
 
 
 @pytest.mark.usefixtures("private_tmp")
-@pytest.mark.parametrize(("policy", "message"), [(kills_rank_1, "rank 1 ended"), (stops_its_rank, "rank 0 hangs")])
+@pytest.mark.parametrize(("fault", "message"), [(kills_rank_1, "rank 1 ended"), (stops_its_rank, "rank 0 hangs")])
 def test_a_rank_that_dies_or_hangs_ends_the_call_and_leaves_nothing(
-    policy: Callable[..., torch.Tensor], message: str, short_tmp: Path
+    fault: Callable[..., torch.Tensor], message: str, short_tmp: Path
 ) -> None:
     envs = make(2, hang_timeout=2.0)
     with pytest.raises(RankError, match=message) as caught:
-        envs.rollout(policy, 3)
+        envs.rollout(fault, 3)
     assert str(short_tmp) not in str(caught.value), "the error must not name a file that is removed"
     with pytest.raises(UserError, match="closed"):
         envs.reset()
     assert not ranks()
     envs.close()
+
+
+@pytest.mark.usefixtures("private_tmp")
+def test_ranks_that_are_stopped_between_two_calls_do_not_block_the_next() -> None:
+    envs, noise = make(2, hang_timeout=2.0), torch.zeros(20_000_000)  # larger than the buffers of a socket
+    for rank in ranks():
+        rank.suspend()
+    with pytest.raises(RankError, match="rank 0 hangs"):
+        envs.rollout(lambda observations: policy(observations) + noise[0], 3)
+    assert not ranks()
+
+
+@pytest.mark.usefixtures("private_tmp")
+def test_an_error_in_the_start_of_a_rank_ends_make_and_leaves_nothing() -> None:
+    with pytest.raises(UserError, match="no_motor"):
+        make(2, **{"env.actions.force.actuators": ("no_motor",)})
+    assert not ranks()
 
 
 @pytest.mark.usefixtures("private_tmp")
@@ -109,12 +126,17 @@ if sys.argv[1] == "killed":
 
 
 INTERRUPTED = """
-import os, signal
+import os, signal, sys
 import mjlab_dist, torch
 from mjlab_dist.errors import UserError
 
 envs = mjlab_dist.make("cartpole-balance", cpu_ranks=2, total_num_envs=5, quiet=True)
 envs.reset()
+
+# A child process that ends does not end the ranks
+if os.fork() == 0:
+    sys.exit()
+os.wait()
 waiting = [os.getpid()]
 
 def policy(observations):

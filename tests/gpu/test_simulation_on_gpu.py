@@ -38,7 +38,6 @@ def test_each_step_of_a_rank_gives_the_results_of_its_own_actions(device: str) -
     rank = threading.Thread(target=serve, daemon=True)
     rank.start()
     with ours:  # if an assertion fails, this ends the thread
-        assert ours.recv() == (served.sizes, served.shared)
         for step in range(50):
             given = torch.randn(NUM_ENVS, 1, generator=torch.Generator().manual_seed(step))
             ours.send_bytes(pickle.dumps(("step", given.numpy())))

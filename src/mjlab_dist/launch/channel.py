@@ -1,4 +1,4 @@
-"""Connection between a rank and its launcher: events to the launcher, requests to the rank. Imports no torch.
+"""Connections between a rank and its launcher, and their first use: events and requests. Imports no torch.
 
 User code in a rank may change the settings of logging, the standard streams and the signal handlers, so none of them
 carries events or requests.
@@ -71,7 +71,7 @@ class Channel:
 
 
 class Channels:
-    """The launcher's ends. Each connection is read in the thread that accepted it."""
+    """The launcher's ends. Events and output are read in the thread that accepted their connection."""
 
     def __init__(self, receive: Callable[[Event], None]) -> None:
         self._receive = receive
@@ -83,7 +83,7 @@ class Channels:
         listener: socket.socket,
         secret: bytes,
         copy_output: Callable[[int, Connection], None],
-        take: Callable[[int, Connection], None] | None = None,
+        take: Callable[[int, socket.socket], None] | None = None,
     ) -> Iterator[None]:
         """Accept connections; when the context ends, wait briefly for those whose rank has ended, and end all others.
 
@@ -91,9 +91,9 @@ class Channels:
             listener: Socket that ranks connect to.
             secret: Secret of the launch, which each rank must know.
             copy_output: Reads what a rank prints, until the connection ends.
-            take: Takes a duplicate of a rank's connection for commands, if there is one.
+            take: Takes over the connection of a rank for commands, if ranks open one.
         """
-        read = {b"events": self.read, b"output": copy_output, **({b"commands": take} if take is not None else {})}
+        read = {b"events": self.read, b"output": copy_output}
         admitted: list[tuple[socket.socket, threading.Thread]] = []
 
         def admit(peer: socket.socket) -> None:
@@ -101,7 +101,11 @@ class Channels:
             with contextlib.suppress(OSError, EOFError), peer, Connection(os.dup(peer.fileno())) as connection:
                 peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 kind, rank = connection.recv_bytes(MAX_NAME_BYTES).split()
-                read[kind](int(rank), connection)
+                if kind == b"commands":
+                    assert take is not None
+                    take(int(rank), peer)
+                else:
+                    read[kind](int(rank), connection)
 
         threading.Thread(target=accept_proven, args=(listener, secret, admit), name="ranks", daemon=True).start()
         try:
@@ -145,7 +149,7 @@ def connect(kind: Literal["events", "output", "commands"], rank: int) -> Connect
     """Connect to the launcher, prove that this process belongs to the launch, and say what the connection is for."""
     address, _, port = os.environ[LAUNCHER].rpartition(":")
     with socket.create_connection((address, int(port)), PATIENCE_S) as peer:
-        # Send each message at once; by default, TCP delays a small one until earlier ones have arrived
+        # Send each message at once; by default, TCP delays a small one until earlier ones are acknowledged
         peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         authenticate(peer, secret_of(os.environ), listens=False)
         connection = Connection(peer.detach())

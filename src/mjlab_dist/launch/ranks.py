@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, TypeVar
 
@@ -41,7 +41,7 @@ def run_ranks(
     listen: Listener,
     control: Control,
     left: dict[str, list[str]] | None = None,
-    take: Callable[[int, Connection], None] | None = None,
+    take: Callable[[int, socket.socket], None] | None = None,
 ) -> list[T]:
     """Start ranks on one or several machines, wait for their results, and return them in order of rank.
 
@@ -53,8 +53,7 @@ def run_ranks(
         listen: Receives the events for the user.
         control: The caller's requests.
         left: Receives the names of launches of which processes may still be running, by machine.
-        take: Receives the connections that ranks open for commands, each with its rank. They are closed afterwards, so
-            it keeps a duplicate.
+        take: Takes over the connections that ranks open for commands, each with its rank.
     """
     hosts = [host.name for host in plan.hosts for _ in host.devices]
     ranks, directory = Ranks(hosts, listen, control), log_dir(config, plan.run_dir, os.environ)
@@ -77,7 +76,7 @@ def run_ranks(
             None if len(plan.hosts) == 1 else remote_timeout_s(config),
             *(run_or_die, entry, config, plan.rank_plans),
         )
-        thread, future = in_thread(start)
+        thread, future = in_thread(start, "launcher")
         try:
             results = ranks.wait(
                 future,
@@ -113,7 +112,7 @@ def _with_log(error: RankError, logs: LogFiles, errors: IO[str]) -> RankError:
     return RankError(message, error.rank, report, error.exit_code, may_pass=error.may_pass)
 
 
-def in_thread(function: Callable[[], T]) -> tuple[threading.Thread, Future[T]]:
+def in_thread(function: Callable[[], T], name: str) -> tuple[threading.Thread, Future[T]]:
     """Run a function in a thread, while the calling thread can react to KeyboardInterrupt."""
     future: Future[T] = Future()
 
@@ -123,6 +122,6 @@ def in_thread(function: Callable[[], T]) -> tuple[threading.Thread, Future[T]]:
         except BaseException as error:  # noqa: BLE001 (the future raises it in the thread that waits)
             future.set_exception(error)
 
-    thread = threading.Thread(target=run, name="launcher", daemon=True)
+    thread = threading.Thread(target=run, name=name, daemon=True)
     thread.start()
     return thread, future

@@ -170,7 +170,7 @@ class Ranks:
                 if len(self._results) == self._num_ranks:
                     break
                 # Ranks end together with their agent, and their end may be noticed first: check the agents again
-                why = f"no progress for {start_s:g} s before the first iteration" if stuck else ""
+                why = f"no progress for {start_s:g} s in a step of the start" if stuck else ""
                 ended = helper or helper_ended()
                 # Agents that a lost rank has ended: torchrunx's launcher names this rank, but may not have raised yet
                 if ended is not None and ended.code == 0:

@@ -218,7 +218,7 @@ class Envs:
             UserError: If the state is from another task, has a different number of envs, or is damaged. The envs then
                 keep the state that they had before.
         """
-        tensors = {name: as_tensor(f"state {name}", value).cpu() for name, value in state.items()}
+        tensors = {name: as_tensor(f"state {name}", value) for name, value in state.items()}
         with self._used("set_state"), self._undoing():
             return self._observations(self._call("load_state", tensors))
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import pickle
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
@@ -16,9 +16,8 @@ from mjlab_dist.distributed import Rank, RankPlan
 from mjlab_dist.errors import UserError
 from mjlab_dist.imports import start_up
 from mjlab_dist.launch.channel import connect
-from mjlab_dist.seeding import seed_generators
 from mjlab_dist.simulate.job import Job
-from mjlab_dist.worker import meet_ranks, report_step
+from mjlab_dist.worker import meet_ranks, report_begin, report_step
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -47,9 +46,8 @@ def serve(job: Job, config: TrainConfig, plan: RankPlan, control: Control) -> Se
         report_step(rank, "connected to the other ranks", then="building its envs")
         from mjlab_dist.simulate.shard import Shard  # imports rsl_rl, which the launcher does not need
 
-        seed_generators(job.seed)  # the same seed on all ranks, because each draws for all envs
         shard = Shard(job, job.rows(rank.rank, rank.world_size), plan.device.device)
-        report_step(rank, f"built envs {shard.rows[0]} to {shard.rows[-1]}")
+        report_step(rank, f"built envs {shard.rows[0]} to {shard.rows[-1]}", then="connecting to the launcher")
         if not rank.on_one_machine:
             check_same_variants(store, rank, [each.host for each in devices], job)
 
@@ -59,7 +57,9 @@ def serve(job: Job, config: TrainConfig, plan: RankPlan, control: Control) -> Se
         # SIGTERM ends this rank.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
-    with connect("commands", rank.rank) as connection, contextlib.suppress(EOFError, ConnectionError):
+    with connect("commands", rank.rank) as connection:
+        connection.send((shard.sizes, shard.shared))
+        report_begin(rank.rank, None)
         execute(shard, connection, min(PROGRESS_S, config.hang_timeout / 4))
     return Served()
 
@@ -79,8 +79,8 @@ def check_same_variants(store: Store | None, rank: Rank, hosts: list[str], job: 
 def execute(shard: Shard, connection: Connection, progress_s: float) -> None:
     """Execute commands until the launcher closes the envs.
 
-    A command is the name of a method of the shard, and its arguments. A reply is an error message or None, and
-    arrays of the tensors that the method returned. Before them, progress messages may be sent.
+    A command is the name of a method of the shard, and its arguments. A reply is an error message or None, and the
+    tensors that the method returned, as arrays. Before them, progress messages may be sent.
 
     Args:
         shard: The envs of this rank.
@@ -99,21 +99,29 @@ def execute(shard: Shard, connection: Connection, progress_s: float) -> None:
             reported_at = now
             connection.send(PROGRESS)
 
-    shard.report_progress = report_progress
-    connection.send((shard.sizes, shard.shared))
-    while (message := connection.recv_bytes()) != CLOSE:
-        try:
+    while _execute_next(shard, connection, report_progress):
+        pass
+
+
+def _execute_next(shard: Shard, connection: Connection, report_progress: Callable[[], None]) -> bool:
+    """Execute a command; return whether another follows. While it waits for the next, a rank keeps no old results."""
+    if (message := connection.recv_bytes()) == CLOSE:
+        return False
+    command, *arguments = pickle.loads(message)  # noqa: S301 (the launcher has proved that it knows the secret)
+    try:
+        if command == "rollout":
+            pickled, num_steps = arguments
             try:
-                command, *arguments = pickle.loads(message)  # noqa: S301 (the launcher has proved its secret)
+                policy = pickle.loads(pickled)  # noqa: S301
             except Exception as error:
-                # Only a policy can fail here
                 raise UserError(
                     f"policy: cannot be unpickled in a rank ({type(error).__name__}: {error}); use only modules that "
                     "the ranks can import"
                 ) from error
-            tensors = shard.execute(command, *arguments)
-        except UserError as error:
-            connection.send((str(error), {}))
-        else:
-            # Arrays are pickled as they are, and torch pickles a tensor as a whole file
-            connection.send((None, {name: tensor.cpu().numpy() for name, tensor in tensors.items()}))
+            arguments = [policy, num_steps, report_progress]
+        tensors = shard.execute(command, *arguments)
+    except UserError as error:
+        connection.send((str(error), {}))
+    else:
+        connection.send((None, {name: tensor.cpu().numpy() for name, tensor in tensors.items()}))
+    return True

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import os
+import pickle
 import queue
 import socket
 import struct
@@ -63,11 +64,10 @@ class Ranks:
         arrived: queue.SimpleQueue[tuple[int, Connection] | None] = queue.SimpleQueue()
         limit = struct.pack("ll", max(1, round(self._hang_timeout)), 0)
 
-        def take(rank: int, connection: Connection) -> None:
-            with socket.socket(fileno=os.dup(connection.fileno())) as peer:
-                for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-                    peer.setsockopt(socket.SOL_SOCKET, option, limit)
-                arrived.put((rank, Connection(peer.detach())))
+        def take(rank: int, peer: socket.socket) -> None:
+            for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+                peer.setsockopt(socket.SOL_SOCKET, option, limit)
+            arrived.put((rank, Connection(peer.detach())))
 
         directory = self._resources.enter_context(temporary_directory(f"{os.getpid()}-{uuid.uuid4().hex[:8]}"))
         plan = RunPlan(hosts=hosts, budget=None, run_dir=Path(directory))
@@ -80,7 +80,7 @@ class Ranks:
             control=self._control,
             take=take,
         )
-        self._thread, self._served = in_thread(launch)
+        self._thread, self._served = in_thread(launch, "ranks")
         self._served.add_done_callback(lambda _: arrived.put(None))
         connections: dict[int, Connection] = {}
         try:
@@ -93,26 +93,30 @@ class Ranks:
             self._connections = [connections[rank] for rank in sorted(connections)]
 
     def begin(self, command: str, *arguments: Any) -> None:
-        """Send a command to all ranks: a method of ``Shard``. :meth:`end` returns the result.
-
-        Of a tensor, each rank gets the rows of its own envs.
-        """
-        messages: list[bytes] = []
-        try:
-            for rank in range(len(self._connections)):
-                rows = self._job.rows(rank, len(self._connections))
-                own = (one[rows.start : rows.stop].numpy() if torch.is_tensor(one) else one for one in arguments)
-                messages.append(cloudpickle.dumps((command, *own)))
-        except Exception as error:
-            # Only a policy can fail here
-            raise UserError(
-                f"policy: cannot be pickled for the ranks ({type(error).__name__}: {error}); use a function or module "
-                "that holds plain data and tensors only"
-            ) from error
+        """Send a command to all ranks: the name of a method of ``Shard``. :meth:`end` returns the result."""
+        num_ranks = len(self._connections)
+        match command, arguments:
+            case "step", (actions,):
+                own = [self._job.rows(rank, num_ranks) for rank in range(num_ranks)]
+                sent = [(actions[rows.start : rows.stop].numpy(),) for rows in own]
+            case "load_state", (state,):
+                sent = [({name: tensor.cpu().numpy() for name, tensor in state.items()},)]
+            case "rollout", (policy, num_steps):
+                try:
+                    sent = [(cloudpickle.dumps(policy), num_steps)]
+                except Exception as error:
+                    raise UserError(
+                        f"policy: cannot be pickled for the ranks ({type(error).__name__}: {error}); use a function or "
+                        "module that holds plain data and tensors only"
+                    ) from error
+            case _:
+                sent = [arguments]
+        # Pickle a message for all ranks once, and arrays instead of tensors, which torch pickles as whole files
+        messages = [pickle.dumps((command, *each)) for each in sent]
         self._command = command
-        for rank, message in enumerate(messages):
+        for rank in range(num_ranks):
             with self._reporting(rank):
-                self._connections[rank].send_bytes(message)
+                self._connections[rank].send_bytes(messages[rank % len(messages)])
 
     def end(self) -> Tensors:
         """Wait for all ranks, and return the tensors of all envs."""
@@ -123,7 +127,8 @@ class Ranks:
                 raise UserError(error)
         merged: Tensors = {}
         for name in dict.fromkeys(name for _, arrays in replies for name in arrays):
-            parts = [torch.from_numpy(arrays[name]) for _, arrays in replies if name in arrays]
+            # Free each part as soon as it is copied
+            parts = [torch.from_numpy(arrays.pop(name)) for _, arrays in replies if name in arrays]
             env_dim = 1 if command == "rollout" and not name.startswith(LAST) else 0
             is_split = command != "state" or name not in self._shared
             merged[name] = torch.cat(parts, env_dim) if is_split else parts[0]

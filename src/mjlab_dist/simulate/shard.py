@@ -62,13 +62,11 @@ class Shard:
         device: Device of the envs.
         shared: Names of the tensors of the state that do not have a row per env.
         observed: The latest observations by group.
-        report_progress: Called before each step of a rollout.
     """
 
     def __init__(self, job: Job, rows: range, device: str) -> None:
         """Build the envs, and start an episode in each."""
         self._job, self.rows, self.device = job, rows, device
-        self.report_progress: Callable[[], None] = lambda: None
         size = job.envs_per_variant
         self._groups = [
             self._build(variant, range(max(rows.start, variant * size), min(rows.stop, (variant + 1) * size)))
@@ -115,8 +113,13 @@ class Shard:
         self.observed = self._observations()
         return {**self._named_observations(), **_joined(parts)}
 
-    def rollout(self, policy: Policy, num_steps: int) -> Tensors:
+    def rollout(self, policy: Policy, num_steps: int, begin_step: Callable[[], None] = lambda: None) -> Tensors:
         """Let a policy act for several steps.
+
+        Args:
+            policy: Function from observations to actions.
+            num_steps: Number of steps.
+            begin_step: Called before each step.
 
         Returns:
             ``actions`` and the results of the steps, (num_steps, num_envs, ...), and ``last_observations.<group>``,
@@ -124,7 +127,7 @@ class Shard:
         """
         results: Tensors = {}
         for step in range(num_steps):
-            self.report_progress()
+            begin_step()
             made = {**self._named_observations(), "actions": self._act(policy)}
             made |= {name: value for name, value in self.step(made["actions"]).items() if name not in made}
             for name, value in made.items():
@@ -169,15 +172,15 @@ class Shard:
             state |= {f"{group.prefix}{name}": tensor for name, tensor in held.items()}
         return state
 
-    def load_state(self, state: Mapping[str, torch.Tensor]) -> Tensors:
+    def load_state(self, state: Mapping[str, torch.Tensor | np.ndarray]) -> Tensors:
         """Load the state of all envs of all ranks, and return the observations."""
         if missing := sorted(self._begin.keys() - state.keys()):
             raise UserError(f"state: {missing[0]} is missing; load the state of the same task")
-        picked = {name: state[name] for name in self._begin}
+        picked = {name: torch.as_tensor(state[name]) for name in self._begin}
         for prefix, first, num_envs, total in self._spans():
             for name in picked.keys() - self.shared:
-                if name.startswith(prefix) and state[name].shape[:1] == (total,):
-                    picked[name] = state[name][first : first + num_envs]
+                if name.startswith(prefix) and picked[name].shape[:1] == (total,):
+                    picked[name] = picked[name][first : first + num_envs]
         self._restore(picked, checked=True)
         return self._named_observations()
 
@@ -279,7 +282,8 @@ def _joined(parts: Sequence[Tensors]) -> Tensors:
 
 
 def _named(prefix: str, observations: Tensors) -> Tensors:
-    return {f"{prefix}.{name}": value for name, value in observations.items()}
+    """Return copies, which the caller may change."""
+    return {f"{prefix}.{name}": value.clone() for name, value in observations.items()}
 
 
 def _with_prefix(state: Mapping[str, torch.Tensor], prefix: str) -> Tensors:

@@ -51,8 +51,8 @@ def launcher(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Launch
 
     taken: queue.SimpleQueue[tuple[int, Connection]] = queue.SimpleQueue()
 
-    def take(rank: int, connection: Connection) -> None:
-        taken.put((rank, Connection(os.dup(connection.fileno()))))
+    def take(rank: int, peer: socket.socket) -> None:
+        taken.put((rank, Connection(peer.detach())))
 
     reads.set()
     channels, logs = Channels(receive), LogFiles(tmp_path, ["localhost", "node7", "node7"])

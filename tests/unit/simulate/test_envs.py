@@ -133,6 +133,27 @@ def test_results_are_new_in_every_step(envs: Envs) -> None:
     assert len({step.observations["actor"].data_ptr() for step in steps}) == 3
 
 
+def test_changing_results_does_not_change_the_envs() -> None:
+    with make(final_observations=True) as envs:
+        envs.reset(seed=1)
+        state, expected = envs.state(), envs.step(actions(0))
+
+        def act(_: object) -> torch.Tensor:
+            return actions(0)
+
+        for call in (
+            lambda: envs.set_state(state)["actor"],
+            lambda: envs.reset(seed=1)["actor"],
+            lambda: envs.step(actions(1)).observations["actor"],
+            lambda: envs.step(actions(1)).info["final_observations"]["actor"],
+            lambda: envs.rollout(act, 2).last_observations["actor"],
+        ):
+            call().zero_()
+            assert envs.rollout(act, 1).observations["actor"].all()
+        envs.set_state(state)
+        assert torch.equal(envs.step(actions(0)).observations["actor"], expected.observations["actor"])
+
+
 def test_a_rollout_equals_steps_with_the_same_policy(envs: Envs) -> None:
     def policy(observations: dict[str, torch.Tensor]) -> torch.Tensor:
         return observations["actor"][:, :1] * 0.3

@@ -1,20 +1,25 @@
-"""Ranks on different machines compare their models. A program that starts ranks imports no simulation libraries."""
+"""A rank executes commands, and compares its models with other machines. Launchers import no simulation libraries."""
 
 from __future__ import annotations
 
 import dataclasses
+import pickle
+import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
+from typing import Any
 
 import pytest
+import torch
 from torch._C._distributed_c10d import TCPStore
 
 import mjlab_dist
 from mjlab_dist.distributed import Rank, group
 from mjlab_dist.errors import PreflightError
 from mjlab_dist.simulate.job import Job
-from mjlab_dist.simulate.rank import check_same_variants
+from mjlab_dist.simulate.rank import CLOSE, PROGRESS, check_same_variants, execute
 
 XML = '<mujoco><worldbody><body><joint damping="{}"/><geom size="0.1"/></body></worldbody></mujoco>'
 
@@ -50,6 +55,35 @@ def test_another_model_of_any_variant_is_found() -> None:
     assert errors[0] == errors[1]
     assert "rank 1" in errors[0]
     assert "dof_damping" in errors[0]
+
+
+class _FakeShard:
+    """Envs of which a rollout only reports its steps."""
+
+    def execute(self, command: str, *arguments: Any) -> dict[str, torch.Tensor]:
+        assert command == "rollout"
+        policy, num_steps, begin_step = arguments
+        for _ in range(num_steps):
+            begin_step()
+        return {"actions": policy(num_steps)}
+
+
+def test_a_rollout_reports_progress_and_a_policy_that_cannot_be_unpickled_is_refused() -> None:
+    ours, theirs = (Connection(end.detach()) for end in socket.socketpair())
+    shard: Any = _FakeShard()
+    with ours, theirs, ThreadPoolExecutor(1) as pool:
+        rank = pool.submit(execute, shard, theirs, 0.0)
+        ours.send_bytes(pickle.dumps(("rollout", b"cos\nno_such_function\n.", 2)))
+        error, _ = ours.recv()
+        assert "policy" in error
+        assert "no_such_function" in error
+        ours.send_bytes(pickle.dumps(("rollout", pickle.dumps(torch.zeros), 3)))
+        assert [ours.recv() for _ in range(3)] == [PROGRESS] * 3
+        error, results = ours.recv()
+        assert error is None
+        assert results["actions"].tolist() == [0.0] * 3
+        ours.send_bytes(CLOSE)
+        rank.result()
 
 
 @pytest.mark.slow
