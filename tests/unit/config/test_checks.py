@@ -193,6 +193,12 @@ def test_mutually_exclusive_fields_are_refused_only_together(
     assert flags[1] in message
 
 
+@pytest.mark.parametrize("ports", [(1023, 2000), (29500, 29500), (29501, 29500), (65535, 65536)])
+def test_a_range_of_ports_has_at_least_two(config: TrainConfig, ports: tuple[int, int]):
+    assert refusal_of(changed(config, "port_range", ports)).startswith(f"--port-range {ports[0]} {ports[1]}: ")
+    validate(changed(config, "port_range", (29500, 29501)))
+
+
 @pytest.mark.parametrize(
     ("hosts", "fix"),
     [

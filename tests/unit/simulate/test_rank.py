@@ -9,8 +9,8 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
-from typing import Any
 
+import cloudpickle
 import pytest
 import torch
 from torch._C._distributed_c10d import TCPStore
@@ -20,6 +20,7 @@ from mjlab_dist.distributed import Rank, group
 from mjlab_dist.errors import PreflightError
 from mjlab_dist.simulate.job import Job
 from mjlab_dist.simulate.rank import CLOSE, PROGRESS, check_same_variants, execute
+from mjlab_dist.simulate.shard import Shard
 
 XML = '<mujoco><worldbody><body><joint damping="{}"/><geom size="0.1"/></body></worldbody></mujoco>'
 
@@ -57,31 +58,22 @@ def test_another_model_of_any_variant_is_found() -> None:
     assert "dof_damping" in errors[0]
 
 
-class _FakeShard:
-    """Envs of which a rollout only reports its steps."""
-
-    def execute(self, command: str, *arguments: Any) -> dict[str, torch.Tensor]:
-        assert command == "rollout"
-        policy, num_steps, begin_step = arguments
-        for _ in range(num_steps):
-            begin_step()
-        return {"actions": policy(num_steps)}
-
-
 def test_a_rollout_reports_progress_and_a_policy_that_cannot_be_unpickled_is_refused() -> None:
+    config = mjlab_dist.task_config("cartpole-balance")
+    shard = Shard(Job(configs=(config,), num_envs=1, seed=0, final_observations=False), range(1), "cpu")
     ours, theirs = (Connection(end.detach()) for end in socket.socketpair())
-    shard: Any = _FakeShard()
-    with ours, theirs, ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(1) as pool, theirs, ours:
         rank = pool.submit(execute, shard, theirs, 0.0)
         ours.send_bytes(pickle.dumps(("rollout", b"cos\nno_such_function\n.", 2)))
         error, _ = ours.recv()
         assert "policy" in error
         assert "no_such_function" in error
-        ours.send_bytes(pickle.dumps(("rollout", pickle.dumps(torch.zeros), 3)))
+        policy = cloudpickle.dumps(lambda _: torch.zeros(1, 1))
+        ours.send_bytes(pickle.dumps(("rollout", policy, 3)))
         assert [ours.recv() for _ in range(3)] == [PROGRESS] * 3
         error, results = ours.recv()
         assert error is None
-        assert results["actions"].tolist() == [0.0] * 3
+        assert results["rewards"].shape == (3, 1)
         ours.send_bytes(CLOSE)
         rank.result()
 
