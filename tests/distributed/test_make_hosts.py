@@ -35,9 +35,10 @@ def lab(hosts: Lab) -> Iterator[Lab]:
 def start(lab: Lab, program: Path, *args: str, path: Path) -> int:
     """Start a program on host a, with the SSH config file as its first argument."""
     command = ("python", str(program), str(lab.ssh_config), *args)
-    cache = {"TORCHINDUCTOR_CACHE_DIR": str(lab.work / "cache")}  # otherwise, importing torch creates a cache in /tmp
+    # Without a directory for the cache, importing torch creates one in /tmp
+    env = {"TORCHINDUCTOR_CACHE_DIR": str(lab.work / "cache"), "PYTHONPATH": "."}
     with path.open("w") as output:
-        return lab.start("a", *command, output=output, env=cache)
+        return lab.start("a", *command, output=output, env=env)
 
 
 @pytest.mark.parametrize(
@@ -56,6 +57,27 @@ def test_two_hosts_give_the_results_of_one_process(
     differ, error = printed.splitlines()
     assert differ == "differ: []"
     assert message in error
+    lab.wait_until_clear(wait_for)
+
+
+REWARD = """
+import torch
+
+def bonus(env) -> torch.Tensor:
+    return torch.full((env.num_envs,), {value}, device=env.device)
+"""
+
+
+@pytest.mark.long
+def test_a_host_with_another_task_is_refused(lab: Lab, tmp_path: Path, wait_for: WaitFor) -> None:
+    for host, value in (("a", 1.0), ("b", 1.5)):
+        (lab.files(host) / "own_rewards.py").write_text(REWARD.format(value=value))
+    output = tmp_path / "output"
+    assert lab.wait(start(lab, STEPS, "60", "env.rewards.smooth.func=own_rewards:bonus", path=output)) == 0
+    printed = output.read_text()
+    assert printed.startswith("PreflightError: "), printed
+    assert "rank 1 (b)" in printed
+    assert "own_rewards" in printed
     lab.wait_until_clear(wait_for)
 
 
