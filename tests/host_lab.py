@@ -25,6 +25,13 @@ REFUSED = 77
 
 HOSTS = "abc"
 
+REWARD = """
+import torch
+
+def bonus(env) -> torch.Tensor:
+    return torch.full((env.num_envs,), {value}, device=env.device)
+"""
+
 
 class Lab:
     """Three hosts; each may use one core.
@@ -66,6 +73,10 @@ class Lab:
     def files(self, host: str) -> Path:
         """Return the path by which this machine reaches the working directory of a host."""
         return self.directory / host / "work"
+
+    def write_reward(self, host: str, value: float) -> None:
+        """Write a reward, ``own_rewards:bonus``, that has a constant value, to a host's directory."""
+        (self.files(host) / "own_rewards.py").write_text(REWARD.format(value=value))
 
     def temporary_files(self, host: str) -> list[Path]:
         """Return the files in /tmp of a host, without a checkout that is there."""

@@ -130,7 +130,7 @@ def joined(config: TrainConfig, plan: RankPlan, store: Store | None = None) -> I
             write_ranks(plan.run_dir, ranks)
 
         # Learner. The step after it ends with the first heartbeat of the training loop
-        report_begin(rank.rank, "building its learner")
+        emit("step", rank=rank.rank, step="building its learner")
         runner = Runner(env, config, rank, plan.run_dir, plan.lease)
         report_step(rank, f"built a learner with {runner.alg.num_parameters:,} parameters", then="starting to train")
 
@@ -180,15 +180,10 @@ def meet_ranks(
     return rank, store, devices
 
 
-def report_begin(rank: int, step: str | None) -> None:
-    """Report that a rank begins a step of its start, which the launcher limits in time."""
-    emit("step", rank=rank, step=step)
-
-
 def report_step(rank: Rank, text: str, then: str | None = None) -> None:
-    """Report a finished step of the setup, which ``--verbose`` shows, and the next one, as for :func:`report_begin`."""
+    """Report a finished step of the start, which ``--verbose`` shows, and the next one, which must end in time."""
     emit("debug", text=f"rank {rank.rank}: {text}")
-    report_begin(rank.rank, then)
+    emit("step", rank=rank.rank, step=then)
 
 
 def set_interfaces(rank: Rank, environ: MutableMapping[str, str]) -> None:

@@ -225,22 +225,14 @@ def test_scaling_over_hosts_is_measured(lab: Lab, tmp_path: Path):
     assert not lab.leftovers()
 
 
-REWARD = """
-import torch
-
-def bonus(env) -> torch.Tensor:
-    return torch.full((env.num_envs,), {value}, device=env.device)
-"""
-
-
 @pytest.mark.long
 def test_a_host_with_another_task_is_refused(lab: Lab, tmp_path: Path):
     flags = ("--env.rewards.smooth.func", "own_rewards:bonus", "--hosts", "a", "b", "--max-iterations", "2")
-    for host, value in (("a", 1.0), ("b", 1.0)):
-        (lab.files(host) / "own_rewards.py").write_text(REWARD.format(value=value))
+    lab.write_reward("a", 1.0)
+    lab.write_reward("b", 1.0)
     run = Run(lab, tmp_path / "same", *flags, env={"PYTHONPATH": "."})
     assert run.wait() == Exit.DONE, run.output
-    (lab.files("b") / "own_rewards.py").write_text(REWARD.format(value=1.5))
+    lab.write_reward("b", 1.5)
     run = Run(lab, tmp_path / "other", *flags, env={"PYTHONPATH": "."})
     assert run.wait() == Exit.PREFLIGHT, run.output
     (line,) = run.output.splitlines()[-1:]

@@ -60,18 +60,10 @@ def test_two_hosts_give_the_results_of_one_process(
     lab.wait_until_clear(wait_for)
 
 
-REWARD = """
-import torch
-
-def bonus(env) -> torch.Tensor:
-    return torch.full((env.num_envs,), {value}, device=env.device)
-"""
-
-
 @pytest.mark.long
 def test_a_host_with_another_task_is_refused(lab: Lab, tmp_path: Path, wait_for: WaitFor) -> None:
-    for host, value in (("a", 1.0), ("b", 1.5)):
-        (lab.files(host) / "own_rewards.py").write_text(REWARD.format(value=value))
+    lab.write_reward("a", 1.0)
+    lab.write_reward("b", 1.5)
     output = tmp_path / "output"
     assert lab.wait(start(lab, STEPS, "60", "env.rewards.smooth.func=own_rewards:bonus", path=output)) == 0
     printed = output.read_text()

@@ -29,7 +29,7 @@ from mjlab_dist.machine.processes import die_with_parent
 from mjlab_dist.messages import Event, emit, listening
 from mjlab_dist.places import with_notes
 from mjlab_dist.run_dir import ERRORS_DIR
-from mjlab_dist.worker import Entry, report_begin
+from mjlab_dist.worker import Entry
 
 # Levels at which a rank logs events for the user
 LOGGED = {
@@ -80,9 +80,9 @@ def run_or_die(entry: Entry[Any], config: TrainConfig, plans: Sequence[RankPlan]
         # because ranks inherit the block that the launcher uses while agents start.
         signal.signal(signal.SIGTERM, lambda *_: control.request_stop())
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-        report_begin(rank, "importing libraries")
+        emit("step", rank=rank, step="importing libraries")
         import_learner()
-        report_begin(rank, None)
+        emit("step", rank=rank, step=None)
 
         # Watchdog, which reports progress, and ends the process if the training loop hangs
         def advanced(iteration: int) -> None:

@@ -16,8 +16,9 @@ from mjlab_dist.distributed import Rank, RankPlan
 from mjlab_dist.errors import UserError
 from mjlab_dist.imports import start_up
 from mjlab_dist.launch.channel import connect
+from mjlab_dist.messages import emit
 from mjlab_dist.simulate.job import Job
-from mjlab_dist.worker import meet_ranks, report_begin, report_step
+from mjlab_dist.worker import meet_ranks, report_step
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -59,7 +60,7 @@ def serve(job: Job, config: TrainConfig, plan: RankPlan, control: Control) -> Se
 
     with connect("commands", rank.rank) as connection:
         connection.send((shard.sizes, shard.shared))
-        report_begin(rank.rank, None)
+        emit("step", rank=rank.rank, step=None)
         execute(shard, connection, min(PROGRESS_S, config.hang_timeout / 4))
     return Served()
 
