@@ -14,6 +14,10 @@ from mjlab_dist.control import STOP_SIGNALS, Control
 from mjlab_dist.machine.processes import end_children, remove_own
 
 
+# What a thread would leave behind if it did so while another thread ends this process; events of Python's auditing
+LEAVES_BEHIND = {"subprocess.Popen", "tempfile.mkdtemp"}
+
+
 class Stopper(Protocol):
     """Shows the user how a run stops."""
 
@@ -89,6 +93,7 @@ def stopping_with_others(control: Control) -> Iterator[None]:
 
 
 def _end(signum: int, stopped: Callable[[int], None]) -> None:
+    sys.addaudithook(_hold)
     try:
         end_children()
         remove_own()
@@ -96,3 +101,9 @@ def _end(signum: int, stopped: Callable[[int], None]) -> None:
         sys.stdout.flush()
     finally:
         os._exit(128 + signum)
+
+
+def _hold(event: str, _: object) -> None:
+    """Stop a thread that is about to start a process or to make a temporary directory."""
+    if event in LEAVES_BEHIND:
+        threading.Event().wait()

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -136,23 +136,37 @@ def end_children(launch: str | None = None) -> None:
     """
     import psutil  # slow to import, and needed at the end only
 
+    # Suspend all before killing any: a process that runs on may start another one, which this search has not found
+    children: set[psutil.Process] = set()
+    while found := {child for child in _descendants(launch) if child not in children}:
+        _signal(found, signal.SIGSTOP)
+        _wait_for(found, {psutil.STATUS_STOPPED})
+        children |= found
+    trackers = {child for child in children if TRACKER in _command(child)}
+    _signal(children - trackers, signal.SIGKILL)
+    _signal(trackers, signal.SIGCONT)
+    _wait_for(children)
+    _signal(trackers, signal.SIGKILL)
+    _wait_for(trackers)
+
+
+def _descendants(launch: str | None) -> list[psutil.Process]:
+    import psutil
+
     children = psutil.Process().children(recursive=True)
-    if launch is not None:
-        children = [child for child in children if _environ(child).get(LAUNCH) == launch]
-    trackers = [child for child in children if TRACKER in _command(child)]
-    for child in children:
-        if child not in trackers:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                child.kill()
-    _wait_until_ended(children)
-    for child in trackers:
+    return [child for child in children if launch is None or _environ(child).get(LAUNCH) == launch]
+
+
+def _signal(processes: Iterable[psutil.Process], signum: signal.Signals) -> None:
+    import psutil
+
+    for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
-            child.kill()
-    _wait_until_ended(trackers)
+            process.send_signal(signum)
 
 
-def _wait_until_ended(processes: Sequence[psutil.Process]) -> None:
-    """Wait until descendants of this process have ended, but at most :data:`PATIENCE_S`.
+def _wait_for(processes: Collection[psutil.Process], statuses: Collection[str] = ()) -> None:
+    """Wait until processes have one of the statuses or have ended, but at most :data:`PATIENCE_S`.
 
     A descendant whose parent has ended becomes a zombie until the first process of the machine removes it. In a
     container, this first process is often a program that never removes zombies. A zombie therefore counts as ended,
@@ -161,18 +175,19 @@ def _wait_until_ended(processes: Sequence[psutil.Process]) -> None:
     import psutil
 
     deadline = time.monotonic() + PATIENCE_S
-    while not all(_has_ended(process) for process in processes) and time.monotonic() < deadline:
+    while not all(_is_in(statuses, process) for process in processes) and time.monotonic() < deadline:
         time.sleep(0.005)
     for process in processes:
-        with contextlib.suppress(psutil.Error):  # not a child of this process
+        with contextlib.suppress(psutil.Error):  # it has not ended, or is not a child of this process
             process.wait(timeout=0)  # otherwise, a child would remain as a zombie
 
 
-def _has_ended(process: psutil.Process) -> bool:
+def _is_in(statuses: Collection[str], process: psutil.Process) -> bool:
     import psutil
 
     try:
-        return process.status() == psutil.STATUS_ZOMBIE and process.num_threads() <= 1
+        status = process.status()
+        return status in statuses or (status == psutil.STATUS_ZOMBIE and process.num_threads() <= 1)
     except psutil.NoSuchProcess:
         return True
 

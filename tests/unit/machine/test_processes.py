@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import Command
 from mjlab_dist.machine.processes import TEMPORARY, remove_leftovers, remove_own, temporary_directory
 
 
@@ -123,3 +124,28 @@ def test_a_grandchild_that_nobody_removes_after_its_end_is_not_waited_for():
     finally:
         prctl(PR_SET_CHILD_SUBREAPER, 0)
     assert os.WTERMSIG(status) == signal.SIGKILL
+
+
+STARTS_MORE = """
+import subprocess, sys
+
+for _ in range(500):
+    subprocess.Popen(["sleep", "3600"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    print("started", flush=True)
+"""
+"""Program that starts one process after another."""
+
+ENDS_WHILE_STARTING = """
+import subprocess, sys
+from mjlab_dist.machine.processes import end_children
+
+child = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdout=subprocess.PIPE)
+child.stdout.readline()
+end_children()
+"""
+
+
+def test_processes_that_start_while_others_are_ended_do_not_stay(command: Command):
+    done = command(sys.executable, "-c", ENDS_WHILE_STARTING, STARTS_MORE)
+    assert done.code == 0, done.err
+    # The fixture finds processes that are left
