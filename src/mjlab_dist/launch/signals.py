@@ -13,7 +13,6 @@ from typing import Protocol
 from mjlab_dist.control import STOP_SIGNALS, Control
 from mjlab_dist.machine.processes import end_children, remove_own
 
-
 # What a thread would leave behind if it did so while another thread ends this process; events of Python's auditing
 LEAVES_BEHIND = {"subprocess.Popen", "tempfile.mkdtemp"}
 

@@ -6,7 +6,6 @@ import signal
 import sys
 
 import pytest
-
 from tests.conftest import Command
 
 GOES_ON = """

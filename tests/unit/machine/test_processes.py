@@ -12,8 +12,8 @@ import tempfile
 from pathlib import Path
 
 import pytest
-
 from tests.conftest import Command
+
 from mjlab_dist.machine.processes import TEMPORARY, remove_leftovers, remove_own, temporary_directory
 
 
