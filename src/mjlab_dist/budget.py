@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mjlab_dist.config import TrainConfig
-from mjlab_dist.config.checks import validate_rollout
+from mjlab_dist.config import AgentConfig, TrainConfig
 from mjlab_dist.config.fsdp import validate_shards
 from mjlab_dist.errors import UserError
 from mjlab_dist.wording import listed
@@ -33,21 +32,30 @@ def plan_budget(config: TrainConfig, world_size: int) -> Budget | None:
         The budget; None for ``--num-envs auto``, where ranks first measure memory and then call :func:`budget_of`.
     """
     validate_shards(config, world_size)
-    if config.total_num_envs is None:
-        return None if config.num_envs == "auto" else budget_of(config, world_size, config.num_envs)
-    num_envs, left_over = divmod(config.total_num_envs, world_size)
+    if config.num_envs == "auto" and config.total_num_envs is None:
+        return None
+    total = total_num_envs(config, world_size)
+    num_envs, left_over = divmod(total, world_size)
     if left_over:
         choices = [n for n in (num_envs * world_size, (num_envs + 1) * world_size) if n]
         raise UserError(
-            f"--total-num-envs {config.total_num_envs}: cannot be split evenly over {world_size} ranks; use "
-            + listed(choices, "or")
+            f"--total-num-envs {total}: cannot be split evenly over {world_size} ranks; use {listed(choices, 'or')}"
         )
     return budget_of(config, world_size, num_envs)
 
 
+def total_num_envs(config: TrainConfig, world_size: int) -> int:
+    """Return the number of envs of all ranks; raise for ``--num-envs auto``, which only training supports."""
+    if config.total_num_envs is not None:
+        return config.total_num_envs
+    if config.num_envs == "auto":
+        raise UserError("--num-envs auto: works only for training; give a number")
+    return config.num_envs * world_size
+
+
 def budget_of(config: TrainConfig, world_size: int, num_envs: int) -> Budget:
     """Return the budget of a run with a known number of envs per rank."""
-    validate_rollout(config.agent, num_envs)
+    _validate_rollout(config.agent, num_envs)
     if config.total_timesteps is None:
         return Budget(num_envs=num_envs, max_iterations=config.max_iterations)
     # --total-timesteps, rounded down to whole iterations
@@ -64,3 +72,27 @@ def budget_of(config: TrainConfig, world_size: int, num_envs: int) -> Budget:
         f"{config.total_timesteps - left_over:,} in all; the remaining {left_over:,} are less than one iteration."
     )
     return Budget(num_envs=num_envs, max_iterations=iterations, note=note if left_over else None)
+
+
+def _validate_rollout(agent: AgentConfig, num_envs: int) -> None:
+    """Raise if the rollout of one rank does not divide into mini-batches."""
+    if agent.rnn != "none":
+        if num_envs % agent.num_mini_batches:
+            raise UserError(
+                f"--agent.num-mini-batches {agent.num_mini_batches}: does not divide --num-envs {num_envs}; "
+                f"with --agent.rnn {agent.rnn}, the envs are divided among the mini-batches; "
+                f"use {_nearest_divisor(num_envs, agent.num_mini_batches)}"
+            )
+        return
+    rollout = num_envs * agent.num_steps_per_env
+    if rollout % agent.num_mini_batches:
+        raise UserError(
+            f"--agent.num-mini-batches {agent.num_mini_batches}: does not divide the rollout of --num-envs "
+            f"{num_envs} x --agent.num-steps-per-env {agent.num_steps_per_env} = {rollout} samples; "
+            f"use {_nearest_divisor(rollout, agent.num_mini_batches)}"
+        )
+
+
+def _nearest_divisor(number: int, wish: int) -> int:
+    divisors = [n for n in range(1, min(number, 64) + 1) if number % n == 0]
+    return min(divisors, key=lambda n: abs(n - wish))

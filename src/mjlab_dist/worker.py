@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from mjlab_dist.budget import Budget, budget_of
+from mjlab_dist.budget import budget_of
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.control import Control
 from mjlab_dist.distributed import Rank, RankDevice, RankPlan, rank_from_environment
@@ -104,8 +104,8 @@ def joined(config: TrainConfig, plan: RankPlan, store: Store | None = None) -> I
     with start_up():
         rank, store, devices = meet_ranks(config, plan, store)
         backends = exchange(store, rank.rank, rank.world_size, "backend", plan.device.backend)
-        budget = plan.budget or _measure_budget(config, rank, store, devices)
-        of_world = f"world size {rank.world_size}, {budget.num_envs} envs per rank"
+        num_envs = plan.num_envs or _measure_num_envs(config, rank, store, device)
+        of_world = f"world size {rank.world_size}, {num_envs} envs per rank"
         report_step(rank, f"connected to the other ranks; {of_world}", then="building its envs")
 
         from mjlab_dist.distributed.group import process_group, wait_for_all
@@ -114,7 +114,7 @@ def joined(config: TrainConfig, plan: RankPlan, store: Store | None = None) -> I
         from mjlab_dist.learn import Runner
 
         # Envs
-        env = Env(config.env, budget.num_envs, device, first_env_id=rank.rank * budget.num_envs)
+        env = Env(config.env, num_envs, device, first_env_id=rank.rank * num_envs)
         report_step(rank, f"built envs {env.env_ids[0]} to {env.env_ids[-1]}")
         check_same_task(store, rank, [each.host for each in devices], config, env.sim.model)
         ranks = _describe_ranks(rank, store, devices[rank.rank], env)
@@ -136,7 +136,7 @@ def joined(config: TrainConfig, plan: RankPlan, store: Store | None = None) -> I
 
         def build(new: TrainConfig) -> Runner:
             seed_generators(new.seed, rank.rank)
-            env = Env(new.env, budget.num_envs, device, first_env_id=rank.rank * budget.num_envs)
+            env = Env(new.env, num_envs, device, first_env_id=rank.rank * num_envs)
             wait_for_all(store, rank, f"buffers/{new.env.sim.njmax}/{new.env.sim.nconmax}")
             return Runner(env, new, rank, plan.run_dir, plan.lease)
 
@@ -172,6 +172,7 @@ def meet_ranks(
     own = describe_device(device, os.environ.get(EGL_DEVICE))
     exchanged = exchange(store, rank.rank, rank.world_size, "device", dataclasses.asdict(own))
     devices = [DeviceInfo(**fields) for fields in exchanged]
+    rank = dataclasses.replace(rank, local_world_size=sum(other.host == own.host for other in devices))
     if config.require_same_devices:
         require_same(devices)
     if rank.is_main and (difference := compare_devices(devices)):
@@ -214,20 +215,18 @@ def set_interfaces(rank: Rank, environ: MutableMapping[str, str]) -> None:
                     environ.setdefault(FAMILY, "AF_INET6")
 
 
-def _measure_budget(config: TrainConfig, rank: Rank, store: Store | None, devices: list[DeviceInfo]) -> Budget:
-    """Return the budget, with a number of envs per rank for which every rank has enough memory."""
+def _measure_num_envs(config: TrainConfig, rank: Rank, store: Store | None, device: str) -> int:
+    """Return a number of envs per rank for which every rank has enough memory."""
     from mjlab_dist.env import sizing  # imports torch
 
-    own = devices[rank.rank]
-    num_ranks_here = sum(other.host == own.host for other in devices)
-    room = sizing.measure_room(config, own.device, num_ranks_here)
+    room = sizing.measure_room(config, device, rank.local_world_size)
     exchanged = exchange(store, rank.rank, rank.world_size, "room", dataclasses.asdict(room))
     num_envs, reason = sizing.choose_num_envs([sizing.Room(**fields) for fields in exchanged])
     budget = budget_of(config, rank.world_size, num_envs)
     if rank.is_main:
         for text in filter(None, (reason, budget.note)):
             emit("status", text=text)
-    return budget
+    return num_envs
 
 
 def _describe_ranks(rank: Rank, store: Store | None, device: DeviceInfo, env: Env) -> list[RankInfo]:

@@ -15,6 +15,7 @@ from conftest import Command
 
 from mjlab_dist import play
 from mjlab_dist.config import EvaluateConfig, PlayConfig
+from mjlab_dist.config.values import with_values
 from mjlab_dist.evaluate.run import evaluate
 
 TASK = "quadruped-velocity-flat"
@@ -140,3 +141,11 @@ def test_another_task_and_no_task_are_refused(command: Command, trained: Path):
         done = command.here("mjlab-dist", "evaluate", *words, "--gpu-ids", "None")
         assert done.code == 2, words
         assert len(done.err.splitlines()) == 1
+
+
+def test_a_run_is_evaluated_whatever_hosts_and_mini_batches_it_was_trained_with(trained: Path):
+    config, checkpoint = play.resolve(TASK, PlayConfig(log_root=str(trained / "logs")))
+    changes = {"hosts": ["localhost", "node7"], "min_hosts": 1, "max_restarts": 1, "agent.num_mini_batches": 7}
+    config = with_values(config, {**changes, "env.episode_length_s": 0.1})
+    (result,) = evaluate(config, checkpoint, EvaluateConfig(num_episodes=2, num_envs=2, gpu_ids=None))
+    assert result.num_episodes == 2

@@ -118,7 +118,7 @@ def test_a_run_is_measured_with_its_policy_and_config(command: Command, env: dic
     [
         (["no-such-task"], "unknown task no-such-task"),
         (["cartpole-balance", "--steps", "0"], "--steps 0: must be at least 1"),
-        (["cartpole-balance", "--num-envs", "auto"], "--num-envs auto: this command does not support auto"),
+        (["cartpole-balance", "--num-envs", "auto"], "--num-envs auto: works only for training"),
         (["cartpole-balance", "--run", "gone"], "--run gone: is not a run directory"),
         (["cartpole-balance", "--run", "latest", "--config", "x"], "--run latest: "),
         (["--run", "latest"], "--run latest: no task is named"),

@@ -39,7 +39,7 @@ def results_of(
     """Start CPU ranks, and return their results."""
     (directory / ERRORS_DIR).mkdir()
     device = RankDevice(device="cpu", name="cpu", torch_threads=torch_threads, backend="gloo")
-    plan = RunPlan(hosts=(Host(devices=(device,) * ranks),), budget=None, run_dir=directory)
+    plan = RunPlan(hosts=(Host(devices=(device,) * ranks),), run_dir=directory)
     config = config or registry.task_config("cartpole-balance")
     saved = run_ranks(entry, Saved, config, plan, listen=lambda _: None, control=Control())
     return [torch.load(one.file, weights_only=True) for one in saved]

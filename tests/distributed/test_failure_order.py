@@ -24,7 +24,7 @@ pytestmark = pytest.mark.timeout(180)
 
 def failure(entry: Entry[RunResult], run_dir: Path) -> RankError:
     config = registry.task_config("cartpole-balance")
-    plan = RunPlan(hosts=(Host(devices=(CPU,) * 3),), budget=None, run_dir=run_dir)
+    plan = RunPlan(hosts=(Host(devices=(CPU,) * 3),), run_dir=run_dir)
     with pytest.raises(RankError) as caught:
         run_ranks(entry, RunResult, config, plan, listen=lambda _: None, control=Control())
     return caught.value

@@ -42,7 +42,7 @@ def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Launch:
             monkeypatch.setenv(name, value)
         config = registry.task_config("cartpole-balance")
         (tmp_path / ERRORS_DIR).mkdir(exist_ok=True)
-        plan = RunPlan(hosts=(Host(devices=DEVICES),), budget=None, run_dir=tmp_path)
+        plan = RunPlan(hosts=(Host(devices=DEVICES),), run_dir=tmp_path)
         return run_ranks(environment_probe.report, Report, config, plan, listen=lambda _: None, control=Control())
 
     return run

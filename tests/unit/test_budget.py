@@ -10,9 +10,8 @@ import pytest
 import yaml
 
 from mjlab_dist import registry
-from mjlab_dist.budget import Budget, budget_of, plan_budget
+from mjlab_dist.budget import Budget, budget_of, plan_budget, total_num_envs
 from mjlab_dist.config import TrainConfig
-from mjlab_dist.config.checks import validate
 from mjlab_dist.config.serialization import to_plain
 from mjlab_dist.errors import UserError
 from mjlab_dist.run_dir import read_config_file
@@ -47,6 +46,19 @@ def test_totals_that_ranks_cannot_share_are_refused_with_the_nearest_ones(total:
     assert message.endswith(f" {fix}")
 
 
+@pytest.mark.parametrize("num_envs", [64, "auto"])
+def test_a_total_takes_precedence_over_the_number_per_rank(num_envs: int | str):
+    asked = config(num_envs=num_envs, total_num_envs=6)
+    assert budget(asked, 2).num_envs == 3
+    assert total_num_envs(asked, 2) == 6
+
+
+def test_envs_per_rank_add_up_and_only_training_measures_how_many_fit():
+    assert total_num_envs(config(), 3) == 3 * 64
+    with pytest.raises(UserError, match=r"^--num-envs auto: "):
+        total_num_envs(config(num_envs="auto"), 3)
+
+
 def test_steps_are_rounded_down_to_whole_iterations():
     per_iteration = 3 * 64 * STEPS
     total = 6 * per_iteration - 1
@@ -75,8 +87,7 @@ def test_a_run_resumed_with_another_number_of_ranks_keeps_its_totals(tmp_path: P
 
 def test_mini_batches_are_checked_against_the_envs_per_rank():
     three = dataclasses.replace(config().agent, num_mini_batches=3)
-    validate(config(num_envs=64, total_num_envs=6, agent=three))  # 3 does not divide 64 x 32, but no rank has 64 envs
-    assert budget(config(total_num_envs=6, agent=three), 2).num_envs == 3
+    assert budget(config(total_num_envs=6, agent=three), 2).num_envs == 3  # 3 does not divide the rollout of 64 envs
     message = refusal_of(config(total_num_envs=8, agent=three), 2)
     assert message.startswith("--agent.num-mini-batches 3: ")
     assert "--num-envs 4" in message

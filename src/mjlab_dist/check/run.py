@@ -9,9 +9,9 @@ from pathlib import Path
 
 import torch
 
+from mjlab_dist.budget import total_num_envs
 from mjlab_dist.buffer_sizes import BufferGauge
 from mjlab_dist.buffers import MARGIN
-from mjlab_dist.check import NUM_CHECKED
 from mjlab_dist.check.checks import (
     NUM_RECORDED,
     Check,
@@ -71,11 +71,8 @@ def try_out(config: TrainConfig) -> Iterator[Check]:
 
 
 def _with_envs(config: TrainConfig, checks: Callable[[TrainConfig, int], Iterator[Check]]) -> Iterator[Check]:
-    # With auto, validate does not require that the rollout of these few envs divides into mini-batches.
-    validate(dataclasses.replace(config, num_envs="auto", total_num_envs=None))
-    num_envs = config.num_envs if config.total_num_envs is None else config.total_num_envs
-    if num_envs == "auto":
-        raise UserError(f"--num-envs auto: this command does not support auto; give a number, such as {NUM_CHECKED}")
+    validate(config)
+    num_envs = total_num_envs(config, 1)
     # Capture the physics as a program, because the replay check refuses kernels outside of programs.
     # Simulate with MuJoCo Warp, because it has limits that MuJoCo's C code does not have.
     sim = dataclasses.replace(config.env.sim, capture="physics", engine="warp")

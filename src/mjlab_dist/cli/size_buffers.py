@@ -52,25 +52,23 @@ def main(argv: Sequence[str], prog: str) -> None:
         line = dataclasses.replace(line, own=dataclasses.replace(line.own, config=str(run_dir)))
     config = config_of(line, num_envs=NUM_ENVS, total_num_envs=None, total_timesteps=None)
 
-    from mjlab_dist.budget import plan_budget  # --help needs none of it
+    from mjlab_dist.budget import total_num_envs  # --help needs none of it
     from mjlab_dist.buffer_sizes import measure
     from mjlab_dist.config.checks import validate
     from mjlab_dist.machine.devices import find_gpus, plan_devices
 
     # Number of envs, and the device
     validate(config)
-    budget = plan_budget(config, 1)
-    if budget is None:
-        raise UserError(f"--num-envs auto: this command does not support auto; give a number, such as {NUM_ENVS}")
+    num_envs = total_num_envs(config, 1)
     device = plan_devices(config, os.environ, find_gpus())[0]
     # Measurement
     if config.env.sim.engine == "mujoco":
         print("With --env.sim.engine mujoco, the sizes do not apply: MuJoCo's C code makes room as it needs it.")
     actions = "random actions" if checkpoint is None else f"the policy of {checkpoint}"
-    print(f"Stepping {config.task} {line.own.steps} times with {budget.num_envs} envs and {actions}, on {device.name}.")
+    print(f"Stepping {config.task} {line.own.steps} times with {num_envs} envs and {actions}, on {device.name}.")
     import_learner()
     with EventPrinter(make_console(soft_wrap=True)) as printer, listening(printer.listen):
-        attempts = measure(config, device, num_envs=budget.num_envs, num_steps=line.own.steps, checkpoint=checkpoint)
+        attempts = measure(config, device, num_envs=num_envs, num_steps=line.own.steps, checkpoint=checkpoint)
     _show(attempts)
 
 

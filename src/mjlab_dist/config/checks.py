@@ -36,14 +36,6 @@ def validate(config: TrainConfig) -> None:
     """Raise if the config is invalid."""
     _validate_types(config)
     validate_limits(config)
-    # Number of envs
-    if config.num_envs == "auto" and config.total_num_envs is not None:
-        raise UserError(
-            f"--num-envs auto: cannot be combined with --total-num-envs {config.total_num_envs}, which sets "
-            "the number of envs; drop one of the two"
-        )
-    if config.total_num_envs is None and config.num_envs != "auto":
-        validate_rollout(config.agent, config.num_envs)
     # Ranks and hosts
     _validate_sync(config.sync)
     validate_fsdp(config)
@@ -67,30 +59,6 @@ def validate(config: TrainConfig) -> None:
     # Task
     _validate_env(config.env)
     _validate_values(config)
-
-
-def validate_rollout(agent: AgentConfig, num_envs: int) -> None:
-    """Raise if the rollout of one rank does not divide into mini-batches.
-
-    Args:
-        agent: Config of the learner.
-        num_envs: Envs per rank.
-    """
-    if agent.rnn != "none":
-        if num_envs % agent.num_mini_batches:
-            raise UserError(
-                f"--agent.num-mini-batches {agent.num_mini_batches}: does not divide --num-envs {num_envs}; "
-                f"with --agent.rnn {agent.rnn}, the envs are divided among the mini-batches; "
-                f"use {_nearest_divisor(num_envs, agent.num_mini_batches)}"
-            )
-        return
-    rollout = num_envs * agent.num_steps_per_env
-    if rollout % agent.num_mini_batches:
-        raise UserError(
-            f"--agent.num-mini-batches {agent.num_mini_batches}: does not divide the rollout of --num-envs "
-            f"{num_envs} x --agent.num-steps-per-env {agent.num_steps_per_env} = {rollout} samples; "
-            f"use {_nearest_divisor(rollout, agent.num_mini_batches)}"
-        )
 
 
 def episode_steps(env: EnvConfig, step_dt_s: float) -> int:
@@ -124,11 +92,6 @@ def parse_interval(interval: int | str) -> tuple[int | None, float | None]:
             "such as 600s; 0 is not allowed"
         )
     return (int(match[1]), None) if match[1] else (None, float(match[2]))
-
-
-def _nearest_divisor(number: int, wish: int) -> int:
-    divisors = [n for n in range(1, min(number, 64) + 1) if number % n == 0]
-    return min(divisors, key=lambda n: abs(n - wish))
 
 
 def _validate_sync(sync: SyncConfig) -> None:

@@ -77,6 +77,4 @@ def _drop_replaced(config: TrainConfig, given: Collection[str]) -> TrainConfig:
             one, two = (f"--{each.replace('_', '-')} {getattr(config, each)}" for each in (name, other))
             raise UserError(f"{one} and {two}: exclude each other, because {reason}; drop one")
         config = dataclasses.replace(config, **{other: None})
-    if "total_num_envs" in given and config.total_num_envs is not None and config.num_envs == "auto":
-        config = dataclasses.replace(config, num_envs=TrainConfig.num_envs)
     return config

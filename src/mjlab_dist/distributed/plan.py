@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from mjlab_dist.budget import Budget
 from mjlab_dist.lease import Lease
 
 # Variable that sets the order in which CUDA numbers GPUs, and its value for the order that NVML and nvidia-smi use
@@ -37,8 +36,8 @@ class RankPlan:
     """Everything that a rank needs in addition to the config."""
 
     device: RankDevice
-    # Number of envs and iterations; None if ranks first measure how many envs fit in memory
-    budget: Budget | None
+    # Number of envs; None if ranks first measure how many fit in memory
+    num_envs: int | None
     # The run directory; rank 0 writes there
     run_dir: Path
     # Lease that reserves the run for this launch. Rank 0 checks the lease before each write. None if no other launch

@@ -23,6 +23,8 @@ class Rank:
     local_rank: int = 0
     # Number of ranks on all machines
     world_size: int = 1
+    # Number of ranks on this machine; 1 until the ranks have met
+    local_world_size: int = 1
     # Whether all ranks are known to be on one machine
     on_one_machine: bool = False
     # Host of rank 0

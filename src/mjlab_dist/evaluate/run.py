@@ -15,7 +15,7 @@ from mjlab_dist.config import EvaluateConfig, TrainConfig
 from mjlab_dist.config.checks import validate
 from mjlab_dist.config.limits import validate_limits
 from mjlab_dist.control import Control
-from mjlab_dist.distributed import outside_launcher
+from mjlab_dist.distributed import RankDevice, outside_launcher
 from mjlab_dist.errors import UserError
 from mjlab_dist.evaluate.batches import Batch, BatchSums, Job, RankSums, play_batches, split
 from mjlab_dist.evaluate.vary import Point, make_points
@@ -64,8 +64,22 @@ def evaluate(train_config: TrainConfig, checkpoint: Path, config: EvaluateConfig
     There is one result for each combination of values and each kind of actions. The kind of actions varies fastest,
     followed by the value of the last ``--vary``.
     """
+    # Devices, and a config for this machine
+    gpus = find_gpus()
+    own = dataclasses.replace(
+        train_config,
+        gpu_ids=config.gpu_ids,
+        cpu_ranks=config.cpu_ranks,
+        hosts=(),
+        min_hosts=None,
+        total_num_envs=None,
+        torchrunx_log_dir="",
+    )
+    validate(own)
+    devices = plan_devices(own, os.environ, gpus)
+    own = settled(own, devices)
     # Batches
-    points = make_points(train_config, config.vary)
+    points = make_points(own, config.vary)
     kinds = ("mean", "sampled") if config.actions == "both" else (config.actions,)
     batches = [
         Batch(point=i, sampled=kind == "sampled", index=index, first_env_id=first, num_envs=num_envs)
@@ -73,27 +87,16 @@ def evaluate(train_config: TrainConfig, checkpoint: Path, config: EvaluateConfig
         for kind in kinds
         for index, (first, num_envs) in enumerate(split(config.num_episodes, config.num_envs))
     ]
+    devices = devices[: len(batches)]
+    check_memory(own, min(config.num_envs, config.num_episodes), devices, gpus)
     job = Job(
         configs=tuple(point.config for point in points),
         batches=tuple(batches),
         checkpoint=checkpoint.resolve(),
         seed=config.seed,
     )
-    # The run's config, changed such that it describes the ranks and envs of the evaluation on this machine
-    own = dataclasses.replace(
-        train_config,
-        gpu_ids=config.gpu_ids,
-        cpu_ranks=config.cpu_ranks,
-        hosts=(),
-        num_envs=min(config.num_envs, config.num_episodes),
-        total_num_envs=None,
-        total_timesteps=None,
-        resume=None,
-        max_restarts=0,
-        torchrunx_log_dir="",
-    )
     # Play the batches on all ranks, and group the results by config and kind of actions
-    ranks = _play(job, own)
+    ranks = _play(job, own, devices)
     played = sorted((batch for rank in ranks for batch in rank.batches), key=lambda batch: batch.position)
     groups: dict[tuple[int, bool], list[BatchSums]] = {}
     for batch, sums in zip(batches, played, strict=True):
@@ -110,19 +113,14 @@ def check(config: EvaluateConfig) -> None:
         raise UserError(f"evaluate: starts its own ranks; run it without {launcher}")
 
 
-def _play(job: Job, config: TrainConfig) -> list[RankSums]:
+def _play(job: Job, config: TrainConfig, devices: tuple[RankDevice, ...]) -> list[RankSums]:
     """Play all batches: in this process if there is only one device, otherwise on several ranks."""
-    validate(config)
-    gpus = find_gpus()
-    devices = plan_devices(config, os.environ, gpus)[: len(job.batches)]
-    config = settled(config, devices)
-    check_memory(config, max(batch.num_envs for batch in job.batches), devices, gpus)
     names = ", ".join(device.name for device in devices)
     num_episodes = sum(batch.num_envs for batch in job.batches)
     emit("status", text=f"Playing {num_episodes} episodes on {names}.")
     entry = functools.partial(play_batches, job)
     with tempfile.TemporaryDirectory(prefix="mjlab-dist-evaluate-") as directory:
-        plan = RunPlan(hosts=(Host(devices=devices),), budget=None, run_dir=Path(directory))
+        plan = RunPlan(hosts=(Host(devices=devices),), run_dir=Path(directory))
         if len(devices) == 1:
             import_learner()
             return [entry(config, plan.rank_plans[0], Control())]

@@ -56,8 +56,8 @@ class RunPlan:
     hosts: tuple[Host, ...]
     # Machines that --hosts names, including those that a restart leaves out; empty without the flag
     entries: tuple[HostEntry, ...] = ()
-    # Envs per rank, and iterations; None for --num-envs auto, where ranks measure their memory first
-    budget: Budget | None
+    # Envs per rank, and iterations; None if ranks measure first how many envs fit in memory, or do not train
+    budget: Budget | None = None
     # The run directory, on the launcher's machine
     run_dir: Path
     # Whether the directory was created for this run; False for a run that is resumed
@@ -90,8 +90,9 @@ class RunPlan:
         """Plan of each rank, in order of rank."""
         # Absolute, because a term may change the working directory
         run_dir = self.run_dir.absolute()
+        num_envs = None if self.budget is None else self.budget.num_envs
         return tuple(
-            RankPlan(device=device, budget=self.budget, run_dir=run_dir, lease=self.lease) for device in self.devices
+            RankPlan(device=device, num_envs=num_envs, run_dir=run_dir, lease=self.lease) for device in self.devices
         )
 
 
@@ -115,10 +116,7 @@ def plan_run(
             "use --env.sim.no-deterministic"
         )
     # Envs and iterations
-    config = settled(config, devices_of(hosts))
-    budget = plan_budget(config, len(devices_of(hosts)))
-    if budget is not None:
-        check_memory(config, budget.num_envs, own, gpus)
+    config, budget = plan_envs(config, hosts, gpus, len(devices_of(hosts)))
     if config.env.sim.entities:
         from mjlab_dist.sim.scene import ignored_options  # imports MuJoCo
 
@@ -154,6 +152,27 @@ def plan_hosts(config: TrainConfig, environ: Mapping[str, str], gpus: list[Gpu])
 def devices_of(hosts: Sequence[Host]) -> tuple[RankDevice, ...]:
     """Return the device of each rank, in order of rank."""
     return tuple(device for host in hosts for device in host.devices)
+
+
+def plan_envs(
+    config: TrainConfig, hosts: Sequence[Host], gpus: Sequence[Gpu], world_size: int
+) -> tuple[TrainConfig, Budget | None]:
+    """Plan the envs of each rank, and check that they can fit into the memory of this machine.
+
+    Args:
+        config: What the user asked for.
+        hosts: Machines, this one first, with their devices; for a rank of another launcher, only its own device.
+        gpus: GPUs of this machine.
+        world_size: Number of ranks.
+
+    Returns:
+        The config, :func:`settled`, and the budget; None for ``--num-envs auto``.
+    """
+    config = settled(config, devices_of(hosts))
+    budget = plan_budget(config, world_size)
+    if budget is not None:
+        check_memory(config, budget.num_envs, hosts[0].devices, gpus)
+    return config, budget
 
 
 def settled(config: TrainConfig, devices: Sequence[RankDevice]) -> TrainConfig:

@@ -13,20 +13,19 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from mjlab_dist import worker
-from mjlab_dist.budget import plan_budget
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.control import Control
-from mjlab_dist.distributed import RankPlan, outside_launcher, rank_from_environment
+from mjlab_dist.distributed import outside_launcher, rank_from_environment
 from mjlab_dist.distributed.plan import RankDevice, number_by_bus
 from mjlab_dist.distributed.rank_info import exchange
 from mjlab_dist.errors import UserError
 from mjlab_dist.imports import import_learner, start_up
-from mjlab_dist.launch.plan import check_config, find_resumed, notes, plan_run, settled
+from mjlab_dist.launch.hosts import Host
+from mjlab_dist.launch.plan import RunPlan, check_config, find_resumed, notes, plan_envs, plan_run
 from mjlab_dist.launch.restarts import run_with_restarts
 from mjlab_dist.learner import free_earlier_run
 from mjlab_dist.lease import Lease, leased
 from mjlab_dist.machine.devices import find_gpus, in_this_process, plan_own_device
-from mjlab_dist.machine.memory import check_memory
 from mjlab_dist.machine.preflight import require_kernel_cache
 from mjlab_dist.messages import Event, Listener, emit, listening
 from mjlab_dist.provenance import write_origin
@@ -124,10 +123,9 @@ def _train_as_one_of_many(config: TrainConfig, control: Control, *, own_process:
     require_kernel_cache(os.environ)
     _prepare_process(device, is_own=own_process)
     # Budget
-    asked, config = config, settled(config, [device])
-    budget = plan_budget(config, rank.world_size)
-    if budget is not None:
-        check_memory(config, budget.num_envs, [device], gpus)
+    asked = config
+    hosts = (Host(devices=(device,)),)
+    config, budget = plan_envs(config, hosts, gpus, rank.world_size)
     if rank.is_main:
         for note in notes(asked, [device], budget):
             emit("status", text=note)
@@ -155,7 +153,7 @@ def _train_as_one_of_many(config: TrainConfig, control: Control, *, own_process:
 
         # Training
         stack.enter_context(_egl_device_restored())
-        own = RankPlan(device=device, budget=budget, run_dir=Path(run_dirs[0]), lease=lease)
+        own = RunPlan(hosts=hosts, budget=budget, run_dir=Path(run_dirs[0]), lease=lease).rank_plans[0]
         return _with_given_paths(worker.run(config, own, control, store), run_dir or own.run_dir)
 
 

@@ -30,9 +30,9 @@ MEMORY_INTERVAL = 10
 class Advice:
     """Checks each iteration of a run, and prints warnings with the flags that help."""
 
-    def __init__(self, config: TrainConfig, rank: Rank, device: str) -> None:
-        """Start without measurements."""
-        self._config, self._rank, self._device = config, rank, device
+    def __init__(self, config: TrainConfig, rank: Rank, device: str, num_envs: int) -> None:
+        """Start without measurements; ``num_envs`` is the number of envs of this rank."""
+        self._config, self._rank, self._device, self._num_envs = config, rank, device, num_envs
         self._waiting: list[Sequence[float]] | None = [] if rank.is_main and rank.world_size > 1 else None
         # CPU ranks of one machine share its memory, so only the first of them checks it.
         self._watches_memory = device != "cpu" or rank.local_rank == 0
@@ -65,12 +65,12 @@ class Advice:
             # A container may get only a part of the machine's memory, so the total is the sum of the free memory and
             # the memory that the ranks of this run use. All ranks use about as much as this rank.
             free = free_cpu_bytes()
-            total = free + 1e6 * memory_mb(torch.device("cpu")) * (self._config.cpu_ranks or 1)
+            total = free + 1e6 * memory_mb(torch.device("cpu")) * rank.local_world_size
             place = "this machine" if rank.is_main else f"the machine of rank {rank.rank}"
         if free > MIN_FREE * total:
             return None
         left = f"only {byte_size(free)} of memory is left on {place}"
-        return f"{left}; the run may fail; lower --num-envs (now {self._config.num_envs})"
+        return f"{left}; the run may fail; lower --num-envs (now {self._num_envs})"
 
 
 def waiting_advice(shares: Sequence[float], config: TrainConfig) -> str | None:

@@ -90,7 +90,7 @@ class Runner:
         # Rollout
         self._finite = FiniteCheck(env, self.alg.storage)
         self._overflow = OverflowCheck(env, config, is_main=rank.is_main)
-        self._advice = Advice(config, rank, env.device)
+        self._advice = Advice(config, rank, env.device, env.num_envs)
         self._roll_out: Callable[[TensorDict], TensorDict] = self._take_steps
         wants = config.env.sim.capture == "step"
         self.replays_rollouts = wants and can_capture_steps(env, config.agent, is_main=rank.is_main)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
+from mjlab_dist.budget import total_num_envs
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.config.checks import validate
-from mjlab_dist.config.hosts import validate_hosts
 from mjlab_dist.distributed import outside_launcher
 from mjlab_dist.errors import UserError
 from mjlab_dist.launch.plan import devices_of, plan_hosts, settled
@@ -36,10 +35,8 @@ def make(
         raise UserError(f"arrays {arrays}: takes torch or numpy")
     if launcher := outside_launcher(os.environ):
         raise UserError(f"make: starts its own ranks; run it without {launcher}")
-    total = 1 if config.total_num_envs is None else config.total_num_envs
     for one in variants:
-        validate(dataclasses.replace(one, num_envs=1, total_num_envs=total, resume=None, init_from=None))
-    validate_hosts(config.hosts, config.min_hosts, config.max_restarts)
+        validate(one)
 
     # Machines and devices
     gpus = find_gpus()
@@ -50,12 +47,7 @@ def make(
     config, num_ranks = settled(config, devices), len(devices)
     variants = [settled(one, devices) for one in variants]
     # Every rank needs an env, and all variants have the same number of envs
-    if config.total_num_envs is not None:
-        total = config.total_num_envs
-    elif config.num_envs == "auto":
-        raise UserError("--num-envs auto: works only for training; pass a number of envs to make()")
-    else:
-        total = config.num_envs * num_ranks
+    total = total_num_envs(config, num_ranks)
     if total < num_ranks:
         raise UserError(f"--total-num-envs {total}: is less than one env per rank; use {num_ranks} or more")
     if extra := total % len(variants):

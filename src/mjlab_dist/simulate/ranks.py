@@ -70,7 +70,7 @@ class Ranks:
             arrived.put((rank, Connection(peer.detach())))
 
         directory = self._resources.enter_context(temporary_directory(f"{os.getpid()}-{uuid.uuid4().hex[:8]}"))
-        plan = RunPlan(hosts=hosts, budget=None, run_dir=Path(directory))
+        plan = RunPlan(hosts=hosts, run_dir=Path(directory))
         # By default, ranks write no log files, because the directory is temporary
         config = dataclasses.replace(config, torchrunx_log_dir=config.torchrunx_log_dir or "")
         launch = functools.partial(

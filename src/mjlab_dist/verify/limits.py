@@ -57,9 +57,9 @@ def find_limits(mode: str, rows: Sequence[Row], config: TrainConfig, devices: Se
             f"update: takes {last.shares.update:.0%} of the time; lower "
             f"--agent.num-learning-epochs (now {config.agent.num_learning_epochs}), or use smaller networks"
         )
-    fullest = max(one.memory_share for row in rows for one in row.rounds)
+    fullest, num_envs = max((one.memory_share, row.num_envs) for row in rows for one in row.rounds)
     if fullest > MAX_MEMORY:
-        found.append(f"memory: {fullest:.0%} is in use; lower --num-envs (now {config.num_envs})")
+        found.append(f"memory: {fullest:.0%} is in use; lower --num-envs (now {num_envs})")
     if not found and last.efficiency < GOOD:
         found.append("no single part: each part takes a little more time; raise --num-envs")
     return found

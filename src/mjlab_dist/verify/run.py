@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mjlab_dist.budget import Budget, plan_budget
+from mjlab_dist.budget import Budget, budget_of
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.config.checks import validate
 from mjlab_dist.control import Control
@@ -19,7 +19,7 @@ from mjlab_dist.distributed import outside_launcher
 from mjlab_dist.distributed.rank_info import RankInfo
 from mjlab_dist.errors import UserError
 from mjlab_dist.launch.hosts import Host
-from mjlab_dist.launch.plan import RunPlan, devices_of, plan_hosts, settled
+from mjlab_dist.launch.plan import RunPlan, devices_of, plan_envs, plan_hosts
 from mjlab_dist.machine.devices import Gpu, cores, find_gpus
 from mjlab_dist.machine.memory import check_memory
 from mjlab_dist.messages import Event, emit, send
@@ -88,13 +88,13 @@ def verify(config: TrainConfig, *, scaling: bool, rounds: int, until_return: flo
     validate(config)
     if launcher := outside_launcher(os.environ):
         raise UserError(f"verify: starts its own ranks; run it without {launcher}")
-    if config.num_envs == "auto":
-        raise UserError("--num-envs auto: would differ between the runs; give a number")
     gpus = find_gpus()
     hosts = _hosts(config, gpus)
     devices = devices_of(hosts)
-    config = settled(config, devices)
-    cases = _cases(config, hosts, gpus, scaling=scaling)
+    config, budget = plan_envs(config, hosts, gpus, len(devices))
+    if budget is None:
+        raise UserError("--num-envs auto: would differ between the runs; give a number")
+    cases = _cases(config, hosts, budget.num_envs, gpus, scaling=scaling)
     distinct = {case.key: case for of_mode in cases.values() for case in of_mode}
     counts = sorted({case.num_ranks for case in distinct.values()})
     ranks = "1 rank" if counts == [1] else f"{listed(counts)} ranks"
@@ -133,20 +133,18 @@ def _hosts(config: TrainConfig, gpus: list[Gpu]) -> tuple[Host, ...]:
     return plan_hosts(config, os.environ, gpus)
 
 
-def _cases(config: TrainConfig, hosts: tuple[Host, ...], gpus: list[Gpu], *, scaling: bool) -> dict[Mode, list[_Case]]:
-    """Return the runs of each kind of scaling, from one rank to all."""
+def _cases(
+    config: TrainConfig, hosts: tuple[Host, ...], num_envs: int, gpus: list[Gpu], *, scaling: bool
+) -> dict[Mode, list[_Case]]:
+    """Return the runs of each kind of scaling, from one rank to all; in the largest, a rank has ``num_envs`` envs."""
     num_ranks = len(devices_of(hosts))
-    budget = plan_budget(config, num_ranks)
-    assert budget is not None
     powers = [2**i for i in range(num_ranks.bit_length())] if scaling else [1]
     counts = sorted(n for n in {*powers, num_ranks} if n % min(config.fsdp_devices, n) == 0)
-    cases: dict[Mode, list[_Case]] = {
-        "weak": [_case(config, _first(hosts, count), budget.num_envs, gpus) for count in counts]
-    }
+    cases: dict[Mode, list[_Case]] = {"weak": [_case(config, _first(hosts, count), num_envs, gpus) for count in counts]}
     if scaling:
         flag, total = "--total-num-envs", config.total_num_envs
         if total is None:
-            flag, total = "--num-envs", budget.num_envs
+            flag, total = "--num-envs", num_envs
         if uneven := [count for count in counts if total % count]:
             raise UserError(
                 f"{flag} {total}: cannot be split evenly over {uneven[0]} ranks; use a multiple of {uneven[0]}"
@@ -167,14 +165,9 @@ def _first(hosts: Sequence[Host], num_ranks: int) -> tuple[Host, ...]:
 def _case(config: TrainConfig, hosts: tuple[Host, ...], num_envs: int, gpus: list[Gpu]) -> _Case:
     """Return the run on some of the devices."""
     devices = devices_of(hosts)
-    on_cpu = devices[0].device == "cpu"
     config = dataclasses.replace(
         config,
-        gpu_ids=None if on_cpu else config.gpu_ids,
-        cpu_ranks=len(devices) if on_cpu else None,
         hosts=(),
-        num_envs=num_envs,
-        total_num_envs=None,
         fsdp_devices=min(config.fsdp_devices, len(devices)),
         resume=None,
         max_restarts=0,
@@ -186,8 +179,7 @@ def _case(config: TrainConfig, hosts: tuple[Host, ...], num_envs: int, gpus: lis
         sync=dataclasses.replace(config.sync, check_interval=NEVER),
     )
     check_memory(config, num_envs, hosts[0].devices, gpus)
-    budget = plan_budget(config, len(devices))
-    assert budget is not None
+    budget = budget_of(config, len(devices), num_envs)
     if budget.max_iterations < MIN_ITERATIONS:
         total = config.total_timesteps
         flag = f"--max-iterations {config.max_iterations}" if total is None else f"--total-timesteps {total}"

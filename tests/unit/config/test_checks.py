@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
@@ -152,27 +151,12 @@ def test_networks_without_hidden_layers_are_refused(config: TrainConfig, path: s
     assert refusal_of(changed(config, path, ())).startswith(f"{flag_of(path)}: ")
 
 
-@pytest.mark.parametrize(("num_envs", "steps", "mini_batches"), [(3, 5, 4), (1, 1, 4), (100, 10, 999)])
-def test_mini_batches_that_do_not_divide_the_rollout_are_refused_with_a_valid_number(
-    config: TrainConfig, num_envs: int, steps: int, mini_batches: int
-):
-    config = changed(changed(config, "num_envs", num_envs), "agent.num_steps_per_env", steps)
-    message = refusal_of(changed(config, "agent.num_mini_batches", mini_batches))
-    assert message.startswith(f"--agent.num-mini-batches {mini_batches}:")
-    assert f"--num-envs {num_envs}" in message
-    assert f"--agent.num-steps-per-env {steps}" in message
-    number = re.search(r"(\d+)$", message)
-    assert number
-    validate(changed(config, "agent.num_mini_batches", int(number[1])))
-
-
 OWN = "package.module:Class"
 
 
 @pytest.mark.parametrize(
     ("changes", "flags"),
     [
-        ({"num_envs": "auto", "total_num_envs": 64}, ("--num-envs auto", "--total-num-envs 64")),
         ({"fsdp_devices": 2, "sync.period": 4}, ("--fsdp-devices 2", "--sync.period 4")),
         ({"fsdp_devices": 2, "env.sim.capture": "step"}, ("--fsdp-devices 2", "--env.sim.capture step")),
         ({"fsdp_devices": 2, "sync.synchronizer": OWN}, ("--fsdp-devices 2", f"--sync.synchronizer {OWN}")),

@@ -20,7 +20,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from mjlab_dist import registry, worker
-from mjlab_dist.budget import plan_budget
 from mjlab_dist.config import ActionConfig, AgentConfig, RndConfig, SymmetryConfig, TrainConfig
 from mjlab_dist.control import Control
 from mjlab_dist.distributed import RankDevice, RankPlan
@@ -242,7 +241,8 @@ def small(tmp_path: Path, **changes: Any) -> TrainConfig:
 
 def train(config: TrainConfig) -> tuple[worker.RunResult, list[dict[str, Any]]]:
     events: list[dict[str, Any]] = []
-    plan = RankPlan(device=CPU, budget=plan_budget(config, 1), run_dir=create_run_dir(config))
+    num_envs = None if config.num_envs == "auto" else config.num_envs
+    plan = RankPlan(device=CPU, num_envs=num_envs, run_dir=create_run_dir(config))
     with listening(events.append):
         result = worker.run(config, plan, Control())
     return result, events

@@ -56,7 +56,7 @@ def test_an_interrupt_before_ranks_start_leaves_no_process(
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(short_tmp))
     monkeypatch.delenv("MUJOCO_GL", raising=False)
-    plan = RunPlan(hosts=(Host(devices=(CPU,)),), budget=None, run_dir=short_tmp)
+    plan = RunPlan(hosts=(Host(devices=(CPU,)),), run_dir=short_tmp)
     before = psutil.Process().children(recursive=True)  # processes of other tests, such as a browser
     seen: set[psutil.Process] = set()
 

@@ -53,7 +53,7 @@ def run(attempts: Attempts, run_dir: Path, monkeypatch: pytest.MonkeyPatch, max_
     """Run the attempts with restarts until the run ends."""
     monkeypatch.setattr("mjlab_dist.launch.ranks.run_ranks", attempts.run_ranks)
     config = dataclasses.replace(registry.task_config("cartpole-balance"), max_restarts=max_restarts)
-    plan = RunPlan(hosts=(Host(devices=(CPU, CPU)),), budget=None, run_dir=run_dir)
+    plan = RunPlan(hosts=(Host(devices=(CPU, CPU)),), run_dir=run_dir)
     with listening(attempts.listen):
         return run_with_restarts(config, plan, attempts.control)
 
@@ -88,7 +88,7 @@ def test_processes_on_a_machine_that_did_not_answer_are_ended_when_it_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here, there = Host(devices=(CPU,)), Host(name="node7", devices=(CPU,))
-    both = RunPlan(hosts=(here, there), budget=None, run_dir=tmp_path)
+    both = RunPlan(hosts=(here, there), run_dir=tmp_path)
     plans = iter([dataclasses.replace(both, hosts=(here,)), both, both, both])
     attempts, ended = Attempts([1, 2, 3, 4, 5]), []
     unanswered = iter([["node7"], []])

@@ -18,7 +18,11 @@ from mjlab_dist.messages import listening
 
 @pytest.fixture
 def config() -> TrainConfig:
-    return dataclasses.replace(registry.task_config("cartpole-balance"), cpu_ranks=3)
+    return registry.task_config("cartpole-balance")
+
+
+NUM_ENVS = 24
+"""Number of envs per rank; the config has another."""
 
 
 def warnings(watched: Advice, shares: list[tuple[float, ...]]) -> list[str]:
@@ -52,28 +56,30 @@ def test_a_quarter_is_allowed(config: TrainConfig) -> None:
 
 def test_waiting_is_averaged_and_reported_once(config: TrainConfig) -> None:
     calm, long = (0.1, 0.1, 0.0), (0.6, 0.6, 0.0)
-    assert warnings(Advice(config, Rank(world_size=3), "cpu"), [calm] * (WINDOW - 5) + [long] * 5) == []
-    (text,) = warnings(Advice(config, Rank(world_size=3), "cpu"), [calm] * WINDOW + [long] * 3 * WINDOW)
+    assert warnings(Advice(config, Rank(world_size=3), "cpu", NUM_ENVS), [calm] * (WINDOW - 5) + [long] * 5) == []
+    (text,) = warnings(Advice(config, Rank(world_size=3), "cpu", NUM_ENVS), [calm] * WINDOW + [long] * 3 * WINDOW)
     assert "60%" in text
 
 
 @pytest.mark.parametrize("rank", [Rank(rank=1, local_rank=1, world_size=3), Rank()])
 def test_only_rank_0_of_several_reports_waiting(config: TrainConfig, rank: Rank) -> None:
-    assert warnings(Advice(config, rank, "cpu"), [(0.6, 0.6, 0.0)] * WINDOW) == []
+    assert warnings(Advice(config, rank, "cpu", NUM_ENVS), [(0.6, 0.6, 0.0)] * WINDOW) == []
 
 
 def test_memory_that_is_nearly_full_is_reported_once_per_machine(config: TrainConfig, monkeypatch: pytest.MonkeyPatch):
     calm = [(0.0, 0.0, 0.0)] * 40
-    first, second = Rank(world_size=3), Rank(rank=1, local_rank=1, world_size=3)
+    first = Rank(world_size=6, local_world_size=3)
+    second = dataclasses.replace(first, rank=1, local_rank=1)
+    other = dataclasses.replace(first, rank=3)
     monkeypatch.setattr(advice, "memory_mb", lambda _: 1000.0)
     monkeypatch.setattr(advice, "free_cpu_bytes", lambda: 200e6)  # the 3 ranks use 1 GB each
-    assert warnings(Advice(config, first, "cpu"), calm) == []
+    assert warnings(Advice(config, first, "cpu", NUM_ENVS), calm) == []
     monkeypatch.setattr(advice, "free_cpu_bytes", lambda: 100e6)
-    (text,) = warnings(Advice(config, first, "cpu"), calm)
-    assert f"--num-envs (now {config.num_envs})" in text
+    (text,) = warnings(Advice(config, first, "cpu", NUM_ENVS), calm)
+    assert f"--num-envs (now {NUM_ENVS})" in text
     assert "this machine" in text
-    assert warnings(Advice(config, second, "cpu"), calm) == []
-    (text,) = warnings(Advice(config, Rank(rank=3, local_rank=0, world_size=6), "cpu"), calm)
+    assert warnings(Advice(config, second, "cpu", NUM_ENVS), calm) == []
+    (text,) = warnings(Advice(config, other, "cpu", NUM_ENVS), calm)
     assert "the machine of rank 3" in text
 
 
@@ -82,5 +88,5 @@ def test_a_gpu_whose_memory_is_nearly_full_is_named(
     config: TrainConfig, monkeypatch: pytest.MonkeyPatch, rank: Rank, where: str
 ) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (1e9, 80e9))
-    (text,) = warnings(Advice(config, rank, "cuda:0"), [(0.0, 0.0)] * 40)
+    (text,) = warnings(Advice(config, rank, "cuda:0", NUM_ENVS), [(0.0, 0.0)] * 40)
     assert f" left on {where}; " in text

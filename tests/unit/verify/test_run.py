@@ -145,7 +145,7 @@ def test_a_run_stops_when_it_has_reached_the_return_and_has_been_timed(
 
     monkeypatch.setattr(ranks, "run_ranks", run_ranks)
     hosts = run._hosts(config(1), [])
-    (case,) = run._cases(config(1), hosts, [], scaling=False)["weak"]
+    (case,) = run._cases(config(1), hosts, 120, [], scaling=False)["weak"]
     _, reached = run._run(case, goal)
     assert stops[:1] == ([stopped_at] if stopped_at else [])
     expected = None if reached_at is None else Reached(seconds=0.5 * reached_at, steps=10 * reached_at)
