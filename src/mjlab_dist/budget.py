@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mjlab_dist.config import AgentConfig, TrainConfig
+from mjlab_dist.config.checks import validate
 from mjlab_dist.config.fsdp import validate_shards
 from mjlab_dist.errors import UserError
 from mjlab_dist.wording import listed
@@ -20,6 +21,16 @@ class Budget:
     max_iterations: int
     # Line for the user if --total-timesteps was rounded down
     note: str | None = None
+
+
+def validate_training(config: TrainConfig) -> None:
+    """Raise if a config is invalid, or if its rollouts do not divide into mini-batches.
+
+    If the number of envs per rank depends on the devices, :func:`plan_budget` checks the rollouts.
+    """
+    validate(config)
+    if config.total_num_envs is None and config.num_envs != "auto":
+        _validate_rollout(config.agent, config.num_envs)
 
 
 def plan_budget(config: TrainConfig, world_size: int) -> Budget | None:

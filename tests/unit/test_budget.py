@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from mjlab_dist import registry
-from mjlab_dist.budget import Budget, budget_of, plan_budget, total_num_envs
+from mjlab_dist.budget import Budget, budget_of, plan_budget, total_num_envs, validate_training
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.config.serialization import to_plain
 from mjlab_dist.errors import UserError
@@ -91,6 +91,14 @@ def test_mini_batches_are_checked_against_the_envs_per_rank():
     message = refusal_of(config(total_num_envs=8, agent=three), 2)
     assert message.startswith("--agent.num-mini-batches 3: ")
     assert "--num-envs 4" in message
+
+
+def test_mini_batches_are_checked_without_devices_if_they_do_not_matter():
+    three = dataclasses.replace(config().agent, num_mini_batches=3)
+    with pytest.raises(UserError, match=r"^--agent\.num-mini-batches 3: .*--num-envs 64 "):
+        validate_training(config(agent=three))
+    validate_training(config(total_num_envs=6, agent=three))
+    validate_training(config(num_envs="auto", agent=three))
 
 
 @pytest.mark.parametrize(("devices", "world_size", "fix"), [(3, 4, "4 ranks; use 1, 2 or 4"), (2, 1, "1 rank; use 1")])

@@ -9,9 +9,9 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
+from mjlab_dist.budget import validate_training
 from mjlab_dist.cli.run_flags import EVERYDAY, RunFlags, config_of, read_flags
 from mjlab_dist.config import TrainConfig
-from mjlab_dist.config.checks import validate
 from mjlab_dist.distributed import outside_launcher, rank_from_environment
 from mjlab_dist.errors import (
     BufferOverflowError,
@@ -68,7 +68,7 @@ def main(argv: Sequence[str], prog: str) -> None:
         if rank_from_environment(os.environ).is_main:
             print(f"Nothing is left to train: {config.resume} has done all {config.max_iterations} iterations.")
         return
-    validate(config)  # before the imports, so that mistakes are reported at once
+    validate_training(config)  # before the imports, so that mistakes are reported at once
 
     from mjlab_dist.cli.console import TrainConsole
     from mjlab_dist.control import Control
@@ -100,7 +100,7 @@ def main(argv: Sequence[str], prog: str) -> None:
 def _print_instead(config: TrainConfig, own: TrainFlags) -> bool:
     """Print the config or the plan if requested. Return whether this was all."""
     if own.print_config:
-        validate(config)
+        validate_training(config)
         print(to_yaml(config), end="")
     elif own.dry_run:
         _show_dry_run(config)

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mjlab_dist import videos
-from mjlab_dist.budget import Budget, plan_budget
+from mjlab_dist.budget import Budget, plan_budget, validate_training
 from mjlab_dist.config import TrainConfig
-from mjlab_dist.config.checks import episode_steps, validate
+from mjlab_dist.config.checks import episode_steps
 from mjlab_dist.config.entries import replaced
 from mjlab_dist.config.hosts import HostEntry, parse_host
 from mjlab_dist.distributed import RankDevice, RankPlan, outside_launcher
@@ -116,7 +116,7 @@ def plan_run(
             "use --env.sim.no-deterministic"
         )
     # Envs and iterations
-    config, budget = plan_envs(config, hosts, gpus, len(devices_of(hosts)))
+    config, budget = plan_envs(config, devices_of(hosts), own, gpus, len(devices_of(hosts)))
     if config.env.sim.entities:
         from mjlab_dist.sim.scene import ignored_options  # imports MuJoCo
 
@@ -155,23 +155,28 @@ def devices_of(hosts: Sequence[Host]) -> tuple[RankDevice, ...]:
 
 
 def plan_envs(
-    config: TrainConfig, hosts: Sequence[Host], gpus: Sequence[Gpu], world_size: int
+    config: TrainConfig,
+    devices: Sequence[RankDevice],
+    own: Sequence[RankDevice],
+    gpus: Sequence[Gpu],
+    world_size: int,
 ) -> tuple[TrainConfig, Budget | None]:
     """Plan the envs of each rank, and check that they can fit into the memory of this machine.
 
     Args:
         config: What the user asked for.
-        hosts: Machines, this one first, with their devices; for a rank of another launcher, only its own device.
+        devices: The device of each rank, or of this rank alone if another launcher has started it.
+        own: Those of them that are on this machine.
         gpus: GPUs of this machine.
         world_size: Number of ranks.
 
     Returns:
         The config, :func:`settled`, and the budget; None for ``--num-envs auto``.
     """
-    config = settled(config, devices_of(hosts))
+    config = settled(config, devices)
     budget = plan_budget(config, world_size)
     if budget is not None:
-        check_memory(config, budget.num_envs, hosts[0].devices, gpus)
+        check_memory(config, budget.num_envs, own, gpus)
     return config, budget
 
 
@@ -197,7 +202,7 @@ def notes(config: TrainConfig, devices: Sequence[RankDevice], budget: Budget | N
     if budget is not None and _on_gpus(devices):
         if config.gpu_num_envs is not None and config.total_num_envs is None:
             envs = f"the number for GPUs (on a CPU: {config.num_envs}); --num-envs changes it"
-        elif config.num_envs != "auto" and budget.num_envs < FEW_ON_GPU:
+        elif (config.num_envs != "auto" or config.total_num_envs is not None) and budget.num_envs < FEW_ON_GPU:
             envs = "as the config says, few for a GPU; --num-envs changes the number"
         envs = envs and f"Envs per rank: {budget.num_envs}, {envs}."
     return [note for note in (envs, budget and budget.note, videos.note(config)) if note]
@@ -209,7 +214,7 @@ def _on_gpus(devices: Sequence[RankDevice]) -> bool:
 
 def check_config(config: TrainConfig) -> None:
     """Raise if a config is invalid, whatever devices the machines have."""
-    validate(config)
+    validate_training(config)
     if config.env.episode_length_s < MAX_TIMESTEP_S * config.env.sim.decimation:
         from mjlab_dist.sim import build_model  # imports torch
 

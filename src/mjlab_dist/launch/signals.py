@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Protocol
 
 from mjlab_dist.control import STOP_SIGNALS, Control
@@ -93,6 +96,8 @@ def stopping_with_others(control: Control) -> Iterator[None]:
 
 def _end(signum: int, stopped: Callable[[int], None]) -> None:
     sys.addaudithook(_hold)
+    while any(map(_is_starting, sys._current_frames().values())):
+        time.sleep(0.001)
     try:
         end_children()
         remove_own()
@@ -106,3 +111,12 @@ def _hold(event: str, _: object) -> None:
     """Stop a thread that is about to start a process or to make a temporary directory."""
     if event in LEAVES_BEHIND:
         threading.Event().wait()
+
+
+def _is_starting(frame: FrameType | None) -> bool:
+    """Return whether a thread was already starting a process when :func:`_hold` was installed."""
+    while frame is not None and frame.f_code is not _hold.__code__:
+        if frame.f_code is subprocess.Popen.__init__.__code__:
+            return True
+        frame = frame.f_back
+    return False

@@ -15,13 +15,12 @@ from pathlib import Path
 from mjlab_dist import worker
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.control import Control
-from mjlab_dist.distributed import outside_launcher, rank_from_environment
+from mjlab_dist.distributed import RankPlan, outside_launcher, rank_from_environment
 from mjlab_dist.distributed.plan import RankDevice, number_by_bus
 from mjlab_dist.distributed.rank_info import exchange
 from mjlab_dist.errors import UserError
 from mjlab_dist.imports import import_learner, start_up
-from mjlab_dist.launch.hosts import Host
-from mjlab_dist.launch.plan import RunPlan, check_config, find_resumed, notes, plan_envs, plan_run
+from mjlab_dist.launch.plan import check_config, find_resumed, notes, plan_envs, plan_run
 from mjlab_dist.launch.restarts import run_with_restarts
 from mjlab_dist.learner import free_earlier_run
 from mjlab_dist.lease import Lease, leased
@@ -124,8 +123,7 @@ def _train_as_one_of_many(config: TrainConfig, control: Control, *, own_process:
     _prepare_process(device, is_own=own_process)
     # Budget
     asked = config
-    hosts = (Host(devices=(device,)),)
-    config, budget = plan_envs(config, hosts, gpus, rank.world_size)
+    config, budget = plan_envs(config, [device], [device], gpus, rank.world_size)
     if rank.is_main:
         for note in notes(asked, [device], budget):
             emit("status", text=note)
@@ -153,7 +151,8 @@ def _train_as_one_of_many(config: TrainConfig, control: Control, *, own_process:
 
         # Training
         stack.enter_context(_egl_device_restored())
-        own = RunPlan(hosts=hosts, budget=budget, run_dir=Path(run_dirs[0]), lease=lease).rank_plans[0]
+        num_envs = None if budget is None else budget.num_envs
+        own = RankPlan(device=device, num_envs=num_envs, run_dir=Path(run_dirs[0]), lease=lease)
         return _with_given_paths(worker.run(config, own, control, store), run_dir or own.run_dir)
 
 

@@ -136,15 +136,18 @@ def end_children(launch: str | None = None) -> None:
     """
     import psutil  # slow to import, and needed at the end only
 
-    # Suspend all before killing any: a process that runs on may start another one, which this search has not found
+    # Suspend all before killing any: a process that runs on may start another one, which this search has not found. A
+    # process that is in a system call and cannot be suspended, such as vfork, starts no other either.
     children: set[psutil.Process] = set()
-    while found := {child for child in _descendants(launch) if child not in children}:
-        _signal(found, signal.SIGSTOP)
-        _wait_for(found, {psutil.STATUS_STOPPED})
-        children |= found
-    trackers = {child for child in children if TRACKER in _command(child)}
-    _signal(children - trackers, signal.SIGKILL)
-    _signal(trackers, signal.SIGCONT)
+    try:
+        while found := {child for child in _descendants(launch) if child not in children}:
+            children |= found
+            _signal(found, signal.SIGSTOP)
+            _wait_for(found, {psutil.STATUS_STOPPED, psutil.STATUS_DISK_SLEEP})
+    finally:
+        trackers = {child for child in children if TRACKER in _command(child)}
+        _signal(children - trackers, signal.SIGKILL)
+        _signal(trackers, signal.SIGCONT)
     _wait_for(children)
     _signal(trackers, signal.SIGKILL)
     _wait_for(trackers)
@@ -161,7 +164,7 @@ def _signal(processes: Iterable[psutil.Process], signum: signal.Signals) -> None
     import psutil
 
     for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
+        with contextlib.suppress(psutil.Error):  # it has just ended, or belongs to another user
             process.send_signal(signum)
 
 

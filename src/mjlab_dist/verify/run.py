@@ -11,9 +11,8 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mjlab_dist.budget import Budget, budget_of
+from mjlab_dist.budget import Budget, budget_of, total_num_envs, validate_training
 from mjlab_dist.config import TrainConfig
-from mjlab_dist.config.checks import validate
 from mjlab_dist.control import Control
 from mjlab_dist.distributed import outside_launcher
 from mjlab_dist.distributed.rank_info import RankInfo
@@ -85,15 +84,15 @@ def verify(config: TrainConfig, *, scaling: bool, rounds: int, until_return: flo
         until_return: Mean return that ends a run.
     """
     # Runs. The run with one rank is the same for both kinds of scaling, so it is launched only once per round.
-    validate(config)
+    validate_training(config)
+    total_num_envs(config, 1)  # raises for auto, which would differ between the runs
     if launcher := outside_launcher(os.environ):
         raise UserError(f"verify: starts its own ranks; run it without {launcher}")
     gpus = find_gpus()
     hosts = _hosts(config, gpus)
     devices = devices_of(hosts)
-    config, budget = plan_envs(config, hosts, gpus, len(devices))
-    if budget is None:
-        raise UserError("--num-envs auto: would differ between the runs; give a number")
+    config, budget = plan_envs(config, devices, hosts[0].devices, gpus, len(devices))
+    assert budget is not None
     cases = _cases(config, hosts, budget.num_envs, gpus, scaling=scaling)
     distinct = {case.key: case for of_mode in cases.values() for case in of_mode}
     counts = sorted({case.num_ranks for case in distinct.values()})

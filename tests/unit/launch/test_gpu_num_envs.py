@@ -77,7 +77,9 @@ def test_a_number_for_gpus_that_mini_batches_do_not_divide_is_refused(config: Tr
 
 def test_a_note_names_the_number_for_gpus_or_one_that_is_small_for_a_gpu_and_the_flag(config: TrainConfig) -> None:
     hopper, own = registry.task_config("gym-hopper"), dataclasses.replace(config, gpu_num_envs=None)
-    for chosen, texts in ((config, ("4096", "64", "GPU")), (hopper, ("32", "few")), (own, ("64", "few"))):
+    total = dataclasses.replace(own, num_envs="auto", total_num_envs=8)
+    few = ((hopper, ("32", "few")), (own, ("64", "few")), (total, ("8", "few")))
+    for chosen, texts in ((config, ("4096", "64", "GPU")), *few):
         (note,) = note_of(chosen, [GPU])
         assert all(text in note for text in (*texts, "--num-envs"))
         assert note_of(chosen, [CPU]) == []

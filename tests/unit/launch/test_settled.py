@@ -10,31 +10,33 @@ import mjlab_dist
 
 SRC = Path(mjlab_dist.__file__).parent
 
-# Code that runs in ranks, or starts and supervises them
-LATER = (
-    "worker.py", "learner.py", "learn", "env", "mdp", "distributed", "sim", "simulate/shard.py", "simulate/rank.py",
-    "simulate/ranks.py", "simulate/envs.py", "evaluate/batches.py", "verify/evidence.py", "launch/ranks.py",
-    "launch/restarts.py", "launch/supervision.py", "launch/preparation.py", "launch/rank_entry.py", "launch/agent.py",
-)  # fmt: skip
+SETTLES = {
+    "budget.py", "launch/plan.py", "launch/train.py", "machine/devices.py", "machine/device_answer.py",
+    "machine/memory.py", "verify/run.py", "evaluate/run.py", "sim/choice.py",
+}  # fmt: skip
+"""Modules that settle it. An env that is built without a plan chooses its engine through the last one, too."""
 
-OPEN_FIELDS = {"gpu_ids", "cpu_ranks", "gpu_num_envs", "oversubscribe"}
-"""Fields of the config that only the plan reads."""
+OTHERS = {"pack/card.py", "view/choice.py", "view/watch.py"}
+"""Modules that show it as it was asked for, or read fields of other configs."""
 
+CONFIGS = {"config", "_config", "cfg"}
 
-def modules() -> Iterator[Path]:
-    for name in LATER:
-        path = SRC / name
-        assert path.exists(), name
-        yield from [path] if path.is_file() else path.rglob("*.py")
+OPEN_FIELDS = {"gpu_ids", "cpu_ranks", "oversubscribe", "gpu_num_envs", "total_num_envs"}
 
 
-def test_ranks_read_nothing_that_the_plan_has_settled() -> None:
-    found = [
-        f"{path.relative_to(SRC)}:{node.lineno}"
-        for path in modules()
-        for node in ast.walk(ast.parse(path.read_text()))
-        if (isinstance(node, ast.Constant) and node.value == "auto")
-        or (isinstance(node, ast.Attribute) and node.attr in OPEN_FIELDS)
-    ]
-    # The choice of the engine itself: the plan calls it, and an env that is built without a plan
-    assert [place.partition(":")[0] for place in found] == ["sim/choice.py"]
+def readings(path: Path) -> Iterator[int]:
+    """Yield the lines of a module that read an open field of the run's config, or the word auto."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Attribute):
+            holder = node.value.attr if isinstance(node.value, ast.Attribute) else getattr(node.value, "id", None)
+            if node.attr in OPEN_FIELDS or (node.attr == "num_envs" and holder in CONFIGS):
+                yield node.lineno
+        elif isinstance(node, ast.Compare) and "auto" in [getattr(part, "value", None) for part in node.comparators]:
+            yield node.lineno
+
+
+def test_only_the_plan_reads_what_a_user_leaves_open() -> None:
+    found = {
+        str(path.relative_to(SRC)): [*readings(path)] for path in SRC.rglob("*.py") if path.parent.name != "config"
+    }
+    assert {name for name, lines in found.items() if lines} == SETTLES | OTHERS, found
