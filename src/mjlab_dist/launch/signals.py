@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Protocol
 
 from mjlab_dist.control import STOP_SIGNALS, Control
-from mjlab_dist.machine.processes import end_children, remove_own
+from mjlab_dist.machine.processes import PATIENCE_S, end_children, remove_own
 
 # What a thread would leave behind if it did so while another thread ends this process; events of Python's auditing
 LEAVES_BEHIND = {"subprocess.Popen", "tempfile.mkdtemp"}
@@ -96,7 +96,8 @@ def stopping_with_others(control: Control) -> Iterator[None]:
 
 def _end(signum: int, stopped: Callable[[int], None]) -> None:
     sys.addaudithook(_hold)
-    while any(map(_is_starting, sys._current_frames().values())):
+    deadline = time.monotonic() + PATIENCE_S
+    while any(map(_is_starting, sys._current_frames().values())) and time.monotonic() < deadline:
         time.sleep(0.001)
     try:
         end_children()
