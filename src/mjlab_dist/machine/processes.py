@@ -51,9 +51,7 @@ def kill_with_descendants(process: subprocess.Popen[bytes]) -> None:
     import psutil  # slow to import, and needed at the end only
 
     with contextlib.suppress(psutil.NoSuchProcess):
-        for descendant in psutil.Process(process.pid).children(recursive=True):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                descendant.kill()
+        _signal(psutil.Process(process.pid).children(recursive=True), signal.SIGKILL)
     process.kill()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(timeout=1)  # waiting longer does not help if the process hangs in a system call

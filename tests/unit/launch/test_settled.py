@@ -11,10 +11,17 @@ import mjlab_dist
 SRC = Path(mjlab_dist.__file__).parent
 
 SETTLES = {
-    "budget.py", "launch/plan.py", "launch/train.py", "machine/devices.py", "machine/device_answer.py",
-    "machine/memory.py", "verify/run.py", "evaluate/run.py", "sim/choice.py",
-}  # fmt: skip
-"""Modules that settle it. An env that is built without a plan chooses its engine through the last one, too."""
+    "budget.py",
+    "evaluate/run.py",
+    "launch/plan.py",
+    "launch/train.py",
+    "machine/device_answer.py",
+    "machine/devices.py",
+    "machine/memory.py",
+    "sim/choice.py",
+    "verify/run.py",
+}
+"""Modules that settle it. An env that is built without a plan chooses its engine through sim/choice.py, too."""
 
 OTHERS = {"pack/card.py", "view/choice.py", "view/watch.py"}
 """Modules that show it as it was asked for, or read fields of other configs."""
