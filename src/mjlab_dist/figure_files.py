@@ -6,7 +6,7 @@ import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from mjlab_dist.errors import UserError
+from mjlab_dist.machine.packages import require_extra
 from mjlab_dist.outputs import check_output, write_output
 
 if TYPE_CHECKING:
@@ -19,10 +19,7 @@ DPI = 150
 def check_figure_file(flag: str, file: str, suffixes: Sequence[str]) -> None:
     """Raise if a figure cannot be drawn, or cannot be written to a file."""
     check_output(flag, file, suffixes)
-    try:
-        import matplotlib  # noqa: F401 (an extra)
-    except ImportError:
-        raise UserError(f"{flag} {file}: needs the package matplotlib; install mjlab-dist[plots]") from None
+    require_extra("plots", f"{flag} {file}")
 
 
 def save_png(figure: Figure, flag: str, file: str) -> None:

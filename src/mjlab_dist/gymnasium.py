@@ -11,15 +11,15 @@ import numpy as np
 
 from mjlab_dist.api import make
 from mjlab_dist.errors import UserError
+from mjlab_dist.machine.packages import require_extra
 from mjlab_dist.registry import task_names
 from mjlab_dist.wording import did_you_mean, listed
 
-try:
-    from gymnasium import register, spaces
-    from gymnasium.vector import AutoresetMode, VectorEnv
-    from gymnasium.vector.utils import batch_space
-except ImportError as error:
-    raise UserError("mjlab_dist.gymnasium: needs the package gymnasium; install it (uv add gymnasium)") from error
+require_extra("gym", "mjlab_dist.gymnasium")
+
+from gymnasium import register, spaces  # noqa: E402
+from gymnasium.vector import AutoresetMode, VectorEnv  # noqa: E402
+from gymnasium.vector.utils import batch_space  # noqa: E402
 
 # Namespace of the ids of tasks
 NAMESPACE = "mjlab_dist"

@@ -5,7 +5,6 @@ docs/run-files.md explains the interface, and docs/examples/csv_logger.py is an 
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from mjlab_dist.config import TrainConfig
 from mjlab_dist.config.loggers import BUILT_IN
 from mjlab_dist.config.references import resolve
 from mjlab_dist.errors import UserError
+from mjlab_dist.machine.packages import require_extra
 
 
 class Logger:
@@ -92,10 +92,10 @@ def check_loggers(names: Sequence[str]) -> None:
     Raises:
         UserError: One line that names the flag, its value and the fix.
     """
-    if "trackio" in names and importlib.util.find_spec("trackio") is None:
-        raise UserError("--logger trackio: needs the package trackio; install mjlab-dist[trackio]")
     for name in names:
-        if name not in BUILT_IN:
+        if name in {"trackio", "wandb"}:
+            require_extra(name, f"--logger {name}")
+        elif name not in BUILT_IN:
             find_logger(name)
 
 

@@ -40,6 +40,10 @@ RUN = "2026-01-31_12-00-00"
 """Name of the run directory in the docs."""
 
 
+START = re.compile(r"((?:[A-Z_]+=\S+ )*)(?:uv run (?:--(?:extra|group|with) \S+ )*|torchrun )(.*)")
+"""Matches a command line: variables, a program that starts another, and the other program with its arguments."""
+
+
 @dataclass(frozen=True)
 class Line:
     """A command line in a page."""
@@ -58,7 +62,7 @@ def documented() -> Iterator[Line]:
         for block in re.findall(r"^```(?:sh|bash)?\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
             for line in block.replace("\\\n", " ").splitlines():
                 for command in line.removeprefix("$ ").partition("  #")[0].split(" && "):
-                    if match := re.match(r"((?:[A-Z_]+=\S+ )*)(?:uv run |torchrun )(.*)", command):
+                    if match := START.match(command):
                         words = shlex.split(match[2], comments=True)
                         yield Line(page.relative_to(ROOT).as_posix(), tuple(match[1].split()), tuple(words))
 

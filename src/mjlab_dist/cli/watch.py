@@ -13,6 +13,7 @@ from mjlab_dist.config import WatchConfig
 from mjlab_dist.config.limits import validate_limits
 from mjlab_dist.errors import Exit, UserError
 from mjlab_dist.imports import import_learner
+from mjlab_dist.machine.packages import require_extra
 from mjlab_dist.messages import listening
 from mjlab_dist.run_dir import find_any_run, read_config_file
 
@@ -24,6 +25,7 @@ def main(argv: Sequence[str], prog: str) -> None:
     if run is None:
         raise UserError(f"no run is named; type {prog} RUN, where RUN is a run directory or latest")
     validate_limits(config)
+    require_extra("viewer", "the page in the browser")
     run_dir = find_any_run(config.log_root, run)
     if run_dir.is_file():
         show = f"play TASK --run {shlex.quote(run)} --viewer web"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from mjlab_dist.config import ExportConfig, TrainConfig
 from mjlab_dist.config.limits import validate_limits
 from mjlab_dist.errors import CheckError, UserError
 from mjlab_dist.imports import start_up
+from mjlab_dist.machine.packages import require_extra
 from mjlab_dist.run_dir import CONFIG_FILE
 from mjlab_dist.run_files import refuse_links, run_of
 
@@ -60,8 +60,7 @@ class Exported:
 def check(config: ExportConfig) -> None:
     """Raise if a number is out of range, or a package is missing."""
     validate_limits(config)
-    if missing := [name for name in ("onnx", "onnxscript", "onnxruntime") if importlib.util.find_spec(name) is None]:
-        raise UserError(f"export: needs the package {missing[0]}; install mjlab-dist[export]")
+    require_extra("export", "export")
 
 
 def export(train_config: TrainConfig, checkpoint: Path, config: ExportConfig) -> Exported:

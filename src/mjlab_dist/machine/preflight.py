@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
-from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from mjlab_dist.config import TrainConfig
@@ -24,12 +23,10 @@ from mjlab_dist.errors import PreflightError
 from mjlab_dist.machine.devices import Gpu
 from mjlab_dist.machine.findings import GB, Finding, Status
 from mjlab_dist.machine.gpu_checks import check_gpus, check_torch, check_warp
+from mjlab_dist.machine.packages import PACKAGE, requirements, unmet
 from mjlab_dist.machine.wandb_check import check_wandb
 from mjlab_dist.rank_logs import chosen_log_dir
 from mjlab_dist.wording import byte_size
-
-# The distribution whose requirements the installed packages must meet
-PACKAGE = "mjlab-dist"
 
 # Shared memory for the semaphores of a launch, in bytes: ten and two per rank, with a page each
 SEMAPHORES_BYTES = 256 * 1024
@@ -100,17 +97,9 @@ def check_versions() -> Finding:
     """Check whether Python and the installed packages have the versions that this package requires."""
     python, needed = platform.python_version(), metadata.metadata(PACKAGE)["Requires-Python"]
     wrong = [] if SpecifierSet(needed).contains(python) else [f"python {python} ({needed} is needed)"]
-    required = [Requirement(line) for line in metadata.requires(PACKAGE) or ()]
-    required = [each for each in required if each.marker is None or each.marker.evaluate({"extra": ""})]
-    for each in required:
-        try:
-            installed = metadata.version(each.name)
-        except metadata.PackageNotFoundError:
-            installed = "is missing"
-        if installed == "is missing" or not each.specifier.contains(installed, prereleases=True):
-            wrong.append(f"{each.name} {installed} ({each.specifier} is needed)")
-    if wrong:
-        fix = "uv sync, or install these versions with your package manager"
+    required = requirements()
+    if wrong := [*wrong, *unmet(required)]:
+        fix = "uv sync --inexact, or install these versions with your package manager"
         return Finding(name="versions", figure=", ".join(wrong), status=Status.FAIL, fix=fix)
     here = f"{PACKAGE} {metadata.version(PACKAGE)}"
     return Finding(name="versions", figure=f"Python {python}, {here}, the {len(required)} packages that it requires")

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import ModuleType
 
 from mjlab_dist.errors import UserError
+from mjlab_dist.machine.packages import require_extra
 from mjlab_dist.wording import did_you_mean, listed
 
 # Suffixes of the files of robots, in order of preference
@@ -48,23 +49,15 @@ def _find_file(name: str, directory: Path) -> Path:
 
 def _download(name: str) -> Path:
     """Return the file of a robot from a package that downloads it if necessary."""
+    require_extra("robots", f"--robot {name}")
     packages = {"mujoco-menagerie": _from_menagerie, "robot_descriptions": _from_descriptions}
     known: set[str] = set()
-    missing: list[str] = []
-    for package, find in packages.items():
-        try:
-            path, names = find(name)
-        except ImportError:
-            missing.append(package)
-            continue
+    for find in packages.values():
+        path, names = find(name)
         if path is not None:
             return path
         known |= names
     near = did_you_mean(name, known, "name a directory of robots with --robots-dir")
-    if missing:
-        near = (f"{near}, or " if known else "") + (
-            f"install {listed(missing, 'or')}, which downloads robots, with uv pip install {missing[0]}"
-        )
     raise UserError(f"--robot {name}: there is no such robot in {listed(packages, 'or')}; {near}")
 
 

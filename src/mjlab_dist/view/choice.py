@@ -9,6 +9,7 @@ from typing import Literal
 
 from mjlab_dist.config import PlayConfig
 from mjlab_dist.errors import UserError
+from mjlab_dist.machine.packages import require_extra
 
 
 def choose_viewer(config: PlayConfig, environ: Mapping[str, str]) -> Literal["web", "native"] | None:
@@ -32,6 +33,8 @@ def choose_viewer(config: PlayConfig, environ: Mapping[str, str]) -> Literal["we
             raise UserError(
                 "--viewer native: there is no display (DISPLAY and WAYLAND_DISPLAY are not set); use --viewer web"
             )
+    else:
+        require_extra("viewer", "the page in the browser")
     return viewer
 
 

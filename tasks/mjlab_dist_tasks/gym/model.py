@@ -6,7 +6,7 @@ import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mjlab_dist.errors import UserError
+from mjlab_dist.machine.packages import require_extra
 
 if TYPE_CHECKING:
     import mujoco
@@ -69,10 +69,8 @@ def _scale_mass(spec: mujoco.MjSpec) -> None:
 
 
 def _assets() -> Path:
+    require_extra("gym", "the models of the gym tasks")
     package = importlib.util.find_spec("gymnasium")
-    if package is None or package.origin is None:
-        raise UserError(
-            "the gym tasks load their models from the package gymnasium, which is not installed; run uv sync --extra "
-            'gym, or pip install "mjlab-dist[gym]"'
-        )
+    assert package is not None
+    assert package.origin is not None
     return Path(package.origin).parent / "envs" / "mujoco" / "assets"

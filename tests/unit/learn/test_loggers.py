@@ -204,11 +204,3 @@ def test_other_classes_are_refused_in_one_line(name: str, problem: str):
     assert problem in message
     assert "; " in message, "the message names the fix"
     assert "\n" not in message
-
-
-def test_trackio_is_refused_if_it_is_not_installed(monkeypatch: pytest.MonkeyPatch):
-    check_loggers(("trackio",))
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(UserError, match=r"^--logger trackio: .*install mjlab-dist\[trackio\]$"):
-        check_loggers(("tensorboard", "trackio"))
-    check_loggers(("tensorboard", "wandb"))

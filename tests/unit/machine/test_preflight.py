@@ -25,11 +25,12 @@ from fake_nvml import FakeGpu
 
 from mjlab_dist import registry
 from mjlab_dist.config import TrainConfig
-from mjlab_dist.errors import Exit, PreflightError
+from mjlab_dist.errors import Exit, PreflightError, UserError
 from mjlab_dist.machine import doctor
 from mjlab_dist.machine.devices import Gpu, plan_devices
 from mjlab_dist.machine.findings import Status
 from mjlab_dist.machine.gpu_checks import check_warp, judge_cuda, judge_gpu
+from mjlab_dist.machine.packages import require_extra
 from mjlab_dist.machine.preflight import check_directory, check_loopback, check_machine, check_versions
 from mjlab_dist.machine.processes import LAUNCH
 from mjlab_dist.machine.wandb_check import WANDB_SERVER, check_wandb, has_wandb_account
@@ -193,6 +194,17 @@ def test_missing_packages_and_an_unsupported_python_are_refused(tmp_path: Path, 
     assert ">=99" in python
     assert package.startswith("not-installed-here ")
     assert "<3,>=2" in package
+
+
+def test_an_extra_is_refused_if_a_package_has_another_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    lines = ("not-installed-here", "outdated>=2; extra == 'viewer'", "tidy; extra == 'plots'")
+    add_distribution(tmp_path, "mjlab-dist", "9", *(f"Requires-Dist: {each}" for each in lines))
+    for name in ("outdated", "tidy"):
+        add_distribution(tmp_path, name, "1.0")
+    monkeypatch.syspath_prepend(tmp_path)
+    require_extra("plots", "--plot a.png")
+    with pytest.raises(UserError, match=r"^--viewer web: outdated 1\.0 \(>=2 .* --extra viewer,"):
+        require_extra("viewer", "--viewer web")
 
 
 @pytest.mark.parametrize(

@@ -72,23 +72,6 @@ def test_an_unknown_robot_is_refused_with_the_nearest_name() -> None:
         find_robot("go22", None)
 
 
-@pytest.mark.parametrize(
-    ("missing", "robot", "part"),
-    [
-        (["mujoco_menagerie", "robot_descriptions"], "unitree_go2", "mujoco-menagerie or robot_descriptions,"),
-        (["mujoco_menagerie"], "iit_softfoot", "uv pip install mujoco-menagerie$"),
-        (["robot_descriptions"], "double_pendulum", "uv pip install robot_descriptions$"),
-    ],
-)
-def test_packages_that_download_robots_are_optional(
-    monkeypatch: pytest.MonkeyPatch, missing: list[str], robot: str, part: str
-) -> None:
-    for package in missing:
-        monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(UserError, match=part):
-        find_robot(robot, None)
-
-
 @pytest.mark.parametrize("name", ["unitree_go1", "double_pendulum"])
 def test_a_failed_download_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv("MENAGERIE_CACHE_DIR", str(tmp_path))

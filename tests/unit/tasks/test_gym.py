@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib.util
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -18,10 +17,8 @@ from legged import assert_resumes
 from mjlab_dist.check.host_syncs import HostSyncs
 from mjlab_dist.config import EnvConfig, TrainConfig
 from mjlab_dist.env import Env
-from mjlab_dist.errors import UserError
 from mjlab_dist.sim import load_model
 from mjlab_dist_tasks.gym import config as tasks
-from mjlab_dist_tasks.gym import model as models
 
 NUM_ENVS = 8
 NUM_STEPS = 200
@@ -326,9 +323,3 @@ def test_a_step_never_waits(task: Task) -> None:
 @parametrize(HOPPER, ANT, HUMANOID)
 def test_a_saved_state_continues_identically(task: Task) -> None:
     assert_resumes(lambda seed: make(task.env, seed=seed), 5, 15)
-
-
-def test_without_gymnasium_the_fix_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(UserError, match=r"uv sync --extra gym.*mjlab-dist\[gym\]"):
-        models.hopper()
