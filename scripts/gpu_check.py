@@ -1,7 +1,7 @@
 """Check and measure a machine with a GPU: its tests, the speed of training, and a quadruped that learns to walk.
 
-uv run python scripts/gpu_check.py logs/gpu-check
-uv run python scripts/gpu_check.py logs/gpu-check --stages speed walk
+uv run --group dev python scripts/gpu_check.py logs/gpu-check
+uv run --group dev python scripts/gpu_check.py logs/gpu-check --stages speed walk
 
 Each stage runs commands, so that an error of CUDA in one does not spoil the next. Outputs and the figures
 (gpu_check.json) are written to the directory. The exit code is 1 if a stage failed. With --cpu, few envs train on the

@@ -101,6 +101,11 @@ def test_the_pages_have_commands() -> None:
     assert {line.words[0] for line in lines} >= {*PROGRAMS, "python", "pytest"}
 
 
+def test_pages_name_the_group_that_tests_need() -> None:
+    assert [page.name for page in PAGES if "uv run pytest" in page.read_text()] == ["CONTRIBUTING.md"]
+    assert "uv sync --group dev" in (ROOT / "CONTRIBUTING.md").read_text()
+
+
 def test_blocks_are_in_known_languages() -> None:
     """Blocks in other languages would not be tested, neither as command lines nor as Python."""
     for page in PAGES:

@@ -56,7 +56,7 @@ def test_the_installed_versions_match_the_lock(locked: dict[NormalizedName, Requ
     installed = {canonicalize_name(one.name): one.version for one in metadata.distributions()}
     assert len(needed.keys() & installed.keys()) > 100
     others = [one for name, one in needed.items() if name in installed and installed[name] not in one.specifier]
-    assert others == [], "run uv sync; after a change of pyproject.toml also: uv run python scripts/lock.py"
+    assert others == [], "run uv sync --group dev; after a change of pyproject.toml also: uv run python scripts/lock.py"
 
 
 def test_a_package_without_a_hash_or_with_an_address_is_refused(

@@ -159,7 +159,9 @@ class ExportedPolicy(nn.Module):
         shape = (self._rnn.num_layers, self._rnn.hidden_size)
         before = [one.unflatten(1, shape).transpose(0, 1).contiguous() for one in hidden]
         out, after = self._rnn(latent.unsqueeze(0), before[0] if len(before) == 1 else tuple(before))
-        flat = [one.transpose(0, 1).flatten(1) for one in (after if len(before) > 1 else [after])]
+        # In the export of an LSTM, torch before 2.12 adds a dimension to the states
+        after = [one.reshape(before[0].shape) for one in (after if len(before) > 1 else [after])]
+        flat = [one.transpose(0, 1).flatten(1) for one in after]
         return out.squeeze(0), flat
 
 

@@ -60,7 +60,7 @@ class Exported:
 def check(config: ExportConfig) -> None:
     """Raise if a number is out of range, or a package is missing."""
     validate_limits(config)
-    require_extra("export", "export")
+    require_extra("export", "policy.onnx")
 
 
 def export(train_config: TrainConfig, checkpoint: Path, config: ExportConfig) -> Exported:

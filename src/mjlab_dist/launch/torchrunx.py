@@ -56,7 +56,9 @@ RELEASE = "0.4"
 def require_release() -> None:
     """Raise if the names that this module replaces may differ in the installed release of torchrunx."""
     if not torchrunx.__version__.startswith(f"{RELEASE}."):
-        raise UserError(f"torchrunx {torchrunx.__version__} is installed, but {RELEASE} is needed; run `uv sync`")
+        raise UserError(
+            f"torchrunx {torchrunx.__version__} is installed, but {RELEASE} is needed; run `uv sync --inexact`"
+        )
 
 
 def run_launcher(

@@ -42,7 +42,7 @@ def check_torch() -> Finding:
     try:
         torch = metadata.distribution("torch")
     except metadata.PackageNotFoundError:
-        return Finding(name="torch", figure="torch is missing", status=Status.FAIL, fix="uv sync")
+        return Finding(name="torch", figure="torch is missing", status=Status.FAIL, fix="uv sync --inexact")
     text = Path(str(torch.locate_file("torch/version.py"))).read_text()
     built_for = re.search(r"^cuda\b.*= '(\d+)\.(\d+)", text, re.MULTILINE)
     return judge_cuda("torch", torch.version, built_for and (int(built_for[1]), int(built_for[2])), driver_cuda())
@@ -57,7 +57,7 @@ def check_warp() -> Finding:
     try:
         warp = metadata.distribution(WARP)
     except metadata.PackageNotFoundError:
-        return Finding(name=WARP, figure=f"{WARP} is missing", status=Status.FAIL, fix="uv sync")
+        return Finding(name=WARP, figure=f"{WARP} is missing", status=Status.FAIL, fix="uv sync --inexact")
     try:
         library = str(warp.locate_file("warp/bin/warp.so"))
         number = int(run_program(TOOLKIT, library, timeout_s=WARP_TIMEOUT_S))

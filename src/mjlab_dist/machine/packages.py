@@ -1,13 +1,15 @@
-"""Check whether the packages that this package requires are installed, always or for an extra."""
+"""Check whether the packages that this package or one of its extras requires are installed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from importlib import metadata
-
-from packaging.requirements import Requirement
+from typing import TYPE_CHECKING
 
 from mjlab_dist.errors import UserError
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
 
 # This distribution
 PACKAGE = "mjlab-dist"
@@ -21,17 +23,22 @@ def require_extra(extra: str, user: str) -> None:
         user: What needs the extra, such as a flag with its value. The message starts with it.
 
     Raises:
-        UserError: One line with the first package that is missing or has another version, and the commands to install
-            it.
+        UserError: One line with the packages that are missing or have another version, and the command to install
+            them.
     """
-    for wrong in unmet(each for each in requirements(extra) if each.marker):  # the others are checked before a launch
-        raise UserError(f'{user}: {wrong}; uv sync --inexact --extra {extra}, or pip install "{PACKAGE}[{extra}]"')
+    if wrong := unmet(requirements(extra)):
+        raise UserError(f'{user}: {", ".join(wrong)}; uv pip install "{PACKAGE}[{extra}]", or the same with pip')
 
 
 def requirements(extra: str = "") -> list[Requirement]:
-    """Return the requirements of this package on this machine, including those of an extra if one is named."""
+    """Return the requirements of an extra, or of the package itself, on this machine."""
+    from packaging.requirements import Requirement  # slow to import
+
+    def holds(each: Requirement, extra: str) -> bool:
+        return each.marker is None or each.marker.evaluate({"extra": extra})
+
     required = map(Requirement, metadata.requires(PACKAGE) or ())
-    return [each for each in required if each.marker is None or each.marker.evaluate({"extra": extra})]
+    return [each for each in required if holds(each, extra) and not (extra and holds(each, ""))]
 
 
 def unmet(required: Iterable[Requirement]) -> list[str]:

@@ -26,8 +26,8 @@ CONNECT = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.ar
 def check_wandb(environ: Mapping[str, str], timeout_s: float) -> Finding:
     """Check whether an account is logged in and the server answers, unless Weights & Biases is offline."""
     name, later = "--logger wandb", "`uv run wandb sync` uploads them later"
-    if unmet(requirements("wandb")):
-        return Finding(name=name, figure="the extra wandb is not installed")
+    if wrong := unmet(requirements("wandb")):
+        return Finding(name=name, figure=wrong[0])
     mode = _wandb_setting(environ, "mode")
     if mode in {"offline", "disabled", "dryrun"}:
         return Finding(name=name, figure=f"set to {mode}")

@@ -34,7 +34,7 @@ def choose_viewer(config: PlayConfig, environ: Mapping[str, str]) -> Literal["we
                 "--viewer native: there is no display (DISPLAY and WAYLAND_DISPLAY are not set); use --viewer web"
             )
     else:
-        require_extra("viewer", "the page in the browser")
+        require_extra("viewer", f"--viewer {config.viewer}")
     return viewer
 
 

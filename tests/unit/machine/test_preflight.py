@@ -203,7 +203,7 @@ def test_an_extra_is_refused_if_a_package_has_another_version(tmp_path: Path, mo
         add_distribution(tmp_path, name, "1.0")
     monkeypatch.syspath_prepend(tmp_path)
     require_extra("plots", "--plot a.png")
-    with pytest.raises(UserError, match=r"^--viewer web: outdated 1\.0 \(>=2 .* --extra viewer,"):
+    with pytest.raises(UserError, match=r"^--viewer web: outdated 1\.0 \(>=2 .*\[viewer\]"):
         require_extra("viewer", "--viewer web")
 
 
