@@ -22,9 +22,12 @@ TOOLS = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "jsonschema",
 
 TESTS = ("tests/unit", "tests/cuda", "tests/cli/test_viewer.py", "tests/cli/test_watch.py", "tests/cli/test_export.py")
 
-LEFT_OUT = "not two_ranks and not gradients_are_compressed and not intrinsic_reward and not gymnasiums_checks"
-"""Excludes tests with fake tensors that torch before 2.12 cannot pickle or gives a wrong shape, and tests that use
-functions of Gymnasium 1.4."""
+LEFT_OUT = (
+    *("-k", "not two_ranks and not gradients_are_compressed and not gymnasiums_checks"),
+    *("--deselect", "tests/cuda/test_fake_cuda.py::test_an_update_stays_on_the_device[intrinsic reward]"),
+)
+"""Excludes tests with fake tensors that torch before 2.12 cannot pickle or gives a wrong shape, and a test that needs
+Gymnasium 1.4."""
 
 
 def run(*argv: str | Path) -> str:
@@ -61,4 +64,4 @@ def test_training_and_tests_pass_with_the_oldest_versions(tmp_path: Path) -> Non
     run(venv / "bin" / "train", "cartpole-balance", *flags, "--log-root", tmp_path)
     (run_dir,) = (tmp_path / "cartpole-balance").iterdir()
     assert len((run_dir / "metrics.jsonl").read_text().splitlines()) == 2
-    run(python, "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider", "-k", LEFT_OUT, *TESTS)
+    run(python, "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider", *LEFT_OUT, *TESTS)

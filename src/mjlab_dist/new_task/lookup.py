@@ -50,15 +50,14 @@ def _find_file(name: str, directory: Path) -> Path:
 def _download(name: str) -> Path:
     """Return the file of a robot from a package that downloads it if necessary."""
     require_extra("robots", f"--robot {name}")
-    packages = {"mujoco-menagerie": _from_menagerie, "robot_descriptions": _from_descriptions}
     known: set[str] = set()
-    for find in packages.values():
+    for find in (_from_menagerie, _from_descriptions):
         path, names = find(name)
         if path is not None:
             return path
         known |= names
     near = did_you_mean(name, known, "name a directory of robots with --robots-dir")
-    raise UserError(f"--robot {name}: there is no such robot in {listed(packages, 'or')}; {near}")
+    raise UserError(f"--robot {name}: there is no such robot in mujoco-menagerie or robot_descriptions; {near}")
 
 
 def _from_menagerie(name: str) -> tuple[Path | None, set[str]]:
