@@ -15,6 +15,7 @@ import argparse
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import mujoco
 import numpy as np
@@ -93,7 +94,8 @@ def main() -> None:
     legs = [Leg(model, name) for name in LEGS]
     motions = {name: make(gait, legs) for name, gait in GAITS.items()}
     joints = [f"{leg}_{part}" for leg in LEGS for part in ("hip", "thigh", "calf")]
-    np.savez(output, allow_pickle=False, fps=FPS, joints=joints, **motions)
+    arrays: dict[str, Any] = {"fps": FPS, "joints": joints, **motions}
+    np.savez(output, **arrays)
     for name, frames in motions.items():
         print(f"{name}: {len(frames)} frames")
     print(output)
