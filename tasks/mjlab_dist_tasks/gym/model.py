@@ -69,8 +69,9 @@ def _scale_mass(spec: mujoco.MjSpec) -> None:
 
 
 def _assets() -> Path:
-    require_extra("gym", "the models of the gym tasks")
     package = importlib.util.find_spec("gymnasium")
+    if package is None:
+        require_extra("gym", "the models of the gym tasks")  # not always: a rank would start 30 ms later
     assert package is not None
     assert package.origin is not None
     return Path(package.origin).parent / "envs" / "mujoco" / "assets"
