@@ -94,30 +94,32 @@ def prepared(config: TrainConfig, plan: RunPlan, listen: Listener) -> Iterator[L
         # Pass all of sys.path, as multiprocessing does, because it includes the directory of the user's script
         variables = {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)), **own}
         forks = can_fork(plan.devices, os.environ)
-        agents = stack.enter_context(
-            waiting_agents(
-                plan.host_names,
-                config.ssh_config,
-                [FORK] if forks else [],
-                here={**os.environ, **variables, "TMPDIR": temporary},
-                there={**{each: os.environ[each] for each in exported_names(os.environ)}, **variables},
-                silence_s=remote_timeout_s(config),
-                errors=errors,
-                store=store,
+        try:
+            agents = stack.enter_context(
+                waiting_agents(
+                    plan.host_names,
+                    config.ssh_config,
+                    [FORK] if forks else [],
+                    here={**os.environ, **variables, "TMPDIR": temporary},
+                    there={**{each: os.environ[each] for each in exported_names(os.environ)}, **variables},
+                    silence_s=remote_timeout_s(config),
+                    errors=errors,
+                    store=store,
+                )
             )
-        )
-        # Even if an interrupt comes before the ranks start, for example while the agents import their libraries
-        stack.callback(end_children, name)
-        how = "forked" if forks else "spawned"
-        listen({"kind": "debug", "text": f"launcher: started torchrunx's agents, ranks are {how}"})
-        yield Launch(
-            name=name,
-            secret=bytes.fromhex(secret),
-            listener=listener,
-            meeting_point=meeting_point,
-            agents=agents,
-            errors=errors,
-        )
+            how = "forked" if forks else "spawned"
+            listen({"kind": "debug", "text": f"launcher: started torchrunx's agents, ranks are {how}"})
+            yield Launch(
+                name=name,
+                secret=bytes.fromhex(secret),
+                listener=listener,
+                meeting_point=meeting_point,
+                agents=agents,
+                errors=errors,
+            )
+        finally:
+            # Even if an interrupt comes before the ranks start: while an agent is started, or imports its libraries
+            end_children(name)
 
 
 def remote_timeout_s(config: TrainConfig) -> int:

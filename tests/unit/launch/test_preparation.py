@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -50,13 +53,27 @@ def test_ranks_are_forked_only_on_the_cpu_and_without_a_renderer(
     assert can_fork([own], environ) is forks
 
 
-@pytest.mark.slow
-def test_an_interrupt_before_ranks_start_leaves_no_process(
-    short_tmp: Path, monkeypatch: pytest.MonkeyPatch, wait_for: Callable[[Callable[[], bool]], None]
-) -> None:
+@pytest.fixture
+def interrupted(short_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], None]:
+    """Prepare a launch, and expect that a function, which is called then, or the preparation itself is interrupted."""
     monkeypatch.setattr("tempfile.tempdir", str(short_tmp))
     monkeypatch.delenv("MUJOCO_GL", raising=False)
     plan = RunPlan(hosts=(Host(devices=(CPU,)),), run_dir=short_tmp)
+
+    def prepare(then: Callable[[], object]) -> None:
+        with (
+            pytest.raises(KeyboardInterrupt),
+            prepared(registry.task_config("cartpole-balance"), plan, lambda _: None),
+        ):
+            then()
+
+    return prepare
+
+
+@pytest.mark.slow
+def test_an_interrupt_before_ranks_start_leaves_no_process(
+    interrupted: Callable[[Callable[[], object]], None], wait_for: Callable[[Callable[[], bool]], None]
+) -> None:
     before = psutil.Process().children(recursive=True)  # processes of other tests, such as a browser
     seen: set[psutil.Process] = set()
 
@@ -65,10 +82,25 @@ def test_an_interrupt_before_ranks_start_leaves_no_process(
         return any("forkserver" in " ".join(command_line(process)) for process in seen)
 
     def interrupt() -> None:
-        with prepared(registry.task_config("cartpole-balance"), plan, lambda _: None):
-            wait_for(agent_has_children)  # the fork server imports torch
-            raise KeyboardInterrupt
+        wait_for(agent_has_children)  # the fork server imports torch
+        raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        interrupt()
+    interrupted(interrupt)
     assert not [line for process in seen if (line := command_line(process))]
+
+
+def test_an_interrupt_while_an_agent_is_started_leaves_no_process(
+    interrupted: Callable[[Callable[[], object]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[psutil.Process] = []
+    start = subprocess.Popen[bytes].__init__
+
+    def start_and_interrupt(self: subprocess.Popen[bytes], *args: Any, **options: Any) -> None:
+        start(self, *args, **options)
+        started.append(psutil.Process(self.pid))
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(subprocess.Popen, "__init__", start_and_interrupt)
+    interrupted(lambda: None)
+    (agent,) = started
+    assert not agent.is_running()
