@@ -21,7 +21,7 @@ import torch
 from mujoco.batch import Batch
 from timed import spread
 
-from mjlab_dist import registry
+from mjlab_dist.config import registry
 from mjlab_dist.config.entries import replaced
 from mjlab_dist.env import Env
 from mjlab_dist.sim import start_warp

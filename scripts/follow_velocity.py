@@ -22,7 +22,7 @@ from mjlab_dist.config import EnvConfig
 from mjlab_dist.mdp.observations import base_linear_velocity
 from mjlab_dist.mdp.rewards import track_linear_velocity
 from mjlab_dist.play import load_env_and_policy
-from mjlab_dist.run_dir import find_checkpoint, read_config_file
+from mjlab_dist.runs.run_dir import find_checkpoint, read_config_file
 
 MAX_FALLS = 0.05
 MIN_TRACKING = 0.8

@@ -13,10 +13,10 @@ import argparse
 import dataclasses
 from pathlib import Path
 
-from mjlab_dist.atomic import write_atomically
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.learn import checkpoint
-from mjlab_dist.run_dir import (
+from mjlab_dist.runs.atomic import write_atomically
+from mjlab_dist.runs.run_dir import (
     CONFIG_FILE,
     checkpoint_path,
     find_checkpoint,

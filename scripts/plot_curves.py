@@ -17,7 +17,7 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
-from mjlab_dist.run_dir import read_metrics
+from mjlab_dist.runs.run_dir import read_metrics
 
 
 def main() -> None:

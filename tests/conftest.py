@@ -96,7 +96,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
     """Let a test draw the same random numbers in every run, whichever tests its process has run before."""
-    from mjlab_dist.seeding import seed_generators
+    from mjlab_dist.distributed.seeding import seed_generators
 
     seed_generators(0)
 
@@ -444,7 +444,7 @@ def add_host(
 @pytest.fixture(scope="module")
 def engine(request: pytest.FixtureRequest) -> Iterator[str]:
     """Let every env use this engine if its config does not name one. See :func:`pytest_generate_tests`."""
-    from mjlab_dist.sim.choice import choose_engine
+    from mjlab_dist.sim.engine_choice import choose_engine
 
     def choose(config: SimConfig, device: str, model: mujoco.MjModel) -> str:
         if config.engine == "auto":

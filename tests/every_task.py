@@ -6,8 +6,7 @@ import dataclasses
 
 from legged import EVERYTHING
 
-from mjlab_dist import registry
-from mjlab_dist.config import AgentConfig, TrainConfig
+from mjlab_dist.config import AgentConfig, TrainConfig, registry
 
 NAMES = [*registry.task_names(), "everything"]
 

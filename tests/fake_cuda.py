@@ -19,7 +19,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mjlab_dist.check.host_syncs import HostSyncs
+from mjlab_dist.authoring.check.host_syncs import HostSyncs
 from mjlab_dist.env import Env
 from mjlab_dist.sim.recorder import Recorder
 

@@ -16,7 +16,7 @@ import pytest
 from conftest import BIN, HANG_S, NOT_INHERITED
 from processes import AGENT_MODULE, command_line, send_all, with_argument
 
-from mjlab_dist.run_dir import METRICS_FILE, RANKS_FILE
+from mjlab_dist.runs.run_dir import METRICS_FILE, RANKS_FILE
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "hosts_lab.sh"
 

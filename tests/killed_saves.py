@@ -15,7 +15,7 @@ import torch
 from mjlab_dist.config import CheckpointConfig
 from mjlab_dist.learn import checkpoint
 from mjlab_dist.learn.checkpoint import CheckpointStore
-from mjlab_dist.run_dir import (
+from mjlab_dist.runs.run_dir import (
     BEST_LINK,
     CHECKPOINTS_DIR,
     LATEST_LINK,

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from mjlab_dist.check.replay import Recorder
+from mjlab_dist.authoring.check.step_replay import Recorder
 from mjlab_dist.config import (
     ActionConfig,
     ContactConfig,

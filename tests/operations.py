@@ -9,7 +9,7 @@ from unittest import mock
 
 import torch
 
-from mjlab_dist.check.host_syncs import HostSyncs
+from mjlab_dist.authoring.check.host_syncs import HostSyncs
 from mjlab_dist.sim import recording
 
 aten: Any = torch.ops.aten

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from mjlab_dist.distributed.rank_info import DeviceInfo, RankInfo
-from mjlab_dist.verify.evidence import Evidence, IterationTimes
+from mjlab_dist.launch.verify.evidence import Evidence, IterationTimes
 
 
 def times(physics_s: float = 0.4, waits_s: list[float] | None = None) -> IterationTimes:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from mjlab_dist.run_dir import find_checkpoint, read_metrics
+from mjlab_dist.runs.run_dir import find_checkpoint, read_metrics
 
 SMALL = (
     *("--num-envs", "32", "--env.episode-length-s", "0.1", "--seed", "7", "--agent.num-steps-per-env", "8"),

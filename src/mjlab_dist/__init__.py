@@ -9,9 +9,9 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from mjlab_dist.api import check_task, load_policy, make, train
+    from mjlab_dist.config.registry import task_config
     from mjlab_dist.errors import CheckError, RankError, UserError
-    from mjlab_dist.logger import Logger
-    from mjlab_dist.registry import task_config
+    from mjlab_dist.learn.loggers.base import Logger
 
 __all__ = [
     "CheckError",
@@ -28,8 +28,8 @@ __all__ = [
 _MODULES = {
     "api": ("check_task", "load_policy", "make", "train"),
     "errors": ("CheckError", "RankError", "UserError"),
-    "logger": ("Logger",),
-    "registry": ("task_config",),
+    "config.registry": ("task_config",),
+    "learn.loggers.base": ("Logger",),
 }
 
 

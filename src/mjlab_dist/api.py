@@ -12,28 +12,22 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from mjlab_dist import registry
-from mjlab_dist.check import NUM_CHECKED
-from mjlab_dist.config import TrainConfig
+from mjlab_dist.authoring.check import NUM_CHECKED
+from mjlab_dist.config import TrainConfig, registry
+from mjlab_dist.config.trust import chosen_places
 from mjlab_dist.config.values import with_values
 from mjlab_dist.errors import CheckError, UserError
 from mjlab_dist.imports import prepare_opengl
 from mjlab_dist.messages import Listener
-from mjlab_dist.resuming import AUTO, check_same_run, find_named_run
-from mjlab_dist.run_dir import (
-    choose_checkpoint,
-    find_any_run,
-    find_run_to_resume,
-    read_config_file,
-)
-from mjlab_dist.trust import chosen_places
+from mjlab_dist.runs.resuming import AUTO, check_same_run, find_named_run
+from mjlab_dist.runs.run_dir import choose_checkpoint, find_any_run, find_run_to_resume, read_config_file
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from mjlab_dist.launch.worker import RunResult
     from mjlab_dist.learn.policy import Policy
     from mjlab_dist.simulate.envs import Envs
-    from mjlab_dist.worker import RunResult
 
 
 def train(task: str | TrainConfig, *, quiet: bool = False, trust: bool = False, **fields: Any) -> RunResult:
@@ -188,7 +182,7 @@ def check_task(task: str | TrainConfig, **fields: Any) -> None:
     )
     config = with_values(base, fields)
 
-    from mjlab_dist.check.run import check
+    from mjlab_dist.authoring.check.run_checks import check
 
     failures = [f"{result.name}: {result.text}" for result in check(config) if not result.passed]
     if failures:

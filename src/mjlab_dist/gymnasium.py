@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from mjlab_dist.api import make
+from mjlab_dist.config.registry import task_names
 from mjlab_dist.errors import UserError
 from mjlab_dist.machine.packages import require_extra
-from mjlab_dist.registry import task_names
 from mjlab_dist.wording import did_you_mean, listed
 
 require_extra("gym", "mjlab_dist.gymnasium")

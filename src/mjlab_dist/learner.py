@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mjlab_dist.buffers import with_sizes
 from mjlab_dist.config import TrainConfig
-from mjlab_dist.control import Control
+from mjlab_dist.config.buffers import with_sizes
+from mjlab_dist.distributed.heartbeat import Control
 from mjlab_dist.distributed.rank_info import RankInfo
 from mjlab_dist.errors import BufferOverflowError
 from mjlab_dist.messages import emit

@@ -13,7 +13,7 @@ from conftest import Command
 
 import mjlab_dist_tasks.quadruped
 from mjlab_dist.errors import Exit
-from mjlab_dist.run_dir import CHECKPOINTS_DIR, CONFIG_FILE, checkpoint_path
+from mjlab_dist.runs.run_dir import CHECKPOINTS_DIR, CONFIG_FILE, checkpoint_path
 
 TASKS = {
     "cartpole-balance": "Keep a pole upright on a cart that moves along a rail.",
@@ -199,8 +199,8 @@ def test_mistakes_in_play(command: Command) -> None:
 
 
 def write_config(run: Path, task: str) -> None:
-    from mjlab_dist import registry
-    from mjlab_dist.provenance import write_origin
+    from mjlab_dist.config import registry
+    from mjlab_dist.runs.provenance import write_origin
 
     write_origin(run, registry.task_config(task), ["test"], ["cpu"])
 

@@ -16,12 +16,11 @@ import pytest
 from configs import changed
 from conftest import Command
 
-from mjlab_dist import registry
-from mjlab_dist.compare.figures import curve
-from mjlab_dist.compare.runs import Group, group_runs, read_run
-from mjlab_dist.config import RewardConfig, TrainConfig
-from mjlab_dist.provenance import write_origin
-from mjlab_dist.run_dir import METRICS_FILE
+from mjlab_dist.config import RewardConfig, TrainConfig, registry
+from mjlab_dist.runs.compare import curve
+from mjlab_dist.runs.compared_runs import Group, group_runs, read_run
+from mjlab_dist.runs.provenance import write_origin
+from mjlab_dist.runs.run_dir import METRICS_FILE
 
 CONFIG = registry.task_config("cartpole-balance")
 

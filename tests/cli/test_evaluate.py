@@ -16,7 +16,7 @@ from conftest import Command
 from mjlab_dist import play
 from mjlab_dist.config import EvaluateConfig, PlayConfig
 from mjlab_dist.config.values import with_values
-from mjlab_dist.evaluate.run import evaluate
+from mjlab_dist.play.evaluate import evaluate
 
 TASK = "quadruped-velocity-flat"
 SHORT = ("--env.episode-length-s", "0.2")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from conftest import Command
 
-from mjlab_dist.run_dir import read_metrics
+from mjlab_dist.runs.run_dir import read_metrics
 
 PACKAGE = Path(__file__).parents[2] / "examples" / "tasks"
 

@@ -20,10 +20,10 @@ from configs import with_flags
 from conftest import Command
 
 import mjlab_dist_tasks.quadruped
-from mjlab_dist import registry
+from mjlab_dist.config import registry
 from mjlab_dist.errors import Exit
 from mjlab_dist.play import load_env_and_policy, without_disturbances
-from mjlab_dist.run_dir import find_checkpoint, read_config_file
+from mjlab_dist.runs.run_dir import find_checkpoint, read_config_file
 from mjlab_dist.sim import build_model
 
 DEPLOY = Path(__file__).parents[2] / "examples" / "deploy"
@@ -42,7 +42,7 @@ TASKS = {
         *("--env.commands.velocity.params.heading_share", "0"),
     ),
 }
-"""Flags for training each task. tests/unit/export tests more combinations."""
+"""Flags for training each task. tests/unit/play/test_export.py tests more combinations."""
 
 
 @pytest.fixture(scope="module")

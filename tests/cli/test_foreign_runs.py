@@ -12,10 +12,9 @@ from fault_injection import faults
 from run_files import write_checkpoint
 
 import mjlab_dist
-from mjlab_dist import registry
-from mjlab_dist.config import RewardConfig, TrainConfig
+from mjlab_dist.config import RewardConfig, TrainConfig, registry
 from mjlab_dist.errors import Exit, UserError
-from mjlab_dist.run_dir import CONFIG_FILE, checkpoint_path, read_metrics, to_yaml
+from mjlab_dist.runs.run_dir import CONFIG_FILE, checkpoint_path, read_metrics, to_yaml
 
 TASK = "cartpole-balance"
 

@@ -19,7 +19,7 @@ from processes import AGENT_MODULE, with_argument
 
 import mjlab_dist
 from mjlab_dist.config.values import with_values
-from mjlab_dist.run_dir import METRICS_FILE, read_history, read_metrics
+from mjlab_dist.runs.run_dir import METRICS_FILE, read_history, read_metrics
 
 if TYPE_CHECKING:
     import torch

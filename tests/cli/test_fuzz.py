@@ -20,15 +20,14 @@ from conftest import Command
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mjlab_dist import registry
 from mjlab_dist.cli import main
 from mjlab_dist.cli.fields import fields_of
-from mjlab_dist.config import PlayConfig, TrainConfig
+from mjlab_dist.config import PlayConfig, TrainConfig, registry
 from mjlab_dist.config.serialization import paths, to_plain
 from mjlab_dist.errors import Exit
 from mjlab_dist.launch.plan import check_config, plan_run
-from mjlab_dist.provenance import write_origin
-from mjlab_dist.run_dir import CHECKPOINTS_DIR, CONFIG_FILE, checkpoint_path, next_run_dir
+from mjlab_dist.runs.provenance import write_origin
+from mjlab_dist.runs.run_dir import CHECKPOINTS_DIR, CONFIG_FILE, checkpoint_path, next_run_dir
 
 TASK = "cartpole-balance"
 
@@ -144,21 +143,21 @@ def plan(config: TrainConfig, *_: Any, **__: Any) -> NoReturn:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Use a directory with a run as the working directory, and let all commands end before they start anything."""
-    import mjlab_dist.buffer_sizes
-    import mjlab_dist.check.run
+    import mjlab_dist.authoring.buffer_sizes
+    import mjlab_dist.authoring.check.run_checks
+    import mjlab_dist.authoring.new_task.lookup
     import mjlab_dist.cli.check
     import mjlab_dist.cli.export
     import mjlab_dist.cli.play
-    import mjlab_dist.evaluate.run
-    import mjlab_dist.export.run
     import mjlab_dist.launch.dry_run
     import mjlab_dist.launch.signals
     import mjlab_dist.launch.train
+    import mjlab_dist.launch.verify.verification
     import mjlab_dist.machine.doctor
-    import mjlab_dist.new_task.lookup
     import mjlab_dist.play
-    import mjlab_dist.verify.run
-    import mjlab_dist.view.run
+    import mjlab_dist.play.evaluate
+    import mjlab_dist.play.export
+    import mjlab_dist.play.view.show
 
     folder = tmp_path_factory.mktemp("fuzz")
     run = folder / "logs" / TASK / "2026-01-01_00-00-00"
@@ -179,16 +178,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setattr(mjlab_dist.cli.export, "import_learner", lambda: None)
         patch.setattr(mjlab_dist.play, "play", accept)
         patch.setattr(mjlab_dist.play, "replay", accept)
-        patch.setattr(mjlab_dist.view.run, "view", accept)
-        patch.setattr(mjlab_dist.view.run, "watch", accept)
-        patch.setattr(mjlab_dist.evaluate.run, "_play", accept)
-        patch.setattr(mjlab_dist.export.run, "export", accept)
-        patch.setattr(mjlab_dist.check.run, "_checks", accept)
-        patch.setattr(mjlab_dist.verify.run, "create_run_dir", accept)
-        patch.setattr(mjlab_dist.buffer_sizes, "measure", accept)
+        patch.setattr(mjlab_dist.play.view.show, "view", accept)
+        patch.setattr(mjlab_dist.play.view.show, "watch", accept)
+        patch.setattr(mjlab_dist.play.evaluate, "_play", accept)
+        patch.setattr(mjlab_dist.play.export, "export", accept)
+        patch.setattr(mjlab_dist.authoring.check.run_checks, "_checks", accept)
+        patch.setattr(mjlab_dist.launch.verify.verification, "create_run_dir", accept)
+        patch.setattr(mjlab_dist.authoring.buffer_sizes, "measure", accept)
         patch.setattr(mjlab_dist.machine.doctor, "examine", accept)
-        patch.setattr(mjlab_dist.new_task, "create", accept)
-        patch.setattr(mjlab_dist.new_task.lookup, "find_robot", accept)
+        patch.setattr(mjlab_dist.authoring.new_task, "create", accept)
+        patch.setattr(mjlab_dist.authoring.new_task.lookup, "find_robot", accept)
         yield folder
 
 

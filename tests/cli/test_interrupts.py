@@ -33,11 +33,11 @@ TRAIN = ("train", "cartpole-balance", "--gpu-ids", "None", "--max-iterations", "
         (TRAIN, "mjlab_dist.launch.train"),
         (TRAIN, "torch"),
         (("play", "cartpole-balance", "--num-envs", "1"), "tyro"),
-        (("list-tasks",), "mjlab_dist.registry"),
+        (("list-tasks",), "mjlab_dist.config.registry"),
         (("mjlab-dist", "doctor"), "mjlab_dist.machine.doctor"),
         (("mjlab-dist", "check", "cartpole-balance"), "mujoco"),
         (("mjlab-dist", "compare", "."), "mjlab_dist.compare"),
-        (("mjlab-dist", "new-task", "two", "--robot", "go2"), "mjlab_dist.new_task"),
+        (("mjlab-dist", "new-task", "two", "--robot", "go2"), "mjlab_dist.authoring.new_task"),
     ],
 )
 def test_ctrl_c_twice_while_a_command_starts_prints_no_traceback(

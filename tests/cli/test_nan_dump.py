@@ -18,14 +18,14 @@ from conftest import Command
 from playwright.sync_api import Page as Tab
 from rsl_rl.storage import RolloutStorage
 
-from mjlab_dist import play, registry
-from mjlab_dist.config import PlayConfig
+from mjlab_dist import play
+from mjlab_dist.config import PlayConfig, registry
 from mjlab_dist.env import Env
 from mjlab_dist.errors import UserError
 from mjlab_dist.learn import checkpoint
 from mjlab_dist.learn.finite import FiniteCheck
-from mjlab_dist.provenance import write_origin
-from mjlab_dist.run_dir import ERRORS_DIR, create_run_dir
+from mjlab_dist.runs.provenance import write_origin
+from mjlab_dist.runs.run_dir import ERRORS_DIR, create_run_dir
 from mjlab_dist.sim import start_warp
 
 TASK = "cartpole-balance"

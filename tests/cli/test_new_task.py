@@ -19,15 +19,21 @@ import pytest
 import torch
 from conftest import BIN, Command, Done
 
-from mjlab_dist import registry
-from mjlab_dist.check.host_syncs import HostSyncs
-from mjlab_dist.config import ActuatorConfig, SimConfig
+from mjlab_dist.authoring.check.host_syncs import HostSyncs
+from mjlab_dist.authoring.new_task import NewTask, create
+from mjlab_dist.authoring.new_task.files import copy_files, find_files
+from mjlab_dist.authoring.new_task.robot import examine
+from mjlab_dist.authoring.new_task.source import (
+    Names,
+    config_source,
+    function_name,
+    model_source,
+    package_source,
+    terms_source,
+)
+from mjlab_dist.config import ActuatorConfig, SimConfig, registry
 from mjlab_dist.env import Env
-from mjlab_dist.new_task import NewTask, create
-from mjlab_dist.new_task.files import copy_files, find_files
-from mjlab_dist.new_task.robot import examine
-from mjlab_dist.new_task.source import Names, config_source, function_name, model_source, package_source, terms_source
-from mjlab_dist.run_dir import read_config_file, read_metrics
+from mjlab_dist.runs.run_dir import read_config_file, read_metrics
 from mjlab_dist.sim import build_model, start_warp
 
 ROOT = Path(__file__).parents[2]

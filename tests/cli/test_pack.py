@@ -20,11 +20,11 @@ from conftest import Command
 import mjlab_dist
 from mjlab_dist.config import ExportConfig, PlayConfig
 from mjlab_dist.errors import Exit
-from mjlab_dist.export.run import export
 from mjlab_dist.learn import checkpoint
-from mjlab_dist.pack_file import CARD, CHECKPOINT, ONNX, read_manifest, read_part
 from mjlab_dist.play import play, resolve
-from mjlab_dist.run_dir import CONFIG_FILE, METRICS_FILE, PROVENANCE_FILE, read_config_file, read_metrics
+from mjlab_dist.play.export import export
+from mjlab_dist.runs.pack_file import CARD, CHECKPOINT, ONNX, read_manifest, read_part
+from mjlab_dist.runs.run_dir import CONFIG_FILE, METRICS_FILE, PROVENANCE_FILE, read_config_file, read_metrics
 
 TASK = "cartpole-balance"
 

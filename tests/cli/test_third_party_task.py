@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from conftest import Command
 
-from mjlab_dist.run_dir import read_config_file, read_metrics
+from mjlab_dist.runs.run_dir import read_config_file, read_metrics
 
 MODEL = """
 <mujoco>

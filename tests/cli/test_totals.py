@@ -12,7 +12,7 @@ import pytest
 from conftest import Command
 from run_files import only_run
 
-from mjlab_dist.run_dir import read_config_file, read_metrics
+from mjlab_dist.runs.run_dir import read_config_file, read_metrics
 
 CPU = ("train", "cartpole-balance", "--gpu-ids", "None")
 SHORT = ("--agent.num-steps-per-env", "2", "--max-iterations", "1")

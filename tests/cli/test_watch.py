@@ -17,7 +17,7 @@ from browsing import choose, row
 from conftest import Command
 
 from mjlab_dist.learn import checkpoint
-from mjlab_dist.run_dir import checkpoint_path, list_checkpoints
+from mjlab_dist.runs.run_dir import checkpoint_path, list_checkpoints
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 CHECK = """
 from pathlib import Path
 import mjlab_dist, mjlab_dist_tasks
-from mjlab_dist import registry
+from mjlab_dist.config import registry
 from mjlab_dist.sim import build_model
 here = Path({here!r})
 assert Path(mjlab_dist.__file__).is_relative_to(here), mjlab_dist.__file__

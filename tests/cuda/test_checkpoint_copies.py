@@ -9,7 +9,7 @@ import pytest
 import torch
 from fake_cuda import DEVICE, fake_cuda, never_waits
 
-from mjlab_dist.check.host_syncs import HostSyncs
+from mjlab_dist.authoring.check.host_syncs import HostSyncs
 from mjlab_dist.learn.checkpoint import snapshot
 from mjlab_dist.learn.rank_state import pack
 

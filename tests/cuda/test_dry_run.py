@@ -9,7 +9,7 @@ import pytest
 import warp as wp
 from warp_as_cuda import variants_that_a_recording_loads, variants_that_the_dry_run_finds
 
-from mjlab_dist import registry
+from mjlab_dist.config import registry
 from mjlab_dist.config.entries import replaced
 from mjlab_dist.env import Env
 from mjlab_dist.sim import kernels, start_warp

@@ -15,7 +15,7 @@ from manipulator import BLOCKS
 from manipulator import CONFIG as ARM_CONFIG
 from tensordict import TensorDict
 
-from mjlab_dist.check.replay import Recorder, Recording, ReplayError
+from mjlab_dist.authoring.check.step_replay import Recorder, Recording, ReplayError
 from mjlab_dist.config import AgentConfig, TrainConfig
 from mjlab_dist.distributed import Rank
 from mjlab_dist.env import Env

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mjlab_dist.config import CheckpointConfig
 from mjlab_dist.imports import import_learner
-from mjlab_dist.run_dir import CHECKPOINTS_DIR, checkpoint_path, list_checkpoints
+from mjlab_dist.runs.run_dir import CHECKPOINTS_DIR, checkpoint_path, list_checkpoints
 
 
 def inspect() -> None:

@@ -8,10 +8,10 @@ from unittest import mock
 
 import torch
 
-from mjlab_dist import worker
 from mjlab_dist.config import TrainConfig
-from mjlab_dist.control import Control
 from mjlab_dist.distributed import RankPlan, rank_from_environment
+from mjlab_dist.distributed.heartbeat import Control
+from mjlab_dist.launch import worker
 
 NAMES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "MUJOCO_EGL_DEVICE_ID")
 

@@ -15,10 +15,10 @@ from typing import Any
 import torch.distributed as dist
 
 from mjlab_dist.config import TrainConfig
-from mjlab_dist.control import Control
 from mjlab_dist.distributed import Rank, RankPlan, rank_from_environment
 from mjlab_dist.distributed.group import meet, process_group
-from mjlab_dist.worker import RunResult
+from mjlab_dist.distributed.heartbeat import Control
+from mjlab_dist.launch.worker import RunResult
 
 FAILING = 1
 

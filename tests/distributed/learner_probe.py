@@ -22,9 +22,9 @@ from rollouts import (
 )
 
 from mjlab_dist.config import RndConfig, SymmetryConfig, SyncConfig, TrainConfig
-from mjlab_dist.control import Control
 from mjlab_dist.distributed import Rank, RankPlan, rank_from_environment
 from mjlab_dist.distributed.group import gather, meet, process_group
+from mjlab_dist.distributed.heartbeat import Control
 from mjlab_dist.distributed.synchronizer import AllReduce, LocalUpdates
 from mjlab_dist.learn.ppo import PPO
 from mjlab_dist.learn.sharded_ppo import ShardedPPO

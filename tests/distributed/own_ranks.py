@@ -8,15 +8,14 @@ from typing import Any
 
 import torch
 
-from mjlab_dist import registry
-from mjlab_dist.config import TrainConfig
-from mjlab_dist.control import Control
+from mjlab_dist.config import TrainConfig, registry
 from mjlab_dist.distributed import RankDevice, RankPlan
-from mjlab_dist.launch.hosts import Host
+from mjlab_dist.distributed.heartbeat import Control
+from mjlab_dist.launch.hosts.ssh import Host
 from mjlab_dist.launch.plan import RunPlan
 from mjlab_dist.launch.ranks import run_ranks
-from mjlab_dist.run_dir import ERRORS_DIR
-from mjlab_dist.worker import Entry
+from mjlab_dist.launch.worker import Entry
+from mjlab_dist.runs.run_dir import ERRORS_DIR
 
 
 @dataclass(frozen=True)

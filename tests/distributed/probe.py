@@ -11,12 +11,12 @@ import torch
 import torch.distributed as dist
 from own_ranks import Saved
 
-from mjlab_dist import registry, worker
-from mjlab_dist.check.host_syncs import HostSyncs
-from mjlab_dist.config import TrainConfig
-from mjlab_dist.control import Control
+from mjlab_dist.authoring.check.host_syncs import HostSyncs
+from mjlab_dist.config import TrainConfig, registry
 from mjlab_dist.distributed import Rank, RankDevice, RankPlan, rank_from_environment
 from mjlab_dist.distributed.group import meet, process_group
+from mjlab_dist.distributed.heartbeat import Control
+from mjlab_dist.launch import worker
 
 NUM_ENVS = 16
 STEPS = 8

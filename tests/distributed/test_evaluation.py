@@ -10,7 +10,7 @@ import torch
 from conftest import Command
 
 from mjlab_dist.learn.ppo import flatten
-from mjlab_dist.run_dir import checkpoint_path, read_metrics
+from mjlab_dist.runs.run_dir import checkpoint_path, read_metrics
 
 TASK = "quadruped-velocity-flat"
 

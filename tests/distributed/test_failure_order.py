@@ -7,15 +7,15 @@ from pathlib import Path
 import failing_ranks
 import pytest
 
-from mjlab_dist import registry
-from mjlab_dist.control import Control
+from mjlab_dist.config import registry
 from mjlab_dist.distributed import RankDevice
+from mjlab_dist.distributed.heartbeat import Control
 from mjlab_dist.errors import Exit, RankError
 from mjlab_dist.launch import supervision
-from mjlab_dist.launch.hosts import Host
+from mjlab_dist.launch.hosts.ssh import Host
 from mjlab_dist.launch.plan import RunPlan
 from mjlab_dist.launch.ranks import run_ranks
-from mjlab_dist.worker import Entry, RunResult
+from mjlab_dist.launch.worker import Entry, RunResult
 
 CPU = RankDevice(device="cpu", name="cpu", torch_threads=1, backend="gloo")
 

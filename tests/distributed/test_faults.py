@@ -28,9 +28,9 @@ from processes import AGENT_MODULE, send_all, with_argument
 from run_files import SMALL, assert_equal, final, only_run, untimed
 
 from mjlab_dist.errors import Exit
-from mjlab_dist.lease import LEASE_FILE, leased
-from mjlab_dist.provenance import PROVENANCE_FILE
-from mjlab_dist.run_dir import (
+from mjlab_dist.runs.lease import LEASE_FILE, leased
+from mjlab_dist.runs.provenance import PROVENANCE_FILE
+from mjlab_dist.runs.run_dir import (
     ERRORS_DIR,
     METRICS_FILE,
     RANKS_FILE,

@@ -28,16 +28,16 @@ from processes import AGENT_MODULE, with_argument
 from run_files import only_run
 from ssh_server import Add, SshServer, host_entry
 
-from mjlab_dist import registry
+from mjlab_dist.config import registry
 from mjlab_dist.distributed import RankDevice
 from mjlab_dist.errors import Exit, PreflightError, UserError
 from mjlab_dist.launch.agent import OWN_DIRECTORY
 from mjlab_dist.launch.agents import waiting_agents
 from mjlab_dist.launch.handshake import SECRET
-from mjlab_dist.launch.host_checks import check_hosts, choose_hosts
-from mjlab_dist.launch.hosts import end_on_hosts, is_this_machine, own_address
+from mjlab_dist.launch.hosts.host_checks import check_hosts, choose_hosts
+from mjlab_dist.launch.hosts.ssh import end_on_hosts, is_this_machine, own_address
 from mjlab_dist.launch.supervision import Ended
-from mjlab_dist.run_dir import METRICS_FILE, PROVENANCE_FILE, RANKS_FILE, find_checkpoint, read_metrics
+from mjlab_dist.runs.run_dir import METRICS_FILE, PROVENANCE_FILE, RANKS_FILE, find_checkpoint, read_metrics
 
 NODE7, NODE8 = "192.0.2.7", "192.0.2.8"
 """Addresses that no machine has."""
@@ -257,7 +257,7 @@ def test_the_check_of_hosts_imports_no_torch_prints_nothing_and_leaves_no_thread
 import sys
 import sysconfig
 from mjlab_dist.errors import PreflightError
-from mjlab_dist.launch.host_checks import check_hosts
+from mjlab_dist.launch.hosts.host_checks import check_hosts
 
 ssh_config, good, *bad = sys.argv[1:]
 check_hosts([good], ssh_config)

@@ -23,7 +23,7 @@ from host_lab import HOSTS, SCRIPT, Lab, running_lab
 from run_files import SMALL, assert_equal, final, only_run, untimed
 
 from mjlab_dist.errors import Exit
-from mjlab_dist.run_dir import read_metrics
+from mjlab_dist.runs.run_dir import read_metrics
 
 pytestmark = pytest.mark.slow
 

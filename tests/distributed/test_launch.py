@@ -19,7 +19,7 @@ from fault_injection import faults
 from run_files import only_run
 
 from mjlab_dist.errors import Exit
-from mjlab_dist.run_dir import (
+from mjlab_dist.runs.run_dir import (
     RANK_METRICS_FILE,
     find_checkpoint,
     follow_link,

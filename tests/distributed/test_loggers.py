@@ -16,7 +16,7 @@ from run_files import only_run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from mjlab_dist.errors import Exit
-from mjlab_dist.run_dir import CONFIG_FILE, read_metrics, video_path
+from mjlab_dist.runs.run_dir import CONFIG_FILE, read_metrics, video_path
 
 pytestmark = pytest.mark.slow
 

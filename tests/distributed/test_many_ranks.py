@@ -7,7 +7,7 @@ import json
 import pytest
 from conftest import Command
 
-from mjlab_dist.run_dir import RANKS_FILE, read_metrics
+from mjlab_dist.runs.run_dir import RANKS_FILE, read_metrics
 
 
 @pytest.mark.long

@@ -12,7 +12,7 @@ from fault_injection import faults
 from run_files import only_run, untimed
 
 from mjlab_dist.errors import Exit
-from mjlab_dist.run_dir import list_checkpoints, read_config_file, read_metrics
+from mjlab_dist.runs.run_dir import list_checkpoints, read_config_file, read_metrics
 
 TASK = "gym-ant"
 # The ants fall. After some iterations, they touch the ground, and the small buffers overflow.

@@ -15,14 +15,14 @@ from environment_probe import Report
 from fake_nvml import FakeGpu
 
 import mjlab_dist
-from mjlab_dist import registry
-from mjlab_dist.control import Control
+from mjlab_dist.config import registry
 from mjlab_dist.distributed import RankDevice
+from mjlab_dist.distributed.heartbeat import Control
 from mjlab_dist.errors import RankError
-from mjlab_dist.launch.hosts import Host
+from mjlab_dist.launch.hosts.ssh import Host
 from mjlab_dist.launch.plan import RunPlan
 from mjlab_dist.launch.ranks import run_ranks
-from mjlab_dist.run_dir import ERRORS_DIR
+from mjlab_dist.runs.run_dir import ERRORS_DIR
 
 UUIDS = ("GPU-11111111-2222-3333-4444-555555555555", "MIG-66666666-7777-8888-9999-000000000000")
 

@@ -17,7 +17,7 @@ from conftest import BIN, Command
 from ssh_server import Add
 
 from mjlab_dist.errors import Exit
-from mjlab_dist.run_dir import CONFIG_FILE, METRICS_FILE, RANKS_FILE, find_checkpoint, read_metrics
+from mjlab_dist.runs.run_dir import CONFIG_FILE, METRICS_FILE, RANKS_FILE, find_checkpoint, read_metrics
 
 SCRIPTS = sorted((Path(__file__).parents[2] / "examples" / "slurm").glob("*.sbatch"))
 

@@ -23,7 +23,7 @@ from processes import AGENT_MODULE, command_line, with_argument
 from run_files import assert_equal, final, untimed
 
 from mjlab_dist.errors import Exit
-from mjlab_dist.run_dir import CHECKPOINTS_DIR, CONFIG_FILE, METRICS_FILE
+from mjlab_dist.runs.run_dir import CHECKPOINTS_DIR, CONFIG_FILE, METRICS_FILE
 
 MARK = "MJLAB_DIST_SOAK"  # all processes of the run inherit this variable, so that those left behind are found
 # Relative frequency of each fault

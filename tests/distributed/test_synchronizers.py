@@ -14,7 +14,7 @@ from run_files import only_run, untimed
 
 from mjlab_dist.errors import Exit
 from mjlab_dist.learn.ppo import flatten
-from mjlab_dist.run_dir import checkpoint_path, list_checkpoints, read_metrics
+from mjlab_dist.runs.run_dir import checkpoint_path, list_checkpoints, read_metrics
 
 BASE = ("train", "cartpole-balance", "--cpu-ranks", "2", "--num-envs", "16", "--agent.num-steps-per-env", "8")
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"

@@ -17,7 +17,7 @@ from processes import AGENT_MODULE, with_argument
 from run_files import only_run
 
 from mjlab_dist.errors import Exit
-from mjlab_dist.run_dir import METRICS_FILE, find_checkpoint, read_metrics
+from mjlab_dist.runs.run_dir import METRICS_FILE, find_checkpoint, read_metrics
 
 SMALL = (
     *("--gpu-ids", "None", "--num-envs", "32", "--agent.num-steps-per-env", "8"),

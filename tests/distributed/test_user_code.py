@@ -13,10 +13,9 @@ from configs import changed
 from conftest import Command
 from run_files import only_run
 
-from mjlab_dist import registry
-from mjlab_dist.config import RewardConfig
+from mjlab_dist.config import RewardConfig, registry
 from mjlab_dist.errors import Exit
-from mjlab_dist.run_dir import find_checkpoint, read_metrics, to_yaml
+from mjlab_dist.runs.run_dir import find_checkpoint, read_metrics, to_yaml
 
 WaitFor = Callable[[Callable[[], bool]], None]
 

@@ -13,8 +13,8 @@ import pytest
 from conftest import Command
 from processes import AGENT_MODULE, with_argument
 
-from mjlab_dist import registry
 from mjlab_dist.cli import verify
+from mjlab_dist.config import registry
 from mjlab_dist.errors import UserError
 
 VERIFY = ("mjlab-dist", "verify", "cartpole-balance")

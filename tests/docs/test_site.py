@@ -224,13 +224,11 @@ def test_lists_get_the_indentation_of_python_markdown(markdown: ModuleType, writ
 
 
 def test_a_link_to_a_file_without_a_page_leads_to_the_repository_if_it_has_an_address(markdown: ModuleType) -> None:
-    text = (
-        "[registry](../src/mjlab_dist/registry.py), [tasks.md](tasks.md#gym), [none](none.md), [out](https://localhost)"
-    )
+    text = "[registry](../src/mjlab_dist/config/registry.py), [tasks.md](tasks.md#gym), [none](none.md), [out](https://localhost)"
     at = markdown.Links("docs/a.md", "a.md", {"docs/tasks.md": "tasks.md"}, "")
     assert markdown.relinked(text, at) == "`registry`, [Tasks](tasks.md#gym), [none](none.md), [out](https://localhost)"
     at = markdown.Links("docs/a.md", "a.md", {}, "https://localhost/us/")
-    in_repository = "[registry](https://localhost/us/blob/main/src/mjlab_dist/registry.py)"
+    in_repository = "[registry](https://localhost/us/blob/main/src/mjlab_dist/config/registry.py)"
     assert markdown.relinked(text, at).startswith(in_repository)
-    code = "```\n[registry](../src/mjlab_dist/registry.py)\n```\n"
+    code = "```\n[registry](../src/mjlab_dist/config/registry.py)\n```\n"
     assert markdown.relinked(code, at) == code

@@ -23,8 +23,7 @@ from every_task import NAMES, config_of
 from fault_injection import faults
 
 import mjlab_dist
-from mjlab_dist import registry
-from mjlab_dist.config import CheckpointConfig, SimConfig
+from mjlab_dist.config import CheckpointConfig, SimConfig, registry
 from mjlab_dist.distributed import Rank
 from mjlab_dist.env import Env, sizing
 from mjlab_dist.errors import Exit
@@ -32,7 +31,7 @@ from mjlab_dist.learn import Runner
 from mjlab_dist.learn.capture import CapturedCall, CapturedStep, GraphSequence
 from mjlab_dist.learn.checkpoint import CheckpointStore
 from mjlab_dist.learn.distribution import BoundedGaussian
-from mjlab_dist.run_dir import PROVENANCE_FILE, RANKS_FILE, checkpoint_path, find_checkpoint, read_metrics
+from mjlab_dist.runs.run_dir import PROVENANCE_FILE, RANKS_FILE, checkpoint_path, find_checkpoint, read_metrics
 from mjlab_dist.sim import Simulation, load_model, start_warp
 from mjlab_dist.sim.recording import why_not_capturable
 

@@ -9,15 +9,16 @@ import dataclasses
 import json
 import sys
 
-from mjlab_dist import registry, worker
-from mjlab_dist.budget import plan_budget
-from mjlab_dist.control import Control
+from mjlab_dist.config import registry
 from mjlab_dist.distributed import RankDevice
-from mjlab_dist.launch.hosts import Host
+from mjlab_dist.distributed.heartbeat import Control
+from mjlab_dist.launch import worker
+from mjlab_dist.launch.budget import plan_budget
+from mjlab_dist.launch.hosts.ssh import Host
 from mjlab_dist.launch.plan import RunPlan
 from mjlab_dist.launch.ranks import run_ranks
 from mjlab_dist.messages import Event
-from mjlab_dist.run_dir import create_run_dir
+from mjlab_dist.runs.run_dir import create_run_dir
 
 NUM_ENVS = 64
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from conftest import Command
 
-from mjlab_dist.run_dir import read_metrics
+from mjlab_dist.runs.run_dir import read_metrics
 
 MAXIMUM = 1000.0
 """Maximum return: an episode has 1,000 steps, each with a reward of at most 1."""

@@ -11,7 +11,7 @@ import pytest
 from conftest import Command
 
 import mjlab_dist_tasks
-from mjlab_dist.run_dir import read_metrics
+from mjlab_dist.runs.run_dir import read_metrics
 
 STEPS = 500.0
 """Control steps of an episode: 10 s at 50 Hz."""

@@ -37,7 +37,7 @@ def test_modules_of_the_command_line_import_nothing_heavy(module: str):
 @pytest.mark.parametrize(("device", "libraries"), [("cpu", {"mujoco"}), ("cuda:0", set[str]())])
 def test_the_launcher_chooses_an_engine_without_torch_and_warp(device: str, libraries: set[str]):
     imported = imported_by(
-        "from mjlab_dist.registry import task_config; from mjlab_dist.sim.choice import choose_engine; "
+        "from mjlab_dist.config.registry import task_config; from mjlab_dist.sim.engine_choice import choose_engine; "
         f"choose_engine(task_config('quadruped-velocity-rough').env.sim, {device!r})"
     )
     assert imported & HEAVY == libraries
@@ -45,13 +45,15 @@ def test_the_launcher_chooses_an_engine_without_torch_and_warp(device: str, libr
 
 def test_task_configs_import_nothing_heavy():
     imported = imported_by(
-        "from mjlab_dist import registry; [registry.task_config(name) for name in registry.task_names()]"
+        "from mjlab_dist.config import registry; [registry.task_config(name) for name in registry.task_names()]"
     )
     assert "mjlab_dist_tasks" in imported
     assert not imported & HEAVY
 
 
-@pytest.mark.parametrize("module", ["messages", "control", "registry", "budget", "distributed.rank_info"])
+@pytest.mark.parametrize(
+    "module", ["messages", "distributed.heartbeat", "config.registry", "launch.budget", "distributed.rank_info"]
+)
 def test_basic_modules_import_only_the_standard_library(module: str):
     imported = imported_by(f"import mjlab_dist.{module}")
     assert imported - sys.stdlib_module_names == {"mjlab_dist"}

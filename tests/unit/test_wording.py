@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mjlab_dist import registry
+from mjlab_dist.config import registry
 from mjlab_dist.wording import did_you_mean, nearest, printable
 
 FLAGS = [

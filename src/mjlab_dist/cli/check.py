@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from mjlab_dist.check import NUM_CHECKED
+from mjlab_dist.authoring.check import NUM_CHECKED
 from mjlab_dist.cli.console import EventPrinter, make_console
 from mjlab_dist.cli.run_flags import RunFlags, config_of, read_flags
 from mjlab_dist.errors import Exit
@@ -18,7 +18,7 @@ from mjlab_dist.machine.preflight import require_kernel_cache
 from mjlab_dist.messages import listening
 
 if TYPE_CHECKING:
-    from mjlab_dist.check.checks import Check
+    from mjlab_dist.authoring.check.checks import Check
 
 
 class CheckFlags(RunFlags):
@@ -32,7 +32,7 @@ def main(argv: Sequence[str], prog: str) -> None:
 
     require_kernel_cache(os.environ)
     import_learner()
-    from mjlab_dist.check.run import check  # --help does not need it
+    from mjlab_dist.authoring.check.run_checks import check  # --help does not need it
 
     console, results = make_console(soft_wrap=True), []
     with EventPrinter(console) as printer, listening(printer.listen):

@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mjlab_dist.messages import Event
-from mjlab_dist.run_dir import CHECKPOINTS_DIR
+from mjlab_dist.runs.run_dir import CHECKPOINTS_DIR
 from mjlab_dist.wording import printable
 
 # Seconds between lines of progress if the output is not a terminal

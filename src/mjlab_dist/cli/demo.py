@@ -10,9 +10,9 @@ from pathlib import Path
 from mjlab_dist.cli.flags import by_flag, parse
 from mjlab_dist.cli.play import show
 from mjlab_dist.config import PlayConfig
+from mjlab_dist.config.registry import GROUP
 from mjlab_dist.config.signatures import find_module
 from mjlab_dist.errors import UserError
-from mjlab_dist.registry import GROUP
 
 # The task of the policy
 TASK = "quadruped-velocity-flat"

@@ -55,7 +55,7 @@ def main(argv: Sequence[str], prog: str) -> None:
     other: dict[str, list[Finding]] = {}
     if config.hosts:
         from mjlab_dist.launch.examination import examine_hosts
-        from mjlab_dist.launch.host_checks import check_hosts, other_hosts
+        from mjlab_dist.launch.hosts.host_checks import check_hosts, other_hosts
 
         hosts = named_hosts(config.hosts, os.environ)
         run = dataclasses.replace(general_config(), hosts=hosts, ssh_config=config.ssh_config)

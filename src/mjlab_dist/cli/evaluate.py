@@ -20,7 +20,7 @@ from mjlab_dist.config import EvaluateConfig, PlayConfig
 from mjlab_dist.errors import Exit
 
 if TYPE_CHECKING:
-    from mjlab_dist.evaluate.run import Estimate, Evaluated
+    from mjlab_dist.play.evaluate import Estimate, Evaluated
 
 
 def main(argv: Sequence[str], prog: str) -> None:
@@ -31,8 +31,8 @@ def main(argv: Sequence[str], prog: str) -> None:
     config = parse(EvaluateConfig(), flags, f"{prog} {task or 'TASK'}")
     task = known_task(task, prog)
 
-    from mjlab_dist.evaluate.plot import check_plot, plot  # --help does not need it
-    from mjlab_dist.evaluate.run import check, evaluate
+    from mjlab_dist.play.evaluate import check, evaluate
+    from mjlab_dist.play.evaluation_plot import check_plot, plot  # --help does not need it
 
     check(config)
     if config.plot is not None:

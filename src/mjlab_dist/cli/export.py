@@ -25,7 +25,7 @@ def main(argv: Sequence[str], prog: str) -> None:
     config = parse(ExportConfig(), by_flag(flags), f"{prog} {task or 'TASK'}")
     task = known_task(task, prog)
 
-    from mjlab_dist.export.run import check, export  # --help does not need it
+    from mjlab_dist.play.export import check, export  # --help does not need it
 
     check(config)
 

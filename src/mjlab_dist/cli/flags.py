@@ -11,8 +11,8 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
-from mjlab_dist import registry
 from mjlab_dist.cli.fields import Field, fields_of
+from mjlab_dist.config import registry
 from mjlab_dist.errors import UserError
 from mjlab_dist.wording import listed, nearest, printable
 

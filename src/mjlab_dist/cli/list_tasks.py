@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mjlab_dist import registry
+from mjlab_dist.config import registry
 from mjlab_dist.errors import UserError
 
 

@@ -14,7 +14,7 @@ from mjlab_dist.distributed import outside_launcher
 from mjlab_dist.distributed.plan import number_by_bus
 from mjlab_dist.errors import Exit, RankError, UserError
 from mjlab_dist.imports import prepare_opengl
-from mjlab_dist.streams import keep_streams_usable
+from mjlab_dist.launch.streams import keep_streams_usable
 from mjlab_dist.wording import did_you_mean, listed, printable
 
 # What each command does

@@ -15,7 +15,7 @@ from mjlab_dist.errors import Exit, UserError
 from mjlab_dist.messages import listening
 
 if TYPE_CHECKING:
-    from mjlab_dist.new_task import NewTask
+    from mjlab_dist.authoring.new_task import NewTask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +57,8 @@ def main(argv: Sequence[str], prog: str) -> None:
     if config.robots_dir is not None and not config.robot:
         raise UserError(f"--robots-dir {config.robots_dir}: needs a robot to search for; add --robot NAME")
 
-    from mjlab_dist.new_task import create  # --help does not need it
-    from mjlab_dist.new_task.lookup import find_robot
+    from mjlab_dist.authoring.new_task import create  # --help does not need it
+    from mjlab_dist.authoring.new_task.lookup import find_robot
 
     with EventPrinter(make_console(soft_wrap=True)) as printer, listening(printer.listen):
         directory = None if config.dir is None else Path(config.dir)
@@ -74,7 +74,7 @@ def main(argv: Sequence[str], prog: str) -> None:
 
 def _show(made: NewTask) -> None:
     """Print what was found and guessed, the files, and the commands to run next."""
-    from mjlab_dist.new_task.summary import first_flags, found, guessed
+    from mjlab_dist.authoring.new_task.summary import first_flags, found, guessed
 
     # The robot
     print(f"Found: {found(made.robot)}.")

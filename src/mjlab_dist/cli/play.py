@@ -19,7 +19,7 @@ from mjlab_dist.config.values import with_values
 from mjlab_dist.errors import Exit
 from mjlab_dist.imports import import_learner
 from mjlab_dist.messages import listening
-from mjlab_dist.view.choice import choose_viewer
+from mjlab_dist.play.view.choice import choose_viewer
 
 if TYPE_CHECKING:
     from mjlab_dist.play import PlayResult, Replayed
@@ -76,7 +76,7 @@ def chosen_run(task: str, config: PlayConfig, prog: str, changes: Sequence[Group
 
 def _view(train_config: TrainConfig, path: Path, config: PlayConfig) -> NoReturn:
     """Show a checkpoint or a dump in a viewer, and end the process without waiting for open pages to close."""
-    from mjlab_dist.view.run import view, view_dump  # --help does not need it
+    from mjlab_dist.play.view.show import view, view_dump  # --help does not need it
 
     print(f"Playing {path}", flush=True)
     start = view if config.nan_dump is None else view_dump

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
-from mjlab_dist import registry
 from mjlab_dist.cli.fields import Field, fields_of
 from mjlab_dist.cli.flags import (
     COMPLETION,
@@ -26,14 +25,14 @@ from mjlab_dist.cli.flags import (
     take_help,
     values_of,
 )
-from mjlab_dist.config import TrainConfig
+from mjlab_dist.config import TrainConfig, registry
 from mjlab_dist.config.limits import validate_limits
+from mjlab_dist.config.trust import chosen_places
 from mjlab_dist.config.values import with_values
 from mjlab_dist.errors import UserError
 from mjlab_dist.messages import listening
-from mjlab_dist.resuming import AUTO, check_same_run, find_named_run
-from mjlab_dist.run_dir import find_run_to_resume, read_config_file
-from mjlab_dist.trust import chosen_places
+from mjlab_dist.runs.resuming import AUTO, check_same_run, find_named_run
+from mjlab_dist.runs.run_dir import find_run_to_resume, read_config_file
 from mjlab_dist.wording import did_you_mean
 
 if TYPE_CHECKING:

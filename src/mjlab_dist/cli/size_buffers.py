@@ -11,20 +11,19 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from mjlab_dist import registry
 from mjlab_dist.cli.console import EventPrinter, make_console
 from mjlab_dist.cli.run_flags import EVERYDAY, CommandLine, RunFlags, config_of, read_flags
-from mjlab_dist.config import TrainConfig
+from mjlab_dist.config import TrainConfig, registry
 from mjlab_dist.config.limits import PositiveInt
 from mjlab_dist.errors import UserError
 from mjlab_dist.imports import import_learner
 from mjlab_dist.messages import listening
-from mjlab_dist.run_dir import find_checkpoint, find_run
-from mjlab_dist.run_files import readable
+from mjlab_dist.runs.run_dir import find_checkpoint, find_run
+from mjlab_dist.runs.run_files import readable
 from mjlab_dist.wording import listed
 
 if TYPE_CHECKING:
-    from mjlab_dist.buffer_sizes import Attempt
+    from mjlab_dist.authoring.buffer_sizes import Attempt
 
 # Number of envs if --num-envs is not given
 NUM_ENVS = 256
@@ -52,9 +51,9 @@ def main(argv: Sequence[str], prog: str) -> None:
         line = dataclasses.replace(line, own=dataclasses.replace(line.own, config=str(run_dir)))
     config = config_of(line, num_envs=NUM_ENVS, total_num_envs=None, total_timesteps=None)
 
-    from mjlab_dist.budget import total_num_envs  # --help needs none of it
-    from mjlab_dist.buffer_sizes import measure
+    from mjlab_dist.authoring.buffer_sizes import measure
     from mjlab_dist.config.checks import validate
+    from mjlab_dist.launch.budget import total_num_envs  # --help needs none of it
     from mjlab_dist.machine.devices import find_gpus, plan_devices
 
     # Number of envs, and the device

@@ -9,7 +9,6 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from mjlab_dist.budget import validate_training
 from mjlab_dist.cli.run_flags import EVERYDAY, RunFlags, config_of, read_flags
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.distributed import outside_launcher, rank_from_environment
@@ -23,10 +22,11 @@ from mjlab_dist.errors import (
     exit_code_of,
 )
 from mjlab_dist.imports import import_learner
+from mjlab_dist.launch.budget import validate_training
 from mjlab_dist.messages import Event, listening
 from mjlab_dist.places import named, with_notes
-from mjlab_dist.resuming import AUTO, is_complete
-from mjlab_dist.run_dir import to_yaml
+from mjlab_dist.runs.resuming import AUTO, is_complete
+from mjlab_dist.runs.run_dir import to_yaml
 
 # Flags on the short page of help
 ON_SHORT_PAGE = (
@@ -71,7 +71,7 @@ def main(argv: Sequence[str], prog: str) -> None:
     validate_training(config)  # before the imports, so that mistakes are reported at once
 
     from mjlab_dist.cli.console import TrainConsole
-    from mjlab_dist.control import Control
+    from mjlab_dist.distributed.heartbeat import Control
     from mjlab_dist.launch.signals import stopping_on_signal, stopping_with_others
     from mjlab_dist.launch.train import train  # --help does not need it
 

@@ -18,12 +18,12 @@ from mjlab_dist.cli.run_flags import EVERYDAY, RunFlags, config_of, read_flags
 from mjlab_dist.cli.with_ranks import waiting_for_ranks
 from mjlab_dist.config.limits import PositiveInt
 from mjlab_dist.errors import Exit, UserError
-from mjlab_dist.figure_files import check_figure_file
+from mjlab_dist.runs.figure_files import check_figure_file
 
 if TYPE_CHECKING:
     from mjlab_dist.distributed.rank_info import RankInfo
-    from mjlab_dist.verify.figures import Mode, Row, Speeds
-    from mjlab_dist.verify.judge import Check
+    from mjlab_dist.launch.verify.judge import Check
+    from mjlab_dist.launch.verify.speeds import Mode, Row, Speeds
 
 # Number of iterations if --max-iterations is not given. With --until-return, the task's own number is used instead.
 ITERATIONS = 8
@@ -58,8 +58,8 @@ def main(argv: Sequence[str], prog: str) -> None:
     length = {} if own.until_return is not None else {"max_iterations": ITERATIONS}
     config = config_of(line, total_timesteps=None, **length)
 
-    from mjlab_dist.verify.plot import plot  # --help needs none of it
-    from mjlab_dist.verify.run import verify
+    from mjlab_dist.launch.verify.plot import plot  # --help needs none of it
+    from mjlab_dist.launch.verify.verification import verify
 
     if file is not None:
         check_figure_file("--plot", file, [".png"])
@@ -106,7 +106,7 @@ def _checks(checks: Sequence[Check]) -> Table:
 
 
 def _show_speeds(speeds: dict[Mode, Speeds], until_return: float | None, console: Console) -> None:
-    from mjlab_dist.verify.figures import Shares  # --help does not need it
+    from mjlab_dist.launch.verify.speeds import Shares  # --help does not need it
 
     names = [field.name for field in dataclasses.fields(Shares)]
     reached = [] if until_return is None else [f"s to {until_return:g}"]

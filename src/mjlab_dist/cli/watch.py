@@ -15,7 +15,7 @@ from mjlab_dist.errors import Exit, UserError
 from mjlab_dist.imports import import_learner
 from mjlab_dist.machine.packages import require_extra
 from mjlab_dist.messages import listening
-from mjlab_dist.run_dir import find_any_run, read_config_file
+from mjlab_dist.runs.run_dir import find_any_run, read_config_file
 
 
 def main(argv: Sequence[str], prog: str) -> None:
@@ -33,7 +33,7 @@ def main(argv: Sequence[str], prog: str) -> None:
     train_config = read_config_file(run_dir, trust=config.trust, uses_ssh=False)
     print(f"Watching {run_dir}", flush=True)
 
-    from mjlab_dist.view.run import watch  # --help does not need it
+    from mjlab_dist.play.view.show import watch  # --help does not need it
 
     import_learner()
     printer = EventPrinter(make_console(soft_wrap=True))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from mjlab_dist.lease import Lease
+from mjlab_dist.runs.lease import Lease
 
 # Variable that sets the order in which CUDA numbers GPUs, and its value for the order that NVML and nvidia-smi use
 ORDER, BY_BUS = "CUDA_DEVICE_ORDER", "PCI_BUS_ID"

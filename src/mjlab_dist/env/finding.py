@@ -14,9 +14,9 @@ from mjlab_dist.env.frames import FrameKind, Frames, make_frames
 from mjlab_dist.env.joints import Joints, JointSelection, select_joints
 from mjlab_dist.env.parameters import Parameters
 from mjlab_dist.env.term import Command
-from mjlab_dist.names import find_names
 from mjlab_dist.sim import Simulation
 from mjlab_dist.sim.entities import element_names
+from mjlab_dist.sim.names import find_names
 from mjlab_dist.sim.sensors import declared_distances
 
 

@@ -10,7 +10,7 @@ import torch
 
 from mjlab_dist.env.columns import Columns
 from mjlab_dist.errors import UserError
-from mjlab_dist.names import find_names
+from mjlab_dist.sim.names import find_names
 
 
 class Joint(NamedTuple):

@@ -21,7 +21,7 @@ from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from mjlab_dist.control import STOP_SIGNALS, slices
+from mjlab_dist.distributed.heartbeat import STOP_SIGNALS, slices
 from mjlab_dist.imports import prepare_opengl, start_up
 from mjlab_dist.machine.processes import LAUNCH, TEMPORARY, temporary_directory
 

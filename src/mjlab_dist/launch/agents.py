@@ -23,9 +23,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, Any
 
-from mjlab_dist.control import STOP_SIGNALS
+from mjlab_dist.distributed.heartbeat import STOP_SIGNALS
 from mjlab_dist.launch.agent import GREETING, HEARTBEAT, OWN_DIRECTORY, SILENCE, STORE
-from mjlab_dist.launch.hosts import SSH_FAILED, program, ssh
+from mjlab_dist.launch.hosts.ssh import SSH_FAILED, program, ssh
 from mjlab_dist.launch.supervision import Ended
 
 # Seconds between two heartbeats to an agent on another machine

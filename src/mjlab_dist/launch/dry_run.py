@@ -5,21 +5,21 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from mjlab_dist import videos
-from mjlab_dist.budget import Budget, budget_of
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.config.task import EngineName
 from mjlab_dist.distributed import Rank, RankDevice, outside_launcher
 from mjlab_dist.distributed.plan import number_by_bus
 from mjlab_dist.errors import UserError
 from mjlab_dist.imports import start_up
-from mjlab_dist.launch.hosts import Host
+from mjlab_dist.launch.budget import Budget, budget_of
+from mjlab_dist.launch.hosts.ssh import Host
 from mjlab_dist.launch.plan import RunPlan, check_config, notes, plan_run
+from mjlab_dist.launch.worker import prepare_process
 from mjlab_dist.machine.devices import find_gpus
-from mjlab_dist.rank_logs import log_dir
-from mjlab_dist.run_dir import list_checkpoints, next_run_dir
+from mjlab_dist.runs import video_schedule
+from mjlab_dist.runs.rank_logs import log_dir
+from mjlab_dist.runs.run_dir import list_checkpoints, next_run_dir
 from mjlab_dist.wording import byte_size, listed
-from mjlab_dist.worker import prepare_process
 
 # Names of loggers in the table
 TITLES = {"tensorboard": "TensorBoard", "wandb": "Weights & Biases"}
@@ -94,7 +94,7 @@ def describe(config: TrainConfig, run: DryRun) -> list[tuple[str, str]]:
         ("Run", f"{plan.run_dir} ({'new' if plan.is_new else 'resumed'})"),
         ("Checkpoints", f"every {config.checkpoint.interval}{unit}; keeps {kept}"),
         ("Curves", listed(["metrics.jsonl", *(TITLES.get(name, name) for name in config.logger)])),
-        ("Videos", "none" if config.video_interval is None else videos.describe(config)),
+        ("Videos", "none" if config.video_interval is None else video_schedule.describe(config)),
         ("Rank logs", "none" if logs is None or plan.num_ranks == 1 else str(logs)),
     ]
     # Add notes

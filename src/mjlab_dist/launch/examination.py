@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from mjlab_dist.launch.host_checks import Remote
+from mjlab_dist.launch.hosts.host_checks import Remote
 from mjlab_dist.machine.findings import Finding, Status
 
 # Checks that matter only on the machine of rank 0, because only rank 0 writes files and logs metrics

@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mjlab_dist import videos
-from mjlab_dist.budget import Budget, plan_budget, validate_training
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.config.checks import episode_steps
 from mjlab_dist.config.entries import replaced
@@ -17,16 +15,18 @@ from mjlab_dist.config.hosts import HostEntry, parse_host
 from mjlab_dist.distributed import RankDevice, RankPlan, outside_launcher
 from mjlab_dist.distributed.slurm import named_hosts
 from mjlab_dist.errors import UserError
-from mjlab_dist.launch.host_checks import choose_hosts
-from mjlab_dist.launch.hosts import Host
-from mjlab_dist.lease import Lease
-from mjlab_dist.logger import check_loggers
+from mjlab_dist.launch.budget import Budget, plan_budget, validate_training
+from mjlab_dist.launch.hosts.host_checks import choose_hosts
+from mjlab_dist.launch.hosts.ssh import Host
+from mjlab_dist.learn.loggers.base import check_loggers
 from mjlab_dist.machine.devices import Gpu, plan_devices, shared_cores
 from mjlab_dist.machine.memory import check_memory
 from mjlab_dist.machine.preflight import check_machine
 from mjlab_dist.messages import emit
-from mjlab_dist.resuming import AUTO
-from mjlab_dist.run_dir import (
+from mjlab_dist.runs import video_schedule
+from mjlab_dist.runs.lease import Lease
+from mjlab_dist.runs.resuming import AUTO
+from mjlab_dist.runs.run_dir import (
     CONFIG_FILE,
     METRICS_FILE,
     find_run_to_resume,
@@ -34,8 +34,8 @@ from mjlab_dist.run_dir import (
     read_config_file,
     read_metrics,
 )
-from mjlab_dist.run_files import has_file, problem_of, readable, refuse_links, run_of
-from mjlab_dist.sim.choice import choose_engine
+from mjlab_dist.runs.run_files import has_file, problem_of, readable, refuse_links, run_of
+from mjlab_dist.sim.engine_choice import choose_engine
 from mjlab_dist.wording import listed
 
 # Assumed maximum length of a physics step, in s. An episode must not be shorter than one control step. Most configs
@@ -205,7 +205,7 @@ def notes(config: TrainConfig, devices: Sequence[RankDevice], budget: Budget | N
         elif (config.num_envs != "auto" or config.total_num_envs is not None) and budget.num_envs < FEW_ON_GPU:
             envs = "as the config says, few for a GPU; --num-envs changes the number"
         envs = envs and f"Envs per rank: {budget.num_envs}, {envs}."
-    return [note for note in (envs, budget and budget.note, videos.note(config)) if note]
+    return [note for note in (envs, budget and budget.note, video_schedule.note(config)) if note]
 
 
 def _on_gpus(devices: Sequence[RankDevice]) -> bool:

@@ -25,11 +25,11 @@ from mjlab_dist.launch.agent import FORK
 from mjlab_dist.launch.agents import Agent, waiting_agents
 from mjlab_dist.launch.channel import LAUNCHER, address_of
 from mjlab_dist.launch.handshake import SECRET, new_secret
-from mjlab_dist.launch.hosts import end_on_hosts, listen_on, own_address
+from mjlab_dist.launch.hosts.ssh import end_on_hosts, listen_on, own_address
 from mjlab_dist.launch.plan import RunPlan
 from mjlab_dist.machine.processes import LAUNCH, end_children, temporary_directory
-from mjlab_dist.masking import LOGIN, SECRETS
 from mjlab_dist.messages import Listener
+from mjlab_dist.runs.masking import LOGIN, SECRETS
 
 # Environment variables that ranks on other machines need, as patterns
 ENVIRONMENT = (

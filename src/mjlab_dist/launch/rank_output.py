@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from mjlab_dist.launch.channel import connect
-from mjlab_dist.streams import unfailing
+from mjlab_dist.launch.streams import unfailing
 
 # Maximum number of bytes to copy at a time
 CHUNK_BYTES = 64 * 1024

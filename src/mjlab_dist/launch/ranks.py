@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, TypeVar
 
 from mjlab_dist.config import TrainConfig
-from mjlab_dist.control import Control
+from mjlab_dist.distributed.heartbeat import Control
 from mjlab_dist.errors import RankError
 from mjlab_dist.imports import start_up
 from mjlab_dist.launch.plan import RunPlan
@@ -21,10 +21,10 @@ from mjlab_dist.launch.preparation import end_processes, prepared, remote_timeou
 from mjlab_dist.launch.rank_entry import run_or_die
 from mjlab_dist.launch.rank_output import LogFiles
 from mjlab_dist.launch.supervision import Ranks
+from mjlab_dist.launch.worker import Entry
 from mjlab_dist.machine.preflight import require_connections
 from mjlab_dist.messages import Listener
-from mjlab_dist.rank_logs import log_dir
-from mjlab_dist.worker import Entry
+from mjlab_dist.runs.rank_logs import log_dir
 
 T = TypeVar("T")
 

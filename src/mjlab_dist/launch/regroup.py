@@ -6,13 +6,13 @@ import dataclasses
 import os
 import time
 
-from mjlab_dist.budget import plan_budget
 from mjlab_dist.config import TrainConfig
-from mjlab_dist.control import Control
-from mjlab_dist.launch.host_checks import ask_hosts, describe_faults, with_equal_threads
-from mjlab_dist.launch.hosts import Host
+from mjlab_dist.distributed.heartbeat import Control
+from mjlab_dist.launch.budget import plan_budget
+from mjlab_dist.launch.hosts.device_answer import DeviceRequest
+from mjlab_dist.launch.hosts.host_checks import ask_hosts, describe_faults, with_equal_threads
+from mjlab_dist.launch.hosts.ssh import Host
 from mjlab_dist.launch.plan import RunPlan
-from mjlab_dist.machine.device_answer import DeviceRequest
 from mjlab_dist.messages import emit
 
 # Seconds between two checks while too few machines answer

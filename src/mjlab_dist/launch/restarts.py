@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import time
 
-from mjlab_dist import worker
-from mjlab_dist.buffers import with_sizes
 from mjlab_dist.config import TrainConfig
-from mjlab_dist.control import Control
+from mjlab_dist.config.buffers import with_sizes
+from mjlab_dist.distributed.heartbeat import Control
 from mjlab_dist.errors import Exit, RankError, UserError
-from mjlab_dist.launch.hosts import end_on_hosts
+from mjlab_dist.launch import worker
+from mjlab_dist.launch.hosts.ssh import end_on_hosts
 from mjlab_dist.launch.plan import RunPlan
 from mjlab_dist.launch.regroup import TooFewHostsError, regroup
+from mjlab_dist.launch.worker import RunResult
 from mjlab_dist.messages import Event, emit, send
-from mjlab_dist.run_dir import CONFIG_FILE, list_checkpoints, read_config_file, read_metrics
-from mjlab_dist.worker import RunResult
+from mjlab_dist.runs.run_dir import CONFIG_FILE, list_checkpoints, read_config_file, read_metrics
 
 # Seconds before the restart after an attempt without progress. Each further attempt without progress doubles the pause.
 # After an attempt that trained for MAX_PAUSE_S or longer, the pauses start again at this value.

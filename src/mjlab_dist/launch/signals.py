@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Protocol
 
-from mjlab_dist.control import STOP_SIGNALS, Control
+from mjlab_dist.distributed.heartbeat import STOP_SIGNALS, Control
 from mjlab_dist.machine.processes import PATIENCE_S, end_children, remove_own
 
 # What a thread would leave behind if it did so while another thread ends this process; events of Python's auditing

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
-from mjlab_dist.control import PAUSE_S, Control
+from mjlab_dist.distributed.heartbeat import PAUSE_S, Control
 from mjlab_dist.distributed.rank import in_words
 from mjlab_dist.errors import (
     BufferOverflowError,

@@ -27,10 +27,10 @@ from mjlab_dist.learn.checkpoint_content import (
     check_iteration,
     read_rows,
 )
-from mjlab_dist.lease import Lease
 from mjlab_dist.messages import emit
-from mjlab_dist.pack_file import CHECKPOINT, is_pack, read_part
-from mjlab_dist.run_dir import (
+from mjlab_dist.runs.lease import Lease
+from mjlab_dist.runs.pack_file import CHECKPOINT, is_pack, read_part
+from mjlab_dist.runs.run_dir import (
     BEST_LINK,
     CHECKPOINTS_DIR,
     LATEST_LINK,
@@ -38,7 +38,7 @@ from mjlab_dist.run_dir import (
     follow_link,
     list_checkpoints,
 )
-from mjlab_dist.run_files import explaining
+from mjlab_dist.runs.run_files import explaining
 
 # Entries that resuming a run requires, with their types; a dot separates the names of nested entries
 LEARNER: Mapping[str, type] = {

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mjlab_dist.pack_file import MANIFEST, is_pack, read_manifest
-from mjlab_dist.run_dir import METRICS_FILE, follow_link, named_iteration
-from mjlab_dist.run_files import has_file, parse_row, read_file
+from mjlab_dist.runs.pack_file import MANIFEST, is_pack, read_manifest
+from mjlab_dist.runs.run_dir import METRICS_FILE, follow_link, named_iteration
+from mjlab_dist.runs.run_files import has_file, parse_row, read_file
 from mjlab_dist.wording import printable
 
 # Counters of a run, with their types. They are also columns of metrics.jsonl.

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 
 from mjlab_dist.config import EnvConfig, TrainConfig
-from mjlab_dist.control import Control
 from mjlab_dist.distributed.group import sum_over_ranks
+from mjlab_dist.distributed.heartbeat import Control
 from mjlab_dist.distributed.rank import Rank
+from mjlab_dist.distributed.seeding import seed_generators
 from mjlab_dist.env import Env
 from mjlab_dist.env.whole_episodes import episode_columns, play_episodes
 from mjlab_dist.learn.hooks import Hook
@@ -16,7 +17,6 @@ from mjlab_dist.learn.networks import make_networks
 from mjlab_dist.learn.random_state import random_state, restore_random_state
 from mjlab_dist.learn.runner import Runner
 from mjlab_dist.messages import emit
-from mjlab_dist.seeding import seed_generators
 
 # Number of envs of a batch. Each batch has its own random seed, and any rank can play it, so the number of ranks has no
 # effect on the results.

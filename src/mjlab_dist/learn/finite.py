@@ -14,7 +14,7 @@ from tensordict import TensorDict
 from mjlab_dist.env import Env, EpisodeTotals
 from mjlab_dist.errors import UserError
 from mjlab_dist.learn import checkpoint
-from mjlab_dist.run_dir import ERRORS_DIR
+from mjlab_dist.runs.run_dir import ERRORS_DIR
 from mjlab_dist.sim import check_limits
 from mjlab_dist.wording import listed
 

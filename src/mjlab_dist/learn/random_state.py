@@ -9,8 +9,8 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
+from mjlab_dist.distributed.seeding import check_generator
 from mjlab_dist.errors import UserError
-from mjlab_dist.seeding import check_generator
 from mjlab_dist.sim import check_limits
 
 

@@ -16,10 +16,11 @@ from tensordict import TensorDict
 
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.config.checks import parse_interval
-from mjlab_dist.control import Control
 from mjlab_dist.distributed.consistency import check_equal
 from mjlab_dist.distributed.group import broadcast_from_main, gather_on_main
+from mjlab_dist.distributed.heartbeat import Control
 from mjlab_dist.distributed.rank import Rank, in_words
+from mjlab_dist.distributed.seeding import seed_generators
 from mjlab_dist.distributed.synchronizer import make_synchronizer
 from mjlab_dist.env import Env
 from mjlab_dist.env.term import state_part
@@ -37,14 +38,13 @@ from mjlab_dist.learn.ppo import flatten, make_ppo
 from mjlab_dist.learn.random_state import random_state, restore_random_state
 from mjlab_dist.learn.rank_state import RankState, difference, fits, pack, unpack
 from mjlab_dist.learn.writers import CheckpointWriter, Writer, writers
-from mjlab_dist.lease import Lease
 from mjlab_dist.messages import emit
-from mjlab_dist.run_dir import ERRORS_DIR, METRICS_FILE
-from mjlab_dist.run_files import explaining
-from mjlab_dist.seeding import seed_generators
+from mjlab_dist.runs.lease import Lease
+from mjlab_dist.runs.run_dir import ERRORS_DIR, METRICS_FILE
+from mjlab_dist.runs.run_files import explaining
 
 if TYPE_CHECKING:
-    from mjlab_dist.learn.videos import VideoWriter
+    from mjlab_dist.learn.video_process import VideoWriter
 
 # Minimum floating-point operations of a mini-batch that uses several threads; with fewer, one thread is faster
 MIN_SHARED_FLOP = 1e9
@@ -186,7 +186,7 @@ class Runner:
         rows, loggers = writers(self._config, self._run_dir, done if has_rows else None)
         outputs = [rows, loggers, CheckpointWriter(self._store, loggers)]
         if self._config.video_interval is not None:
-            from mjlab_dist.learn.videos import VideoWriter
+            from mjlab_dist.learn.video_process import VideoWriter
 
             self._videos = VideoWriter(self._run_dir, self._config, loggers)
             outputs.append(self._videos)

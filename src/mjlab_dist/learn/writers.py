@@ -10,9 +10,9 @@ from typing import Protocol
 
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.learn.checkpoint import CheckpointStore
-from mjlab_dist.learn.loggers.group import LoggerGroup
+from mjlab_dist.learn.loggers.all_loggers import LoggerGroup
 from mjlab_dist.learn.metrics import Row
-from mjlab_dist.run_dir import METRICS_FILE, RANK_METRICS_FILE, cut_metrics
+from mjlab_dist.runs.run_dir import METRICS_FILE, RANK_METRICS_FILE, cut_metrics
 
 
 class Writer(Protocol):

@@ -16,7 +16,7 @@ from mjlab_dist.distributed.plan import is_numbered_by_bus
 from mjlab_dist.errors import UserError
 
 if TYPE_CHECKING:
-    from mjlab_dist.machine.device_answer import DeviceRequest
+    from mjlab_dist.launch.hosts.device_answer import DeviceRequest
 
 logger = logging.getLogger(__name__)
 

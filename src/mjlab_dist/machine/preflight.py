@@ -25,7 +25,7 @@ from mjlab_dist.machine.findings import GB, Finding, Status
 from mjlab_dist.machine.gpu_checks import check_gpus, check_torch, check_warp
 from mjlab_dist.machine.packages import PACKAGE, requirements, unmet
 from mjlab_dist.machine.wandb_check import check_wandb
-from mjlab_dist.rank_logs import chosen_log_dir
+from mjlab_dist.runs.rank_logs import chosen_log_dir
 from mjlab_dist.wording import byte_size
 
 # Shared memory for the semaphores of a launch, in bytes: ten and two per rank, with a page each

@@ -17,8 +17,8 @@ from mjlab_dist.env.term import Command
 from mjlab_dist.errors import UserError
 from mjlab_dist.mdp.motion_file import Robot, make_reference, read_motions
 from mjlab_dist.mdp.rotation import angle_between, conjugate, from_euler, half_angle, multiply, rotate, rotate_inverse
-from mjlab_dist.names import exactly, find_names, local_name
 from mjlab_dist.sim.entities import element_names
+from mjlab_dist.sim.names import exactly, find_names, local_name
 
 if TYPE_CHECKING:
     from mjlab_dist.env.env import Env

@@ -9,9 +9,9 @@ from pathlib import Path
 from mjlab_dist.config import EnvConfig, PlayConfig, TrainConfig
 from mjlab_dist.config.limits import MIN_PIXELS, validate_limits
 from mjlab_dist.errors import UserError
-from mjlab_dist.outputs import check_output
-from mjlab_dist.run_dir import CONFIG_FILE, ERRORS_DIR, find_best, find_checkpoint, find_run, read_config_file
-from mjlab_dist.run_files import has_file, readable, run_of
+from mjlab_dist.runs.outputs import check_output
+from mjlab_dist.runs.run_dir import CONFIG_FILE, ERRORS_DIR, find_best, find_checkpoint, find_run, read_config_file
+from mjlab_dist.runs.run_files import has_file, readable, run_of
 from mjlab_dist.wording import listed
 
 # Fields of PlayConfig that change only the video or the strip (a picture of frames side by side)

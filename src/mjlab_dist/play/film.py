@@ -1,9 +1,9 @@
 """The process that makes videos during training. It plays new checkpoints of a run on one core.
 
-:class:`~mjlab_dist.learn.videos.VideoWriter` of rank 0 starts this process, and reads one JSON object per line from it:
-``{"iteration": n}`` for a finished video, ``{"warning": text}`` for a line to print. A line on standard input means
-that training has ended: the process makes a video of the last checkpoint and ends. It also ends when standard input is
-closed.
+:class:`~mjlab_dist.learn.video_process.VideoWriter` of rank 0 starts this process, and reads one JSON object per line
+from it: ``{"iteration": n}`` for a finished video, ``{"warning": text}`` for a line to print. A line on standard input
+means that training has ended: the process makes a video of the last checkpoint and ends. It also ends when standard
+input is closed.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mjlab_dist.config import PlayConfig, TrainConfig
+from mjlab_dist.distributed.seeding import seed_generators
 from mjlab_dist.imports import import_learner
 from mjlab_dist.machine.processes import die_with_parent
 from mjlab_dist.messages import Event, listening
 from mjlab_dist.places import with_notes
-from mjlab_dist.play.episodes import load_env, play_policy
-from mjlab_dist.run_dir import (
+from mjlab_dist.play.policy_episodes import load_env, play_policy
+from mjlab_dist.runs.run_dir import (
     animation_path,
     checkpoint_path,
     list_checkpoints,
@@ -32,8 +33,7 @@ from mjlab_dist.run_dir import (
     read_config_file,
     video_path,
 )
-from mjlab_dist.seeding import seed_generators
-from mjlab_dist.videos import due_checkpoint, remove_unfinished, unfinished_path
+from mjlab_dist.runs.video_schedule import due_checkpoint, remove_unfinished, unfinished_path
 
 if TYPE_CHECKING:
     from mjlab_dist.env import Env

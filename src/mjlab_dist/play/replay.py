@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from mjlab_dist.env import Env
 
-from mjlab_dist.play.episodes import choose_opengl
+from mjlab_dist.play.policy_episodes import choose_opengl
 from mjlab_dist.play.video import Video, poses_of
 
 # Frame rate of a dump's video, in states per second. A dump has few states, so they are shown slowly.

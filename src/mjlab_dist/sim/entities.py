@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 import mujoco
 
-from mjlab_dist.names import check_entity, local_name
+from mjlab_dist.sim.names import check_entity, local_name
 
 
 def element_names(model: mujoco.MjModel, kind: str, entity: str | None, entities: Collection[str]) -> list[str | None]:

@@ -11,7 +11,7 @@ import mujoco
 from mjlab_dist.config import ContactConfig, DistanceConfig
 from mjlab_dist.config.sensors import ElementKind
 from mjlab_dist.errors import UserError
-from mjlab_dist.names import check_entity, find_names, local_name
+from mjlab_dist.sim.names import check_entity, find_names, local_name
 
 _OBJECTS = {
     "body": mujoco.mjtObj.mjOBJ_BODY,

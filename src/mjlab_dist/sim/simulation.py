@@ -16,9 +16,9 @@ import warp as wp
 from mjlab_dist.config import SimConfig
 from mjlab_dist.errors import UserError
 from mjlab_dist.sim import model_fields, rows
-from mjlab_dist.sim.choice import choose_engine
 from mjlab_dist.sim.data import array_bytes, find_key, per_env_names, put_data
 from mjlab_dist.sim.engine import Arrays, Engine, Program
+from mjlab_dist.sim.engine_choice import choose_engine
 from mjlab_dist.sim.mujoco_engine import MujocoEngine
 from mjlab_dist.sim.quiet import quiet
 from mjlab_dist.sim.recorder import Recorder

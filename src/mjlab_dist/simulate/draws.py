@@ -13,8 +13,8 @@ import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from mjlab_dist.distributed.seeding import check_generator
 from mjlab_dist.errors import UserError
-from mjlab_dist.seeding import check_generator
 
 # Functions that have the size of the result as an argument
 _FACTORIES = frozenset({torch.rand, torch.randn, torch.randint})

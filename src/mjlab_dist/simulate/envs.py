@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from mjlab_dist.play.video import Renderers
-    from mjlab_dist.simulate.ranks import Ranks
+    from mjlab_dist.simulate.live_ranks import Ranks
     from mjlab_dist.simulate.shard import Here
 
 Observations: TypeAlias = dict[str, Any]

@@ -6,11 +6,11 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
-from mjlab_dist.budget import total_num_envs
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.config.checks import validate
 from mjlab_dist.distributed import outside_launcher
 from mjlab_dist.errors import UserError
+from mjlab_dist.launch.budget import total_num_envs
 from mjlab_dist.launch.plan import devices_of, plan_hosts, settled
 from mjlab_dist.machine.devices import find_gpus, in_this_process
 from mjlab_dist.machine.memory import check_memory
@@ -65,6 +65,6 @@ def make(
 
         with listening(listen):
             return Envs(job, Here(job, here.device), arrays, listen)
-    from mjlab_dist.simulate.ranks import Ranks
+    from mjlab_dist.simulate.live_ranks import Ranks
 
     return Envs(job, Ranks(job, config, hosts, listen), arrays, listen)

@@ -15,9 +15,8 @@ from configs import with_flags
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mjlab_dist import registry
 from mjlab_dist.cli.run_flags import run_fields
-from mjlab_dist.config import ParamValue, TrainConfig
+from mjlab_dist.config import ParamValue, TrainConfig, registry
 from mjlab_dist.errors import UserError
 
 PROG = "train cartpole-balance"

@@ -16,12 +16,11 @@ import tyro
 import yaml
 from configs import LEGGED, typed, with_flags
 
-from mjlab_dist import registry
 from mjlab_dist.cli import train
 from mjlab_dist.cli.fields import fields_of
 from mjlab_dist.cli.flags import HELP_FIELDS, Group, by_flag, split_task, take_help
 from mjlab_dist.cli.run_flags import run_fields
-from mjlab_dist.config import TrainConfig
+from mjlab_dist.config import TrainConfig, registry
 from mjlab_dist.config.checks import validate
 from mjlab_dist.config.serialization import to_plain
 from mjlab_dist.errors import UserError

@@ -10,8 +10,7 @@ import pytest
 import yaml
 from configs import changed, typed
 
-from mjlab_dist import registry
-from mjlab_dist.config import EntityConfig, TrainConfig
+from mjlab_dist.config import EntityConfig, TrainConfig, registry
 from mjlab_dist.config.checks import validate
 from mjlab_dist.config.serialization import from_plain, to_plain
 from mjlab_dist.config.values import with_values

@@ -10,8 +10,7 @@ import yaml
 from configs import changed, typed, with_flags
 from legged import EVERYTHING
 
-from mjlab_dist import registry
-from mjlab_dist.config import ObservationConfig, ParamValue, TermConfig, TrainConfig
+from mjlab_dist.config import ObservationConfig, ParamValue, TermConfig, TrainConfig, registry
 from mjlab_dist.config.serialization import from_plain, to_plain
 from mjlab_dist.config.values import with_values
 from mjlab_dist.errors import UserError

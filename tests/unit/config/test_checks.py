@@ -7,8 +7,14 @@ from typing import Any
 import pytest
 from configs import LEGGED, changed
 
-from mjlab_dist import registry
-from mjlab_dist.config import ObservationConfig, RandomizationConfig, TermConfig, TerminationConfig, TrainConfig
+from mjlab_dist.config import (
+    ObservationConfig,
+    RandomizationConfig,
+    TermConfig,
+    TerminationConfig,
+    TrainConfig,
+    registry,
+)
 from mjlab_dist.config.checks import validate
 from mjlab_dist.errors import UserError
 

@@ -7,7 +7,7 @@ import yaml
 
 from mjlab_dist.config.lines import dump_yaml, load_yaml
 from mjlab_dist.errors import UserError
-from mjlab_dist.run_dir import read_config_file
+from mjlab_dist.runs.run_dir import read_config_file
 
 
 def test_aliases_are_values_like_others():

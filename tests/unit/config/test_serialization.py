@@ -11,12 +11,11 @@ import pytest
 import yaml
 from configs import LEGGED, changed, value_at, with_flags
 
-from mjlab_dist import registry
-from mjlab_dist.config import ActionConfig, EventConfig, ParamValue, TrainConfig
+from mjlab_dist.config import ActionConfig, EventConfig, ParamValue, TrainConfig, registry
 from mjlab_dist.config.checks import validate
 from mjlab_dist.config.serialization import to_plain
 from mjlab_dist.errors import UserError
-from mjlab_dist.run_dir import read_config_file
+from mjlab_dist.runs.run_dir import read_config_file
 
 TASKS = registry.task_names()
 

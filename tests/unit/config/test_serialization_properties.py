@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.config.serialization import from_plain
-from mjlab_dist.run_dir import to_yaml
+from mjlab_dist.runs.run_dir import to_yaml
 
 # Texts that a YAML file can contain. Some of them are read as numbers, dates or booleans if they are not quoted.
 texts = st.one_of(

@@ -16,9 +16,9 @@ from conftest import Command
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.distributed_c10d import BackendConfig
 
-from mjlab_dist import worker
 from mjlab_dist.distributed import Rank, RankDevice, group
 from mjlab_dist.errors import UserError
+from mjlab_dist.launch import worker
 
 
 def test_gpu_ranks_gather_cpu_tensors_through_gloo() -> None:

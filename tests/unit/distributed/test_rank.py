@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 
-from mjlab_dist import worker
 from mjlab_dist.distributed import Rank, outside_launcher, rank_from_environment
 from mjlab_dist.errors import UserError
+from mjlab_dist.launch import worker
 
 TORCHRUN = {
     "RANK": "5",

@@ -24,7 +24,7 @@ from mjlab_dist.distributed.rank_info import (
     require_same,
 )
 from mjlab_dist.errors import UserError
-from mjlab_dist.run_dir import write_ranks
+from mjlab_dist.runs.run_dir import write_ranks
 
 H100 = DeviceInfo(host="a", device="cuda:0", name="NVIDIA H100", memory_gb=85, capability="9.0", egl_device="0")
 A100 = dataclasses.replace(H100, name="NVIDIA A100", capability="8.0")

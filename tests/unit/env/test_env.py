@@ -17,7 +17,7 @@ import torch
 from env_terms_for_test import Ended
 from legged import EVERYTHING, event, observe
 
-from mjlab_dist.check.host_syncs import HostReads, HostSyncs
+from mjlab_dist.authoring.check.host_syncs import HostReads, HostSyncs
 from mjlab_dist.config import (
     ActionConfig,
     CaptureMode,
@@ -32,7 +32,7 @@ from mjlab_dist.config import (
 )
 from mjlab_dist.env import Env, EpisodeTotals
 from mjlab_dist.errors import UserError
-from mjlab_dist.names import find_names
+from mjlab_dist.sim.names import find_names
 from mjlab_dist.sim.terrain import Terrain, start_positions
 
 TERMS = "env_terms_for_test"

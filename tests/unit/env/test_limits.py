@@ -15,7 +15,7 @@ from every_task import NAMES
 from legged import EVERYTHING, event, make, observe, term
 
 from mjlab_dist import mdp
-from mjlab_dist.check.host_syncs import HostSyncs
+from mjlab_dist.authoring.check.host_syncs import HostSyncs
 from mjlab_dist.env import Env
 from mjlab_dist.env.final_observations import FinalObservations
 from mjlab_dist.env.term import Term

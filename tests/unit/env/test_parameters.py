@@ -12,16 +12,15 @@ import pytest
 import torch
 from legged import CONFIG, DT_S, EVERYTHING, event, make, observe, refused, reward, term, termination
 
-from mjlab_dist import registry
-from mjlab_dist.check.host_syncs import HostReads, HostSyncs
-from mjlab_dist.config import EnvConfig, ParamValue, RandomizationConfig, TermConfig
+from mjlab_dist.authoring.check.host_syncs import HostReads, HostSyncs
+from mjlab_dist.config import EnvConfig, ParamValue, RandomizationConfig, TermConfig, registry
 from mjlab_dist.config.entries import replaced
 from mjlab_dist.distributed import Rank
 from mjlab_dist.env import Env, EpisodeTotals
 from mjlab_dist.env.term import Curriculum, Term
 from mjlab_dist.learn import Runner
 from mjlab_dist.play import without_disturbances
-from mjlab_dist.run_dir import read_metrics
+from mjlab_dist.runs.run_dir import read_metrics
 
 NUM_ENVS = 16
 NUM_STEPS = 12

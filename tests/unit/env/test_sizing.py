@@ -19,17 +19,17 @@ from tensordict import TensorDict
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from mjlab_dist import registry, worker
-from mjlab_dist.config import ActionConfig, AgentConfig, RndConfig, SymmetryConfig, TrainConfig
-from mjlab_dist.control import Control
+from mjlab_dist.config import ActionConfig, AgentConfig, RndConfig, SymmetryConfig, TrainConfig, registry
 from mjlab_dist.distributed import RankDevice, RankPlan
+from mjlab_dist.distributed.heartbeat import Control
 from mjlab_dist.env import Env, sizing
 from mjlab_dist.env.sizing import MAX_NUM_ENVS, Room, choose_num_envs
 from mjlab_dist.errors import UserError
+from mjlab_dist.launch import worker
 from mjlab_dist.learn import mini_batches
 from mjlab_dist.machine.memory import learner_bytes, min_env_bytes
 from mjlab_dist.messages import listening
-from mjlab_dist.run_dir import checkpoint_path, create_run_dir
+from mjlab_dist.runs.run_dir import checkpoint_path, create_run_dir
 
 CPU = RankDevice(device="cpu", name="cpu", torch_threads=1, backend="gloo")
 
@@ -171,7 +171,7 @@ def test_the_mini_batch_of_recorded_updates_is_counted_on_a_gpu() -> None:
 
 WEIGH = """
 import dataclasses, psutil, sys, torch
-from mjlab_dist import registry
+from mjlab_dist.config import registry
 from mjlab_dist.config import SimConfig
 from mjlab_dist.sim import Simulation, load_model, start_warp
 

@@ -10,18 +10,17 @@ from typing import Any
 import fake_nvml
 import pytest
 
+import mjlab_dist.launch.verify.verification
 import mjlab_dist.simulate.make
-import mjlab_dist.verify.run
-from mjlab_dist import registry, worker
-from mjlab_dist.budget import plan_budget
-from mjlab_dist.config import TrainConfig
+from mjlab_dist.config import TrainConfig, registry
 from mjlab_dist.distributed import RankDevice, RankPlan, group
 from mjlab_dist.errors import UserError
-from mjlab_dist.launch import plan, train
-from mjlab_dist.launch.hosts import Host
+from mjlab_dist.launch import plan, train, worker
+from mjlab_dist.launch.budget import plan_budget
+from mjlab_dist.launch.hosts.ssh import Host
 from mjlab_dist.launch.plan import RunPlan, notes, settled
 from mjlab_dist.messages import Event
-from mjlab_dist.run_dir import read_config_file
+from mjlab_dist.runs.run_dir import read_config_file
 
 CPU = RankDevice(device="cpu", name="cpu", torch_threads=1, backend="gloo")
 GPU = RankDevice(device="cuda:0", visible="GPU-1", name="Model", torch_threads=1, backend="nccl")
@@ -151,7 +150,7 @@ def test_a_rank_of_torchrun_on_a_gpu_uses_the_number_for_gpus_unless_others_are_
 
 
 def verify(config: TrainConfig) -> object:
-    return mjlab_dist.verify.run.verify(config, scaling=False, rounds=1, until_return=None)
+    return mjlab_dist.launch.verify.verification.verify(config, scaling=False, rounds=1, until_return=None)
 
 
 def make(config: TrainConfig) -> object:
@@ -159,7 +158,9 @@ def make(config: TrainConfig) -> object:
 
 
 @pytest.mark.parametrize(
-    ("module", "start"), [(mjlab_dist.verify.run, verify), (mjlab_dist.simulate.make, make)], ids=["verify", "make"]
+    ("module", "start"),
+    [(mjlab_dist.launch.verify.verification, verify), (mjlab_dist.simulate.make, make)],
+    ids=["verify", "make"],
 )
 def test_other_commands_on_gpus_use_the_number_for_gpus(
     config: TrainConfig, monkeypatch: pytest.MonkeyPatch, module: Any, start: Callable[[TrainConfig], object]

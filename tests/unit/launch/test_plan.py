@@ -13,14 +13,13 @@ import pytest
 import torch
 from configs import changed
 
-from mjlab_dist import registry
-from mjlab_dist.config import EntityConfig, SyncConfig, TrainConfig
+from mjlab_dist.config import EntityConfig, SyncConfig, TrainConfig, registry
 from mjlab_dist.config.entries import replaced
 from mjlab_dist.errors import UserError
 from mjlab_dist.launch import plan
 from mjlab_dist.launch.plan import check_config, plan_run
 from mjlab_dist.messages import Event, listening
-from mjlab_dist.run_dir import CHECKPOINTS_DIR, CONFIG_FILE, to_yaml
+from mjlab_dist.runs.run_dir import CHECKPOINTS_DIR, CONFIG_FILE, to_yaml
 from mjlab_dist.sim import build_model
 
 

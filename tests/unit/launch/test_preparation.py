@@ -12,9 +12,9 @@ import psutil
 import pytest
 from processes import command_line
 
-from mjlab_dist import registry
+from mjlab_dist.config import registry
 from mjlab_dist.distributed import RankDevice
-from mjlab_dist.launch.hosts import Host
+from mjlab_dist.launch.hosts.ssh import Host
 from mjlab_dist.launch.plan import RunPlan
 from mjlab_dist.launch.preparation import can_fork, exported_names, prepared
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mjlab_dist.launch.hosts import END, program
+from mjlab_dist.launch.hosts.ssh import END, program
 from mjlab_dist.machine.processes import TEMPORARY
 
 FORK_SERVER = """

@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
-from mjlab_dist import registry
-from mjlab_dist.control import Control
+from mjlab_dist.config import registry
 from mjlab_dist.distributed import RankDevice
+from mjlab_dist.distributed.heartbeat import Control
 from mjlab_dist.errors import Exit, RankError
 from mjlab_dist.launch import restarts
-from mjlab_dist.launch.hosts import Host
+from mjlab_dist.launch.hosts.ssh import Host
 from mjlab_dist.launch.plan import RunPlan
 from mjlab_dist.launch.restarts import run_with_restarts
+from mjlab_dist.launch.worker import RunResult
 from mjlab_dist.messages import Event, listening
-from mjlab_dist.run_dir import METRICS_FILE, checkpoint_path
-from mjlab_dist.worker import RunResult
+from mjlab_dist.runs.run_dir import METRICS_FILE, checkpoint_path
 
 CPU = RankDevice(device="cpu", name="CPU", torch_threads=1, backend="gloo")
 

@@ -11,19 +11,19 @@ import mjlab_dist
 SRC = Path(mjlab_dist.__file__).parent
 
 SETTLES = {
-    "budget.py",
-    "evaluate/run.py",
+    "launch/budget.py",
+    "play/evaluate.py",
     "launch/plan.py",
     "launch/train.py",
-    "machine/device_answer.py",
+    "launch/hosts/device_answer.py",
     "machine/devices.py",
     "machine/memory.py",
-    "sim/choice.py",
-    "verify/run.py",
+    "sim/engine_choice.py",
+    "launch/verify/verification.py",
 }
-"""Modules that settle it. An env that is built without a plan chooses its engine through sim/choice.py, too."""
+"""Modules that settle it. An env that is built without a plan chooses its engine through sim/engine_choice.py, too."""
 
-OTHERS = {"pack/card.py", "view/choice.py", "view/watch.py"}
+OTHERS = {"play/model_card.py", "play/view/choice.py", "play/view/watch.py"}
 """Modules that show it as it was asked for, or read fields of other configs."""
 
 CONFIGS = {"config", "_config", "cfg"}

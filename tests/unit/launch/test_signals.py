@@ -11,7 +11,7 @@ from conftest import Command
 GOES_ON = """
 import os, signal, subprocess, sys, tempfile, threading
 import psutil
-from mjlab_dist.control import Control
+from mjlab_dist.distributed.heartbeat import Control
 from mjlab_dist.launch.signals import stopping_on_signal
 
 class Stopper:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mjlab_dist.control import Control
+from mjlab_dist.distributed.heartbeat import Control
 from mjlab_dist.errors import Exit, PreflightError, RankError, UserError
 from mjlab_dist.launch import supervision
 from mjlab_dist.launch.supervision import AgentLostError, Ended, RankLostError, Ranks

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from mjlab_dist import registry
-from mjlab_dist.config import TrainConfig
+from mjlab_dist.config import TrainConfig, registry
 from mjlab_dist.distributed.rank import Rank
 from mjlab_dist.learn import advice
 from mjlab_dist.learn.advice import WINDOW, Advice, waiting_advice

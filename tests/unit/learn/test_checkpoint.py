@@ -24,8 +24,8 @@ from mjlab_dist.errors import UserError
 from mjlab_dist.learn import checkpoint
 from mjlab_dist.learn.checkpoint import LEARNER, CheckpointStore
 from mjlab_dist.messages import Event, listening
-from mjlab_dist.pack_file import CHECKPOINT, MANIFEST, write_pack
-from mjlab_dist.run_dir import (
+from mjlab_dist.runs.pack_file import CHECKPOINT, MANIFEST, write_pack
+from mjlab_dist.runs.run_dir import (
     BEST_LINK,
     CHECKPOINTS_DIR,
     LATEST_LINK,

@@ -13,13 +13,13 @@ from legged import EVERYTHING
 from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 
-from mjlab_dist.check.host_syncs import HostSyncs
+from mjlab_dist.authoring.check.host_syncs import HostSyncs
 from mjlab_dist.config import EnvConfig
+from mjlab_dist.config.registry import task_config
 from mjlab_dist.env import Env
 from mjlab_dist.errors import UserError
 from mjlab_dist.learn import checkpoint, finite
 from mjlab_dist.learn.finite import Dump, FiniteCheck
-from mjlab_dist.registry import task_config
 from mjlab_dist.sim import start_warp
 
 TASK = "cartpole-balance"

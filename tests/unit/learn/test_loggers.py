@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from mjlab_dist import registry
+from mjlab_dist.config import registry
 from mjlab_dist.errors import UserError
-from mjlab_dist.learn.loggers.group import LoggerGroup
+from mjlab_dist.learn.loggers.all_loggers import LoggerGroup
+from mjlab_dist.learn.loggers.base import check_loggers
 from mjlab_dist.learn.metrics import Row
-from mjlab_dist.logger import check_loggers
 from mjlab_dist.messages import Event, listening
 
 OWN = """

@@ -14,9 +14,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mjlab_dist import registry
-from mjlab_dist.buffers import MARGIN, SHARED_MARGIN, larger_size
-from mjlab_dist.config import SimConfig
+from mjlab_dist.config import SimConfig, registry
+from mjlab_dist.config.buffers import MARGIN, SHARED_MARGIN, larger_size
 from mjlab_dist.config.entries import replaced
 from mjlab_dist.config.values import with_values
 from mjlab_dist.distributed import Rank

@@ -28,7 +28,7 @@ from rollouts import (
 from rsl_rl.modules import EmpiricalNormalization
 from tensordict import TensorDict
 
-from mjlab_dist.check.host_syncs import HostSyncs
+from mjlab_dist.authoring.check.host_syncs import HostSyncs
 from mjlab_dist.config import RndConfig, SymmetryConfig
 from mjlab_dist.distributed.synchronizer import AllReduce
 from mjlab_dist.learn.moments import NormalizerMoments, advantage_moments, normalize

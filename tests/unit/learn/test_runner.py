@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from mjlab_dist import registry
+from mjlab_dist.config import registry
 from mjlab_dist.distributed import Rank
 from mjlab_dist.env import Env
 from mjlab_dist.learn import Runner

@@ -14,8 +14,7 @@ import pytest
 import torch
 from fake_nvml import FakeGpu
 
-from mjlab_dist import registry
-from mjlab_dist.config import TrainConfig
+from mjlab_dist.config import TrainConfig, registry
 from mjlab_dist.distributed import Rank, RankDevice
 from mjlab_dist.errors import UserError
 from mjlab_dist.machine import devices

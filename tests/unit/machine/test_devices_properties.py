@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mjlab_dist import registry
+from mjlab_dist.config import registry
 from mjlab_dist.distributed import Rank
 from mjlab_dist.errors import UserError
 from mjlab_dist.machine.devices import Gpu, plan_devices, plan_own_device

@@ -9,8 +9,7 @@ import fake_nvml
 import pytest
 from fake_nvml import FakeGpu
 
-from mjlab_dist import registry
-from mjlab_dist.config import TrainConfig
+from mjlab_dist.config import TrainConfig, registry
 from mjlab_dist.distributed import RankDevice
 from mjlab_dist.errors import UserError
 from mjlab_dist.machine import memory

@@ -23,8 +23,7 @@ import pynvml
 import pytest
 from fake_nvml import FakeGpu
 
-from mjlab_dist import registry
-from mjlab_dist.config import TrainConfig
+from mjlab_dist.config import TrainConfig, registry
 from mjlab_dist.errors import Exit, PreflightError, UserError
 from mjlab_dist.machine import doctor
 from mjlab_dist.machine.devices import Gpu, plan_devices

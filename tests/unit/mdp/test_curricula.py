@@ -12,14 +12,13 @@ import pytest
 import torch
 from legged import SIM, end_episodes, event, make, refused, reward, term
 
-from mjlab_dist import registry
-from mjlab_dist.check.host_syncs import HostSyncs
-from mjlab_dist.config import TermConfig, TerrainConfig, TerrainPartConfig
+from mjlab_dist.authoring.check.host_syncs import HostSyncs
+from mjlab_dist.config import TermConfig, TerrainConfig, TerrainPartConfig, registry
 from mjlab_dist.distributed import Rank
 from mjlab_dist.env import Env, EpisodeTotals
 from mjlab_dist.learn import Runner
 from mjlab_dist.mdp.curricula import TerrainLevels
-from mjlab_dist.run_dir import read_metrics
+from mjlab_dist.runs.run_dir import read_metrics
 
 NUM_LEVELS, NUM_COLUMNS, TILE_M = 4, 3, 6.0
 TERRAIN = TerrainConfig(

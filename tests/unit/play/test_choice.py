@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 from run_files import write_checkpoint
 
-from mjlab_dist import registry
-from mjlab_dist.config import PlayConfig
+from mjlab_dist.config import PlayConfig, registry
 from mjlab_dist.errors import UserError
 from mjlab_dist.play.choice import grid, num_frames, resolve
-from mjlab_dist.run_dir import CONFIG_FILE, to_yaml
+from mjlab_dist.runs.run_dir import CONFIG_FILE, to_yaml
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from mjlab_dist.play.episodes import choose_opengl
+from mjlab_dist.play.policy_episodes import choose_opengl
 from mjlab_dist.play.video import _View
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from mjlab_dist import registry
+from mjlab_dist.config import registry
 from mjlab_dist.config.entries import replaced
 from mjlab_dist.env import Env
 from mjlab_dist.sim import start_warp

@@ -13,8 +13,7 @@ import pytest
 import torch
 from mujoco.batch import Batch
 
-from mjlab_dist import registry
-from mjlab_dist.config import SimConfig
+from mjlab_dist.config import SimConfig, registry
 from mjlab_dist.config.entries import replaced
 from mjlab_dist.distributed import RankDevice
 from mjlab_dist.env import Env
@@ -22,7 +21,7 @@ from mjlab_dist.errors import UserError
 from mjlab_dist.launch.plan import settled
 from mjlab_dist.messages import Event, listening
 from mjlab_dist.sim import Simulation, build_model, load_model, start_warp
-from mjlab_dist.sim.choice import choose_engine
+from mjlab_dist.sim.engine_choice import choose_engine
 from mjlab_dist.sim.mujoco_engine import MujocoEngine
 
 BOX = str(Path(__file__).parents[2] / "data" / "models" / "box.xml")

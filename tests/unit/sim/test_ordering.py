@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from mjlab_dist import registry
-from mjlab_dist.config import SimConfig
+from mjlab_dist.config import SimConfig, registry
 from mjlab_dist.errors import UserError
 from mjlab_dist.sim import Simulation, build_model, start_warp
 from mjlab_dist.sim.ordering import Ordering

@@ -14,7 +14,7 @@ import pytest
 import torch
 from legged import assert_resumes
 
-from mjlab_dist.check.host_syncs import HostSyncs
+from mjlab_dist.authoring.check.host_syncs import HostSyncs
 from mjlab_dist.config import EnvConfig, TrainConfig
 from mjlab_dist.env import Env
 from mjlab_dist.sim import load_model

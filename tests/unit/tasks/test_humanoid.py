@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from mjlab_dist.check.host_syncs import HostSyncs
+from mjlab_dist.authoring.check.host_syncs import HostSyncs
 from mjlab_dist.env import Env
 from mjlab_dist.sim import build_model
 from mjlab_dist_tasks.humanoid import terms

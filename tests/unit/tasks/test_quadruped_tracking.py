@@ -11,7 +11,7 @@ import pytest
 import torch
 from conftest import Command
 
-from mjlab_dist.check.host_syncs import HostSyncs
+from mjlab_dist.authoring.check.host_syncs import HostSyncs
 from mjlab_dist.env import Env
 from mjlab_dist.mdp.motion_file import MotionFile, read_motions
 from mjlab_dist.sim import load_model

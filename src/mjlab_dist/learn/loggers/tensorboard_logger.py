@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from mjlab_dist.config import TrainConfig
-from mjlab_dist.logger import Logger
-from mjlab_dist.run_dir import animation_path
+from mjlab_dist.learn.loggers.base import Logger
+from mjlab_dist.runs.run_dir import animation_path
 
 
 class TensorBoardLogger(Logger):

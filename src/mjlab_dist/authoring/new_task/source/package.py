@@ -1,0 +1,50 @@
+"""Text of the ``__init__.py`` of a new task, and of the ``pyproject.toml`` of a task that is a separate package."""
+
+from __future__ import annotations
+
+from mjlab_dist.authoring.new_task.source.names import Names
+
+# Text of typings/mujoco/__init__.pyi of a separate package
+STUB_SOURCE = """# MuJoCo's bindings are compiled and have no types. Type checkers look for stubs in the folder typings.
+from typing import Any
+
+def __getattr__(name: str) -> Any: ...
+"""
+
+
+def package_source(names: Names) -> str:
+    """Return the text of the package's ``__init__.py``."""
+    return f'''"""The task {names.task}."""
+
+from mjlab_dist.config import lazy_modules
+
+# Allows list-tasks to read the config without importing torch. The line is optional; without it, commands are slower.
+__getattr__ = lazy_modules(__name__, "terms")
+'''
+
+
+def project_source(names: Names) -> str:
+    """Return the text of the ``pyproject.toml`` of a separate package."""
+    return f'''[project]
+name = "{names.task}"
+version = "0.1.0"
+requires-python = ">=3.11"
+dependencies = ["mjlab-dist"]
+
+# train, play and list-tasks find the task here: its name, and the function that returns its config.
+[project.entry-points."mjlab_dist.tasks"]
+{entry_point(names)}
+
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[tool.hatch.build.targets.wheel]
+packages = ["{names.module}"]
+ignore-vcs = true # also packs meshes that a .gitignore excludes
+'''
+
+
+def entry_point(names: Names) -> str:
+    """Return the entry point of a task, which is a line of a pyproject.toml."""
+    return f'{names.task} = "{names.module}.config:{names.function}"'

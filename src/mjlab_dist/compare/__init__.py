@@ -1,1 +1,0 @@
-"""Compare runs by their files: curves, final values and configs. Imports no torch."""

@@ -1,1 +1,0 @@
-"""Export policies as files that run without this package: ONNX and TorchScript."""

@@ -1,1 +1,0 @@
-"""Pack a run into one file for others."""

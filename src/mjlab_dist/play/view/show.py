@@ -1,0 +1,107 @@
+"""Show a policy in a viewer until Ctrl-C."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mjlab_dist.config import PlayConfig, TrainConfig, WatchConfig
+from mjlab_dist.messages import emit
+from mjlab_dist.play import load_env_and_policy
+from mjlab_dist.play.view.choice import choose_viewer, is_reachable_from_elsewhere
+from mjlab_dist.runs.pack_file import is_pack
+from mjlab_dist.runs.run_dir import CHECKPOINTS_DIR, list_checkpoints
+from mjlab_dist.runs.run_files import run_of
+
+if TYPE_CHECKING:
+    from mjlab_dist.play.view.gate import Server
+    from mjlab_dist.play.view.player import Player
+
+# Number added to the niceness of a process that watches a run, so that ranks on the same cores have priority
+NICE = 10
+
+
+def view(train_config: TrainConfig, checkpoint: Path, config: PlayConfig) -> None:
+    """Play a policy in a viewer until Ctrl-C, or until the native viewer's window is closed.
+
+    The viewer's threads are still running when this function returns, so the caller must end the process.
+    """
+    with contextlib.suppress(KeyboardInterrupt):
+        if choose_viewer(config, os.environ) == "native":
+            # Needs a display. Imported before the env is loaded, which would choose another MUJOCO_GL
+            from mjlab_dist.play.view.native import run_native
+
+            run_native(_load(train_config, checkpoint, config))
+            return
+
+        server = serve(config)
+        player = _load(train_config, checkpoint, config)
+
+        from mjlab_dist.play.view.page import Page  # imports viser
+
+        def checkpoints() -> list[Path]:
+            in_run = checkpoint.resolve().parent.name == CHECKPOINTS_DIR and not is_pack(checkpoint)
+            return list(list_checkpoints(run_of(checkpoint)).values()) if in_run else [checkpoint]
+
+        page = Page(server, player, checkpoints, checkpoint)
+        player.start()
+        emit("status", text=f"Viewer: {server.url}  (Ctrl-C ends it)")
+        page.run()
+
+
+def view_dump(train_config: TrainConfig, path: Path, config: PlayConfig) -> None:
+    """Show a page with the states that led to numbers that are not finite, until Ctrl-C.
+
+    The viewer's threads are still running when this function returns, so the caller must end the process.
+    """
+    with contextlib.suppress(KeyboardInterrupt):
+        server = serve(config)
+
+        from mjlab_dist.play.view.dump import DumpPage  # imports viser
+
+        page = DumpPage(server, train_config, path)
+        emit("status", text=f"Viewer: {server.url}  (Ctrl-C ends it)")
+        page.run()
+
+
+def watch(run_dir: Path, train_config: TrainConfig, config: WatchConfig) -> None:
+    """Show a page that follows a run while another process trains it, until Ctrl-C.
+
+    The viewer's threads are still running when this function returns, so the caller must end the process.
+    """
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # only the training uses GPUs
+    with contextlib.suppress(KeyboardInterrupt):
+        server = serve(config)
+
+        from mjlab_dist.play.view.watch import Watcher  # imports torch
+
+        os.nice(NICE)  # after the imports: with this priority, they would take a minute while a run trains
+        watcher = Watcher(server, config)
+        watcher.open(run_dir, train_config)
+        emit("status", text=f"Viewer: {server.url}  (Ctrl-C ends it)")
+        watcher.run()
+
+
+def _load(train_config: TrainConfig, checkpoint: Path, config: PlayConfig) -> Player:
+    env, policy = load_env_and_policy(train_config, checkpoint, config.num_played, config.seed)
+
+    from mjlab_dist.learn import load_policy  # imports torch
+    from mjlab_dist.play.view.player import Player  # imports torch
+
+    return Player(env, policy, functools.partial(load_policy, env, train_config))
+
+
+def serve(config: PlayConfig | WatchConfig) -> Server:
+    """Start the server of a page. Call this before slow steps, so that the user learns at once if the port is taken."""
+    from mjlab_dist.play.view.gate import open_server  # imports viser
+
+    if is_reachable_from_elsewhere(config.host):
+        emit(
+            "warning",
+            text=f"--host {config.host}: other machines can open the page with the token in its address, and the "
+            "connection is not encrypted; an SSH tunnel to 127.0.0.1 is safer",
+        )
+    return open_server(config.host, config.port)

@@ -1,0 +1,348 @@
+"""The run directory: its layout, its config and metrics, and the search for runs and checkpoints.
+
+<log-root>/<task>/<UTC time>[_<run-name>]/
+    config.yaml        the run's config; --config reads it back
+    provenance.json    versions, git commit, command line, devices, host
+    lease.json         the launch (one start of train) that trains the run; removed when the launch ends
+    ranks.json         for each rank: host, device, its model and memory, first env, number of envs, seed
+    git.diff           uncommitted changes, if there are any
+    metrics.jsonl      one row per iteration
+    events.out.*       TensorBoard; one more file for each resume
+    wandb/, wandb.json Weights & Biases: its files, and the id of its run
+    checkpoints/       model_<iteration>.pt; latest.pt and best.pt are links to the newest checkpoint and to the one
+                       with the highest return
+    videos/            iteration_<iteration>.mp4, with --video-interval
+    torchrunx/         log files of the ranks
+    errors/            rank<N>.json, written by a rank that fails
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import json
+import os
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mjlab_dist.config import TrainConfig
+from mjlab_dist.config.lines import dump_yaml, line_of_field, line_of_problem, load_yaml
+from mjlab_dist.config.serialization import FieldError, from_plain, to_plain
+from mjlab_dist.config.trust import refuse_foreign
+from mjlab_dist.distributed.rank_info import RankInfo
+from mjlab_dist.errors import UserError
+from mjlab_dist.messages import emit
+from mjlab_dist.runs.atomic import write_atomically
+from mjlab_dist.runs.pack_file import check_pack, is_pack, read_part
+from mjlab_dist.runs.run_files import by_column, open_file, parse_row, read_file
+from mjlab_dist.runs.wandb_run import find_wandb_run
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+CONFIG_FILE = "config.yaml"
+PROVENANCE_FILE = "provenance.json"
+RANKS_FILE = "ranks.json"
+METRICS_FILE = "metrics.jsonl"
+RANK_METRICS_FILE = "rank_metrics.jsonl"
+CHECKPOINTS_DIR = "checkpoints"
+LATEST_LINK = "latest.pt"
+BEST_LINK = "best.pt"
+ERRORS_DIR = "errors"
+VIDEOS_DIR = "videos"
+
+
+def create_run_dir(config: TrainConfig) -> Path:
+    """Create the directory of a new run, named by UTC time and run name. Two calls never return the same directory."""
+    try:
+        for _ in range(1000):
+            run_dir = next_run_dir(config)
+            run_dir.parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileExistsError):  # another launch has just created it
+                run_dir.mkdir()
+                return run_dir
+    except OSError as error:
+        raise UserError(
+            f"--log-root {config.log_root}: {error.strerror}; choose a directory you can write to"
+        ) from error
+    raise AssertionError("a thousand runs in one second")
+
+
+def next_run_dir(config: TrainConfig) -> Path:
+    """Return the directory that a run started now would get, without creating it."""
+    stamp = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d_%H-%M-%S")
+    parent = Path(config.log_root) / config.task
+    # Runs of the same second are numbered regardless of their names, so that the newest has the highest number.
+    number = 1 + max((by_start(path)[1] for path in parent.glob(f"{stamp}*")), default=0)
+    name = f"_{config.run_name}" if config.run_name else ""
+    return parent / f"{stamp}{f'-{number}' if number > 1 else ''}{name}"
+
+
+def write_ranks(run_dir: Path, ranks: Sequence[RankInfo]) -> None:
+    """Write the host, device and envs of each rank."""
+    write_atomically(run_dir / RANKS_FILE, json.dumps([dataclasses.asdict(rank) for rank in ranks], indent=2) + "\n")
+
+
+def to_yaml(config: TrainConfig) -> str:
+    """Return a config as YAML, which :func:`read_config_file` reads back."""
+    return dump_yaml(to_plain(config))
+
+
+def read_config_file(path: Path, *, trust: bool = False, uses_ssh: bool = True) -> TrainConfig:
+    """Read a config file."""
+    import yaml  # not needed to print help
+
+    path = path / CONFIG_FILE if path.is_dir() else path
+    data = b""
+    try:
+        if is_pack(path):
+            data = read_part(path, CONFIG_FILE)
+        else:
+            with open_file(path) as file:
+                data = file.read()
+        plain = load_yaml(text := data.decode())
+    except OSError as error:
+        raise UserError(f"--config {path}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise UserError(f"--config {path}: line {line}: is not UTF-8") from error
+    except yaml.YAMLError as error:
+        line, problem = line_of_problem(error, data.decode())
+        raise UserError(f"--config {path}: line {line}: is not YAML ({problem})") from error
+    if not isinstance(plain, dict):
+        raise UserError(f"--config {path}: contains no config; use the {CONFIG_FILE} of a run directory")
+    try:
+        config = from_plain(plain)
+    except FieldError as error:
+        line = line_of_field(text, error.path)
+        raise UserError(f"--config {path}: {f'line {line}: ' if line else ''}{error}") from error
+    if not trust:
+        try:
+            refuse_foreign(config, path, uses_ssh=uses_ssh)
+        except UserError as error:
+            raise UserError(f"--config {path}: {error}") from error
+    return config
+
+
+def find_run(log_root: str, task: str, run: str, flag: str = "--run") -> Path:
+    """Find a run to play or resume."""
+    if run == "latest":
+        runs = sorted((p.parent for p in Path(log_root, task).glob(f"*/{CONFIG_FILE}")), key=by_start)
+        with_checkpoint = [run_dir for run_dir in runs if list_checkpoints(run_dir)]
+        if not runs:
+            raise UserError(f"{flag} latest: no run of {task} under {log_root}; train one, or set --log-root")
+        if not with_checkpoint:
+            raise UserError(
+                f"{flag} latest: {runs[-1]} has no checkpoint, and no earlier run has one; name another run"
+            )
+        newer = runs[runs.index(with_checkpoint[-1]) + 1 :]
+        if newer:
+            others = f" and {len(newer) - 1} more" if len(newer) > 1 else ""
+            have = "have" if others else "has"
+            text = f"{flag} latest: uses {with_checkpoint[-1]}; the newer {newer[-1]}{others} {have} no checkpoint"
+            emit("warning", text=text)
+        return with_checkpoint[-1]
+    run_dir = Path(run)
+    if os.path.isfile(run):  # noqa: PTH113 (False, not an error, for a name that is too long)
+        check_pack(run_dir, flag)
+    elif not (run_dir / CONFIG_FILE).is_file():
+        raise UserError(
+            f"{flag} {run}: is not a run directory (it has no {CONFIG_FILE}); use a run under {log_root}, or latest"
+        )
+    trained = read_config_file(run_dir, trust=True).task  # only its task is read
+    if trained != task:
+        raise UserError(
+            f"{flag} {run}: is a run of {trained}, not of {task}; use the task {trained}, or choose another run"
+        )
+    return run_dir
+
+
+def list_runs(log_root: str) -> list[Path]:
+    """Return the run directories of all tasks, oldest first."""
+    return sorted((path.parent for path in Path(log_root).glob(f"*/*/{CONFIG_FILE}")), key=by_start)
+
+
+def find_any_run(log_root: str, run: str) -> Path:
+    """Find a run of any task; it need not have a checkpoint."""
+    if run == "latest":
+        runs = list_runs(log_root)
+        if not runs:
+            raise UserError(f"latest: there is no run under {log_root}; train one, or set --log-root")
+        return runs[-1]
+    if os.path.isfile(run):  # noqa: PTH113 (False, not an error, for a name that is too long)
+        check_pack(Path(run), "")
+    elif not os.path.isfile(Path(run) / CONFIG_FILE):  # noqa: PTH113
+        raise UserError(f"{run}: is not a run directory (it has no {CONFIG_FILE}); use a run directory, or latest")
+    return Path(run)
+
+
+def find_run_to_resume(log_root: str, task: str | None, run: str) -> Path:
+    """Find a run to resume."""
+    if os.path.isfile(run):  # noqa: PTH113 (False, not an error, for a name that is too long)
+        raise UserError(
+            f"--resume {run}: is a file, and only a run directory can be resumed; start a new run from the policy of a "
+            f"checkpoint or a pack with --init-from {shlex.quote(run)}"
+        )
+    is_run_dir = Path(run, CONFIG_FILE).is_file()
+    if task is None:
+        if not is_run_dir:
+            raise UserError(
+                f"--resume {run}: is not a run directory; name the task before the flags, or give a run directory"
+            )
+        task = read_config_file(Path(run), trust=True).task
+    if not is_run_dir and re.fullmatch(r"[^/]+/[^/]+/[^/]+", run) and not Path(run).exists():
+        run_dirs = sorted(Path(log_root, task).glob("*"), key=by_start, reverse=True)
+        found = find_wandb_run(run_dirs, run)
+        if found is None:
+            raise UserError(
+                f"--resume {run}: no run of {task} under {log_root} belongs to this Weights & Biases run; copy its run "
+                "directory from the machine that trained it"
+            )
+        return found
+    return find_run(log_root, task, run, "--resume")
+
+
+def find_checkpoint(run_dir: Path) -> Path:
+    """Return the newest checkpoint of a run. For a pack, return the pack itself."""
+    if run_dir.is_file():
+        return run_dir
+    found = list_checkpoints(run_dir)
+    if not found:
+        raise UserError(f"--run {run_dir}: has no checkpoint yet; wait for the first, or choose another run")
+    return found[max(found)]
+
+
+def find_best(run_dir: Path) -> Path:
+    """Return the checkpoint that had the highest mean return when it was written."""
+    if run_dir.is_file():
+        raise UserError(f"--checkpoint best: the pack {run_dir} has only one checkpoint; drop --checkpoint")
+    link = run_dir / CHECKPOINTS_DIR / BEST_LINK
+    if not link.is_file():
+        raise UserError(
+            f"--checkpoint best: {run_dir} has no best checkpoint yet (if --checkpoint.keep-best is above 0, a run "
+            "writes one after its first episodes have ended); use --checkpoint latest"
+        )
+    return follow_link(link)
+
+
+def list_checkpoints(run_dir: Path) -> dict[int, Path]:
+    """Return the iterations and files of a run's checkpoints, oldest first. Links and incomplete files are left out."""
+    files = (run_dir / CHECKPOINTS_DIR).glob("*.pt")
+    return dict(sorted((n, p) for p in files if (n := named_iteration(p.name)) is not None and p.is_file()))
+
+
+def named_iteration(name: str) -> int | None:
+    """Return the iteration in the name of a checkpoint, model_<iteration>.pt; None for another name."""
+    match = re.fullmatch(r"model_(\d{1,18})\.pt", name)
+    return int(match[1]) if match else None
+
+
+def follow_link(link: Path) -> Path:
+    """Return the target of a link, even if it does not exist; return any other path unchanged."""
+    return link.parent / link.readlink() if link.is_symlink() else link
+
+
+def checkpoint_path(run_dir: Path, iteration: int) -> Path:
+    """Return the path of the checkpoint after an iteration."""
+    return run_dir / CHECKPOINTS_DIR / f"model_{iteration}.pt"
+
+
+def list_videos(run_dir: Path) -> list[int]:
+    """Return the iterations of a run's videos, in ascending order."""
+    files = (run_dir / VIDEOS_DIR).glob("*.mp4")
+    return sorted(int(m[1]) for p in files if (m := re.fullmatch(r"iteration_(\d+)\.mp4", p.name)))
+
+
+def video_path(run_dir: Path, iteration: int) -> Path:
+    """Return the path of the video of a checkpoint."""
+    return run_dir / VIDEOS_DIR / f"iteration_{iteration}.mp4"
+
+
+def animation_path(run_dir: Path, iteration: int) -> Path:
+    """Return the path of a video's animated GIF. The file exists only until TensorBoard's writer has read it."""
+    return run_dir / VIDEOS_DIR / f".iteration_{iteration}.gif"
+
+
+def choose_checkpoint(run_dir: Path, name: str) -> Path:
+    """Return a checkpoint of a run."""
+    if name in ("latest", "best"):
+        return find_checkpoint(run_dir) if name == "latest" else find_best(run_dir)
+    path = run_dir / CHECKPOINTS_DIR / name
+    if not os.path.isfile(path):  # noqa: PTH113 (False, not an error, for a name that is too long)
+        raise UserError(f"--checkpoint {name}: there is no file {path}; name a checkpoint, or use latest or best")
+    return path
+
+
+def read_metrics(run_dir: Path, name: str = METRICS_FILE) -> list[dict[str, Any]]:
+    """Return all complete rows of a run's metrics. A last row that is still being written is left out."""
+    return [row for _, row in _rows_of(read_file(run_dir, name), run_dir / name)]
+
+
+def cut_metrics(run_dir: Path, iteration: int, name: str = METRICS_FILE) -> None:
+    """Remove damaged rows, and the rows after an iteration, from a file in one atomic operation."""
+    path = run_dir / name
+    if not path.is_file():
+        return
+    data = path.read_bytes()
+    rows = _rows_of(data, path)
+    last = rows[-1][1]["iteration"] if rows else 0
+    while rows and rows[-1][1]["iteration"] > iteration:
+        rows.pop()
+    kept = b"".join(line for line, _ in rows)
+    if b"\0" in data or (last < iteration and name == METRICS_FILE):
+        lost = _lost(rows, iteration)
+        emit("warning", text=f"{path}: is damaged, as after a power failure; {lost} and training continues")
+    if not data.startswith(kept):
+        write_atomically(path, kept.decode())
+        return
+    with path.open("r+b") as file:
+        file.truncate(len(kept))
+        os.fsync(file.fileno())
+
+
+def read_history(run_dir: Path) -> dict[str, NDArray[np.float64]]:
+    """Return the columns of a run's metrics.jsonl.
+
+    Returns:
+        Each column that occurs in any row, (iterations,); NaN where a row has no value.
+    """
+    return by_column(read_metrics(run_dir))
+
+
+def _rows_of(data: bytes, path: Path) -> list[tuple[bytes, dict[str, Any]]]:
+    """Return each line of a metrics file, and the row that it contains, without an incomplete last line.
+
+    Lines with NUL characters are skipped: after a power failure, such characters replace lost data.
+    """
+    lines = data.splitlines(keepends=True)
+    rows: list[tuple[bytes, dict[str, Any]]] = []
+    for number, line in enumerate(lines, start=1):
+        if number == len(lines) and not line.endswith(b"\n"):
+            break
+        if b"\0" in line:
+            continue
+        row = parse_row(line)
+        if row is None:
+            raise UserError(f"{path}: line {number} is not a row of metrics; restore the file, or remove the line")
+        rows.append((line, row))
+    return rows
+
+
+def _lost(rows: list[tuple[bytes, dict[str, Any]]], iteration: int) -> str:
+    """Describe in words how many rows up to an iteration are lost, given the remaining rows."""
+    first = rows[0][1]["iteration"] if rows else 1
+    num_lost = iteration - first + 1 - len({row["iteration"] for _, row in rows})
+    if not num_lost:
+        return "no row is lost,"
+    return f"the rows of {num_lost} iteration{'s' if num_lost > 1 else ''} are lost,"
+
+
+def by_start(run_dir: Path) -> tuple[str, int, str]:
+    """Return the sort key of a run directory; it sorts the tenth run of the same second after the ninth."""
+    match = re.match(r"(\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d)(?:-(\d+))?", run_dir.name)
+    return (match[1], int(match[2] or 1), run_dir.name) if match else ("", 0, run_dir.name)

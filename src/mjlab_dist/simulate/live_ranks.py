@@ -1,0 +1,183 @@
+"""Simulation in ranks that stay alive between calls. This module runs in the process that starts them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import os
+import pickle
+import queue
+import socket
+import struct
+import threading
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import Future, wait
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import torch
+
+from mjlab_dist.config import TrainConfig
+from mjlab_dist.distributed.heartbeat import Control
+from mjlab_dist.errors import Exit, RankError, UserError
+from mjlab_dist.launch.hosts.ssh import Host
+from mjlab_dist.launch.plan import RunPlan
+from mjlab_dist.launch.ranks import in_thread, run_ranks
+from mjlab_dist.machine.processes import temporary_directory
+from mjlab_dist.messages import Listener
+from mjlab_dist.simulate.job import LAST, Job, Tensors, require_same
+from mjlab_dist.simulate.rank_loop import CLOSE, PROGRESS, Served, serve
+
+# Maximum seconds to wait until all ranks have ended, or until the report of a failed rank arrives
+PATIENCE_S = 30.0
+
+
+class Ranks:
+    """Envs in ranks of one or several machines."""
+
+    def __init__(self, job: Job, config: TrainConfig, hosts: tuple[Host, ...], listen: Listener) -> None:
+        """Start the ranks, and wait until they have built their envs."""
+        self.device = "cpu"
+        self._job, self._pid, self._hang_timeout = job, os.getpid(), config.hang_timeout
+        self._control, self._resources = Control(), contextlib.ExitStack()
+        self._thread: threading.Thread | None = None
+        self._served: Future[list[Served]] = Future()
+        self._connections: list[Connection] = []
+        # Name of the command that is being executed
+        self._command = ""
+        try:
+            self._start(config, hosts, listen)
+            built = [self._receive(rank) for rank in range(len(self._connections))]
+            self.sizes = require_same([sizes for sizes, _ in built])
+        except BaseException:
+            self._kill()
+            raise
+        # Names of the tensors of the state that are not split over ranks
+        self._shared = set[str]().union(*(shared for _, shared in built))
+
+    def _start(self, config: TrainConfig, hosts: tuple[Host, ...], listen: Listener) -> None:
+        """Start ranks, supervised by a thread, and wait for their connections."""
+        arrived: queue.SimpleQueue[tuple[int, Connection] | None] = queue.SimpleQueue()
+        limit = struct.pack("ll", max(1, round(self._hang_timeout)), 0)
+
+        def take(rank: int, peer: socket.socket) -> None:
+            for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+                peer.setsockopt(socket.SOL_SOCKET, option, limit)
+            arrived.put((rank, Connection(peer.detach())))
+
+        directory = self._resources.enter_context(temporary_directory(f"{os.getpid()}-{uuid.uuid4().hex[:8]}"))
+        plan = RunPlan(hosts=hosts, run_dir=Path(directory))
+        # By default, ranks write no log files, because the directory is temporary
+        config = dataclasses.replace(config, torchrunx_log_dir=config.torchrunx_log_dir or "")
+        launch = functools.partial(
+            run_ranks,
+            *(functools.partial(serve, self._job), Served, config, plan),
+            listen=listen,
+            control=self._control,
+            take=take,
+        )
+        self._thread, self._served = in_thread(launch, "ranks")
+        self._served.add_done_callback(lambda _: arrived.put(None))
+        connections: dict[int, Connection] = {}
+        try:
+            while len(connections) < plan.num_ranks:
+                if (connected := arrived.get()) is None:
+                    self._served.result()
+                    raise RankError("a rank ended before it connected")
+                rank, connections[rank] = connected
+        finally:
+            self._connections = [connections[rank] for rank in sorted(connections)]
+
+    def begin(self, command: str, *arguments: Any) -> None:
+        """Send a command to all ranks: the name of a method of ``Shard``. :meth:`end` returns the result."""
+        num_ranks = len(self._connections)
+        match command, arguments:
+            case "step", (actions,):
+                own = [self._job.rows(rank, num_ranks) for rank in range(num_ranks)]
+                sent = [(actions[rows.start : rows.stop].numpy(),) for rows in own]
+            case "load_state", (state,):
+                sent = [({name: tensor.cpu().numpy() for name, tensor in state.items()},)]
+            case "rollout", (policy, num_steps):
+                try:
+                    sent = [(cloudpickle.dumps(policy), num_steps)]
+                except Exception as error:
+                    raise UserError(
+                        f"policy: cannot be pickled for the ranks ({type(error).__name__}: {error}); use a function or "
+                        "module that holds plain data and tensors only"
+                    ) from error
+            case _:
+                sent = [arguments]
+        # Pickle a message for all ranks once, and arrays instead of tensors, which torch pickles as whole files
+        messages = [pickle.dumps((command, *each)) for each in sent]
+        self._command = command
+        for rank in range(num_ranks):
+            with self._reporting(rank):
+                self._connections[rank].send_bytes(messages[rank % len(messages)])
+
+    def end(self) -> Tensors:
+        """Wait for all ranks, and return the tensors of all envs."""
+        replies = [self._receive(rank) for rank in range(len(self._connections))]
+        command, self._command = self._command, ""
+        for error, _ in replies:
+            if error is not None:
+                raise UserError(error)
+        merged: Tensors = {}
+        for name in dict.fromkeys(name for _, arrays in replies for name in arrays):
+            # Free each part as soon as it is copied
+            parts = [torch.from_numpy(arrays.pop(name)) for _, arrays in replies if name in arrays]
+            env_dim = 1 if command == "rollout" and not name.startswith(LAST) else 0
+            is_split = command != "state" or name not in self._shared
+            merged[name] = torch.cat(parts, env_dim) if is_split else parts[0]
+        return merged
+
+    def close(self) -> None:
+        """End the ranks: idle ranks are asked to end, others are killed. In a forked process, do nothing."""
+        if os.getpid() != self._pid:
+            return
+        if not self._command:
+            with contextlib.suppress(RankError, UserError):
+                for rank, connection in enumerate(self._connections):
+                    with self._reporting(rank):
+                        connection.send_bytes(CLOSE)
+                self._join()
+        self._kill()
+
+    def _kill(self) -> None:
+        """Kill ranks that are still running, and free all resources."""
+        self._control.request_kill()
+        self._join()
+        for connection in self._connections:
+            connection.close()
+        self._resources.close()
+
+    def _join(self) -> None:
+        """Wait until the ranks have ended.
+
+        In the thread that supervises the ranks, return at once: a thread cannot wait for itself, and garbage
+        collection may call this method in any thread.
+        """
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(PATIENCE_S)
+
+    def _receive(self, rank: int) -> tuple[Any, Any]:
+        with self._reporting(rank):
+            while (reply := self._connections[rank].recv()) == PROGRESS:
+                pass
+            return reply
+
+    @contextlib.contextmanager
+    def _reporting(self, rank: int) -> Iterator[None]:
+        """If the connection to a rank fails, raise the error of the rank that failed first; on a timeout, RankError."""
+        try:
+            yield
+        except BlockingIOError:
+            raise RankError(f"rank {rank} hangs: no step in {self._hang_timeout:g} s (--hang-timeout)", rank) from None
+        except (EOFError, OSError):
+            done, _ = wait([self._served], PATIENCE_S)
+            error = self._served.exception() if done else None
+            lost = RankError(f"rank {rank} ended without a report", rank, exit_code=Exit.INFRASTRUCTURE)
+            raise error or lost from None
