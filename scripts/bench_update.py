@@ -30,7 +30,7 @@ from mjlab_dist.config import AgentConfig, TrainConfig
 from mjlab_dist.distributed.group import process_group
 from mjlab_dist.distributed.rank import Rank
 from mjlab_dist.distributed.synchronizer import AllReduce
-from mjlab_dist.learn.distribution import BoundedGaussian
+from mjlab_dist.learn.networks import BoundedGaussian
 from mjlab_dist.learn.ppo import make_ppo
 
 NUM_OBS, NUM_ACTIONS = 48, 12

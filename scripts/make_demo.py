@@ -15,7 +15,7 @@ from pathlib import Path
 
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.learn import checkpoint
-from mjlab_dist.runs.atomic import write_atomically
+from mjlab_dist.runs.outputs import write_atomically
 from mjlab_dist.runs.run_dir import (
     CONFIG_FILE,
     checkpoint_path,

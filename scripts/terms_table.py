@@ -18,7 +18,7 @@ from typing import Any
 from generated_page import write_or_check
 
 from mjlab_dist.config.signatures import documented
-from mjlab_dist.wording import listed
+from mjlab_dist.errors import listed
 
 PAGE = Path(__file__).parents[1] / "docs" / "terms.md"
 

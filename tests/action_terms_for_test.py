@@ -10,7 +10,7 @@ import torch
 import warp as wp
 
 from mjlab_dist.env import Env
-from mjlab_dist.env.action import Action, ActionBlock
+from mjlab_dist.env.actions import Action, ActionBlock
 
 
 @wp.kernel

@@ -96,7 +96,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
     """Let a test draw the same random numbers in every run, whichever tests its process has run before."""
-    from mjlab_dist.distributed.seeding import seed_generators
+    from mjlab_dist.distributed.rank import seed_generators
 
     seed_generators(0)
 

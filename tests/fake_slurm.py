@@ -30,7 +30,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from mjlab_dist.distributed.slurm import slurm_hosts
+from mjlab_dist.distributed.rank import slurm_hosts
 
 PROGRAMS = ("sbatch", "srun", "scontrol", "squeue", "scancel", "expire", "preempt")
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from mjlab_dist.distributed.synchronizer import AllReduce
 
 if TYPE_CHECKING:
-    from mjlab_dist.learn import Runner
+    from mjlab_dist.learn.runner import Runner
 
 FILE = Path("faults")
 """File in the run's working directory. It has a line per attempt, which is removed when the fault happens."""
@@ -48,8 +48,10 @@ class Faulty(AllReduce):
         self._skips = False
         self._fault = FILE.read_text().partition("\n")[0].split(":")
         if self._fault[0] == str(dist.get_rank()):
-            from mjlab_dist.learn import Runner  # not in the launcher, which also imports this module
-            from mjlab_dist.learn.hooks import Hook
+            from mjlab_dist.learn.runner import (
+                Hook,
+                Runner,  # not in the launcher, which also imports this module
+            )
 
             # Hooks are not open to users' code
             train, hook = inspect.unwrap(Runner.train), Hook()

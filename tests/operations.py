@@ -10,7 +10,7 @@ from unittest import mock
 import torch
 
 from mjlab_dist.authoring.check.host_syncs import HostSyncs
-from mjlab_dist.sim import recording
+from mjlab_dist.sim import recorder
 
 aten: Any = torch.ops.aten
 
@@ -40,11 +40,11 @@ class Operations(HostSyncs):
 @contextmanager
 def counted() -> Iterator[Operations]:
     """Count the operations within the context."""
-    operations, replay = Operations(), recording.replay
+    operations, replay = Operations(), recorder.replay
 
     def replayed(*args: Any) -> None:
         operations.num += 1
         replay(*args)
 
-    with mock.patch.object(recording, "replay", replayed), operations:
+    with mock.patch.object(recorder, "replay", replayed), operations:
         yield operations

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import psutil
 
-AGENT_MODULE = "mjlab_dist.launch.agent"
+AGENT_MODULE = "mjlab_dist.launch.torchrunx_agent"
 """Module that torchrunx's agents run."""
 
 

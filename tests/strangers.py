@@ -7,7 +7,7 @@ import select
 import socket
 from collections.abc import Callable, Iterator, Sequence
 
-from mjlab_dist.launch.handshake import MAX_UNPROVEN
+from mjlab_dist.launch.channel import MAX_UNPROVEN
 
 LEAVING = 8
 """Number of connections that are closed first, so that the listener serves others that wait."""

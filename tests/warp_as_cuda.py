@@ -11,7 +11,7 @@ from unittest import mock
 import warp as wp
 from warp._src import context
 
-from mjlab_dist.sim import kernels
+from mjlab_dist.sim import recorder
 
 NUM_MULTIPROCESSORS = 132
 """Number of multiprocessors of an H200."""
@@ -52,31 +52,31 @@ def warp_as_cuda() -> Iterator[None]:
         yield
 
 
-def variants_that_the_dry_run_finds(program: Callable[[], None]) -> list[kernels.Variant]:
+def variants_that_the_dry_run_finds(program: Callable[[], None]) -> list[recorder.Variant]:
     """Let the dry run collect the module variants of a program as on a GPU.
 
     Args:
         program: Function that launches kernels on the CPU device.
     """
     with warp_as_cuda():
-        found, is_complete = kernels._collect("cpu", program)
+        found, is_complete = recorder._collect("cpu", program)
         if is_complete:
             return found
         # By the second dry run, the modules of the first one are loaded.
         with (
-            mock.patch.object(kernels, "_is_loaded", lambda _, *variant: variant in found),
+            mock.patch.object(recorder, "_is_loaded", lambda _, *variant: variant in found),
             mock.patch.object(wp.Module, "load", return_value=object()),
         ):
-            return kernels._collect("cpu", program)[0]
+            return recorder._collect("cpu", program)[0]
 
 
-def variants_that_a_recording_loads(program: Callable[[], None]) -> list[kernels.Variant]:
+def variants_that_a_recording_loads(program: Callable[[], None]) -> list[recorder.Variant]:
     """Record a program as on a GPU. Return the module variants in the order in which the recording loads them.
 
     Args:
         program: Function that launches kernels on the CPU device.
     """
-    loaded: list[kernels.Variant] = []
+    loaded: list[recorder.Variant] = []
 
     def load(module: wp.Module, _device: Any, block_dim: int | None = None, *_: Any, **__: Any) -> None:
         loaded.append((module, int(block_dim or module.options["block_dim"])))
@@ -86,7 +86,7 @@ def variants_that_a_recording_loads(program: Callable[[], None]) -> list[kernels
         return OCCUPANCY
 
     with (
-        kernels.no_gc(),
+        recorder.no_gc(),
         warp_as_cuda(),
         mock.patch.object(wp.Module, "load", load),
         mock.patch.object(wp, "get_suggested_block_size", suggest_block_size),

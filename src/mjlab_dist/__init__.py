@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from mjlab_dist.api import check_task, load_policy, make, train
     from mjlab_dist.config.registry import task_config
     from mjlab_dist.errors import CheckError, RankError, UserError
-    from mjlab_dist.learn.loggers.base import Logger
+    from mjlab_dist.learn.loggers import Logger
 
 __all__ = [
     "CheckError",
@@ -29,7 +29,7 @@ _MODULES = {
     "api": ("check_task", "load_policy", "make", "train"),
     "errors": ("CheckError", "RankError", "UserError"),
     "config.registry": ("task_config",),
-    "learn.loggers.base": ("Logger",),
+    "learn.loggers": ("Logger",),
 }
 
 

@@ -19,14 +19,21 @@ from mjlab_dist.config.values import with_values
 from mjlab_dist.errors import CheckError, UserError
 from mjlab_dist.imports import prepare_opengl
 from mjlab_dist.messages import Listener
-from mjlab_dist.runs.resuming import AUTO, check_same_run, find_named_run
-from mjlab_dist.runs.run_dir import choose_checkpoint, find_any_run, find_run_to_resume, read_config_file
+from mjlab_dist.runs.run_dir import (
+    AUTO,
+    check_same_run,
+    choose_checkpoint,
+    find_any_run,
+    find_named_run,
+    find_run_to_resume,
+    read_config_file,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from mjlab_dist.launch.worker import RunResult
-    from mjlab_dist.learn.policy import Policy
+    from mjlab_dist.learn.networks import Policy
     from mjlab_dist.simulate.envs import Envs
 
 
@@ -115,7 +122,7 @@ def make(
     config = with_values(_start(task, {}, trust=False), fields)
     configs = [one if isinstance(one, TrainConfig) else with_values(config, one) for one in variants]
 
-    from mjlab_dist.simulate.make import make as make_envs
+    from mjlab_dist.simulate.envs import make as make_envs
 
     listen = _printer(quiet=quiet)
     return make_envs(config, configs or [config], arrays, listen, final_observations=final_observations)
@@ -154,7 +161,7 @@ def load_policy(
     Raises:
         UserError: If the run or the checkpoint does not exist or is damaged.
     """
-    from mjlab_dist.learn.policy import Policy  # imports torch
+    from mjlab_dist.learn.networks import Policy  # imports torch
 
     run_dir = find_any_run(log_root, str(run))
     config = read_config_file(run_dir, trust=trust, uses_ssh=False)

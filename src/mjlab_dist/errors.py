@@ -2,8 +2,76 @@
 
 from __future__ import annotations
 
+import difflib
 import enum
-from collections.abc import Mapping
+import traceback
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Literal
+
+# Minimum similarity, from 0 to 1, between a mistyped name and a name that is suggested instead
+MIN_SIMILARITY = 0.62
+
+# Names that end with the typed text count as closest only if the text has at least this many characters
+MIN_END = 3
+
+# Maximum difference in similarity between the first suggestion and further suggestions
+MAX_GAP = 0.1
+
+
+def listed(items: Iterable[object], last: Literal["and", "or"] = "and") -> str:
+    """Return items as a list in words.
+
+    Example:
+        >>> listed(["rows", "contacts", "pairs"])
+        'rows, contacts and pairs'
+    """
+    texts = [str(item) for item in items]
+    return f" {last} ".join(filter(None, (", ".join(texts[:-1]), *texts[-1:])))
+
+
+def nearest(name: str, known: Iterable[str], max_names: int = 1) -> list[str]:
+    """Return the known names that are closest to a mistyped one, the closest first; none if all are very different.
+
+    Names that start or end with the typed text count as closest. Dashes in front of names are ignored.
+    """
+    typed = name.lstrip("-")
+    matcher = difflib.SequenceMatcher()
+    matcher.set_seq2(typed)
+    similarity: dict[str, float] = {}
+    for candidate in known:
+        bare = candidate.lstrip("-")
+        matcher.set_seq1(bare)
+        ratio = matcher.ratio()
+        if typed and bare.startswith(typed):
+            ratio = 1.0
+        elif len(typed) >= MIN_END and bare.endswith((f"_{typed}", f"-{typed}", f".{typed}")):
+            # Names that end with the text follow those that start with it; among them, shorter names come first
+            ratio = 1.0 - MAX_GAP * (1.0 - ratio)
+        similarity[candidate] = ratio
+    least = max(MIN_SIMILARITY, max(similarity.values(), default=0.0) - MAX_GAP)
+    close = [candidate for candidate in similarity if similarity[candidate] >= least]
+    return sorted(close, key=lambda candidate: (-similarity[candidate], candidate))[:max_names]
+
+
+def did_you_mean(name: str, known: Iterable[str], otherwise: str, max_names: int = 1) -> str:
+    """Return a question that suggests the known names closest to a mistyped one."""
+    near = nearest(name, known, max_names)
+    return f"did you mean {listed(near, 'or')}?" if near else otherwise
+
+
+def printable(text: str) -> str:
+    r"""Return a text on one line: line breaks and control characters become escapes such as \n."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
+def byte_size(num_bytes: float) -> str:
+    """Return a number of bytes in a decimal unit, such as 3.1 MB; the number is less than 1000, except for GB."""
+    for unit, size, digits in (("bytes", 1.0, 0), ("kB", 1e3, 1), ("MB", 1e6, 1)):
+        number = f"{num_bytes / size:.{digits}f}"
+        if float(number) < 1000:
+            return f"{number} {unit}"
+    return f"{num_bytes / 1e9:.1f} GB"
 
 
 class Exit(enum.IntEnum):
@@ -166,3 +234,45 @@ def exit_code_of(error: BaseException) -> Exit:
         error: Any error. Errors of this package define an exit code; for all other errors, the exit code is 1.
     """
     return getattr(error, "exit_code", Exit.FAILED)
+
+
+def describe(error: BaseException, reference: str) -> str:
+    """Return the type, message and place of an error in one line."""
+    place = place_of(error, reference)
+    return named(type(error).__name__, _message(error)) + (f" ({place})" if place else "")
+
+
+def named(kind: str, message: str) -> str:
+    """Return the type and the message of an error; errors such as AssertionError may have no message."""
+    return ": ".join(filter(None, (kind, message)))
+
+
+def with_notes(error: BaseException) -> str:
+    """Return the message of an error with its notes, such as the term that raised it, in one line."""
+    return ", ".join(filter(None, [_message(error), *getattr(error, "__notes__", [])]))
+
+
+def place_of(error: BaseException, reference: str) -> str:
+    """Return the innermost place of an error in the user's package, such as ``my_ant/terms.py:12``.
+
+    Returns:
+        The place; empty if the package's code did not raise the error, for example because the package does not exist.
+    """
+    if isinstance(error, SyntaxError) and error.filename is not None:
+        return f"{_short(error.filename)}:{error.lineno}"
+    package = reference.partition(":")[0].partition(".")[0]
+    place = ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        if frame.f_globals.get("__name__", "").partition(".")[0] == package:
+            place = f"{_short(frame.f_code.co_filename)}:{line}"
+    return place
+
+
+def _message(error: BaseException) -> str:
+    text = error.msg if isinstance(error, SyntaxError) else str(error)
+    return " ".join(text.split())
+
+
+def _short(file: str) -> str:
+    """Return the name of a file and its folder."""
+    return "/".join(Path(file).parts[-2:])

@@ -11,9 +11,8 @@ import numpy as np
 
 from mjlab_dist.api import make
 from mjlab_dist.config.registry import task_names
-from mjlab_dist.errors import UserError
-from mjlab_dist.machine.packages import require_extra
-from mjlab_dist.wording import did_you_mean, listed
+from mjlab_dist.errors import UserError, did_you_mean, listed
+from mjlab_dist.imports import require_extra
 
 require_extra("gym", "mjlab_dist.gymnasium")
 

@@ -3,12 +3,66 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import sys
-from collections.abc import Iterator, MutableMapping, Sequence
-from typing import TypeVar
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
+from importlib import metadata
+from typing import TYPE_CHECKING, TypeVar
 
-from mjlab_dist.garbage_collection import no_gc
-from mjlab_dist.patching import patched
+from mjlab_dist.errors import UserError
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
+
+
+@contextlib.contextmanager
+def patched(owner: object, name: str, value: object) -> Iterator[None]:
+    """Replace an attribute of a module, a class or an object, and restore it on exit."""
+    getattr(owner, name)
+    # Read the original from vars: getattr unwraps static methods, binds other methods, and finds inherited attributes.
+    own = vars(owner)
+    is_own, original = name in own, own.get(name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if is_own:
+            setattr(owner, name, original)
+        else:
+            delattr(owner, name)
+
+
+@contextlib.contextmanager
+def no_gc(*, promotes: bool = False) -> Iterator[None]:
+    """Pause the garbage collector; on exit, resume it if it was enabled."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            # Objects that the user has frozen must stay frozen.
+            if promotes and gc.get_freeze_count() == 0:
+                gc.freeze()
+                gc.unfreeze()  # moves all objects into the oldest generation
+            gc.enable()
+
+
+@contextlib.contextmanager
+def frozen() -> Iterator[None]:
+    """Make garbage collections inside the context faster: they do not visit objects that exist on entry.
+
+    A collection that visits all objects of torch, Warp and MuJoCo Warp takes a third of a second.
+    """
+    if gc.get_freeze_count() > 0:  # objects that the user has frozen must stay frozen
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
 
 T = TypeVar("T")
 
@@ -113,3 +167,46 @@ def _absent(names: Sequence[str]) -> Iterator[None]:
     finally:
         for name in hidden:
             del sys.modules[name]
+
+
+# This distribution
+PACKAGE = "mjlab-dist"
+
+
+def require_extra(extra: str, user: str) -> None:
+    """Raise unless the packages of an extra are installed, in versions that work.
+
+    Args:
+        extra: Name of the extra, as in pyproject.toml.
+        user: What needs the extra, such as a flag with its value. The message starts with it.
+
+    Raises:
+        UserError: One line with the packages that are missing or have another version, and the command to install
+            them.
+    """
+    if wrong := unmet(requirements(extra)):
+        raise UserError(f'{user}: {", ".join(wrong)}; uv pip install "{PACKAGE}[{extra}]", or the same with pip')
+
+
+def requirements(extra: str = "") -> list[Requirement]:
+    """Return the requirements of an extra, or of the package itself, on this machine."""
+    from packaging.requirements import Requirement  # slow to import
+
+    def holds(each: Requirement, extra: str) -> bool:
+        return each.marker is None or each.marker.evaluate({"extra": extra})
+
+    required = map(Requirement, metadata.requires(PACKAGE) or ())
+    return [each for each in required if holds(each, extra) and not (extra and holds(each, ""))]
+
+
+def unmet(required: Iterable[Requirement]) -> list[str]:
+    """Return a text per package that is missing or has another version than is required."""
+    wrong: list[str] = []
+    for each in required:
+        try:
+            installed = metadata.version(each.name)
+        except metadata.PackageNotFoundError:
+            installed = "is missing"
+        if installed == "is missing" or not each.specifier.contains(installed, prereleases=True):
+            wrong.append(f"{each.name} {installed} ({each.specifier} is needed)")
+    return wrong

@@ -17,8 +17,7 @@ from configs import changed
 from conftest import Command
 
 from mjlab_dist.config import RewardConfig, TrainConfig, registry
-from mjlab_dist.runs.compare import curve
-from mjlab_dist.runs.compared_runs import Group, group_runs, read_run
+from mjlab_dist.runs.compare import Group, curve, group_runs, read_run
 from mjlab_dist.runs.provenance import write_origin
 from mjlab_dist.runs.run_dir import METRICS_FILE
 

@@ -21,7 +21,7 @@ from conftest import BIN, Command, Done
 
 from mjlab_dist.authoring.check.host_syncs import HostSyncs
 from mjlab_dist.authoring.new_task import NewTask, create
-from mjlab_dist.authoring.new_task.files import copy_files, find_files
+from mjlab_dist.authoring.new_task.loading import copy_files, find_files
 from mjlab_dist.authoring.new_task.robot import examine
 from mjlab_dist.authoring.new_task.source import (
     Names,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from conftest import Command, Done
 
-from mjlab_dist.config.buffers import MARGIN, MIN_SIZE, SHARED_MARGIN, size_for
+from mjlab_dist.config.physics import MARGIN, MIN_SIZE, SHARED_MARGIN, size_for
 
 SIZE_BUFFERS = ("mjlab-dist", "size-buffers")
 BOX = Path(__file__).parents[1] / "data" / "models" / "box.xml"

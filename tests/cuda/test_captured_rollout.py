@@ -17,8 +17,8 @@ from mjlab_dist.env import Env
 from mjlab_dist.env.columns import write_rows
 from mjlab_dist.env.term import Term, not_capturable
 from mjlab_dist.launch.verify.timing import measure_steps
-from mjlab_dist.learn import Runner
 from mjlab_dist.learn.capture import CapturedCall, GraphSequence, can_capture_steps
+from mjlab_dist.learn.runner import Runner
 from mjlab_dist.messages import listening
 
 NUM_ENVS = 4

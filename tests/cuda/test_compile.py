@@ -13,7 +13,7 @@ from warp_as_cuda import variants_that_the_dry_run_finds
 
 from mjlab_dist.config import registry
 from mjlab_dist.env import Env
-from mjlab_dist.sim import kernels, start_warp
+from mjlab_dist.sim import recorder, start_warp
 
 ARCHITECTURES = (80, 120)
 """Compute capabilities, multiplied by ten, of the oldest and the newest supported GPU: A100 and RTX 5090.
@@ -32,23 +32,23 @@ NUM_WORKERS = 2
 
 
 @pytest.fixture(scope="module")
-def variants() -> list[kernels.Variant]:
+def variants() -> list[recorder.Variant]:
     """Modules that a quadruped on uneven ground needs on a GPU: kernels of MuJoCo Warp and our own kernels."""
     start_warp("cpu")
-    found: dict[kernels.Variant, None] = {}
-    prepare = kernels.prepare
+    found: dict[recorder.Variant, None] = {}
+    prepare = recorder.prepare
 
     def examine(device: str, program: Callable[[], None]) -> None:
         found.update(dict.fromkeys(variants_that_the_dry_run_finds(program)))
         prepare(device, program)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels, "prepare", examine)
+        patch.setattr(recorder, "prepare", examine)
         Env(registry.task_config("quadruped-velocity-rough").env, 4, "cpu")
     return list(found)
 
 
-def compile_for(architecture: int, variant: kernels.Variant, directory: Path) -> tuple[Path, float]:
+def compile_for(architecture: int, variant: recorder.Variant, directory: Path) -> tuple[Path, float]:
     """Compile a module variant to machine code. Return the file, and the duration in seconds."""
     module, block_dim = variant
     options = {**module.resolve_options(wp.config), "block_dim": block_dim}
@@ -62,14 +62,14 @@ def compile_for(architecture: int, variant: kernels.Variant, directory: Path) ->
 
 @pytest.mark.slow
 def test_our_own_kernels_compile_for_the_oldest_and_the_newest_architecture(
-    variants: list[kernels.Variant], tmp_path: Path
+    variants: list[recorder.Variant], tmp_path: Path
 ) -> None:
     ours = [variant for variant in variants if variant[0].name.startswith("mjlab_dist")]
     assert {module.name for module, _ in ours} == {
         "mjlab_dist.env.kernels",
         "mjlab_dist.mdp.kernels",
-        "mjlab_dist.sim.rows",
-        "mjlab_dist.sim.surface",
+        "mjlab_dist.sim.data",
+        "mjlab_dist.sim.height_field",
     }
     jobs = [(architecture, variant, tmp_path) for architecture in ARCHITECTURES for variant in ours]
     with ThreadPoolExecutor(NUM_WORKERS) as pool:
@@ -80,7 +80,7 @@ def test_our_own_kernels_compile_for_the_oldest_and_the_newest_architecture(
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(3600)
-def test_every_kernel_of_a_quadruped_step_compiles(variants: list[kernels.Variant], tmp_path: Path) -> None:
+def test_every_kernel_of_a_quadruped_step_compiles(variants: list[recorder.Variant], tmp_path: Path) -> None:
     """``pytest -s`` prints the seconds per module. docs/performance.md contains these times."""
     start = time.perf_counter()
     with ThreadPoolExecutor(NUM_WORKERS) as pool:

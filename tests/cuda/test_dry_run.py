@@ -10,13 +10,13 @@ import warp as wp
 from warp_as_cuda import variants_that_a_recording_loads, variants_that_the_dry_run_finds
 
 from mjlab_dist.config import registry
-from mjlab_dist.config.entries import replaced
+from mjlab_dist.config.values import replaced
 from mjlab_dist.env import Env
-from mjlab_dist.sim import kernels, start_warp
+from mjlab_dist.sim import recorder, start_warp
 from mjlab_dist.sim.ordering import Ordering
 from mjlab_dist.sim.warp_engine import WarpEngine
 
-Variants = set[kernels.Variant]
+Variants = set[recorder.Variant]
 
 
 @pytest.fixture
@@ -24,13 +24,13 @@ def collected(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Variants, Variants]
     """For each program that an env records, the variants that the dry run finds and those that the recording loads."""
     start_warp("cpu")
     pairs: list[tuple[Variants, Variants]] = []
-    prepare = kernels.prepare
+    prepare = recorder.prepare
 
     def examine(device: str, program: Callable[[], None]) -> None:
         pairs.append((set(variants_that_the_dry_run_finds(program)), set(variants_that_a_recording_loads(program))))
         prepare(device, program)
 
-    monkeypatch.setattr(kernels, "prepare", examine)
+    monkeypatch.setattr(recorder, "prepare", examine)
     return pairs
 
 

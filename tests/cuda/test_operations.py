@@ -16,7 +16,7 @@ from operations import counted
 
 from mjlab_dist.distributed import Rank
 from mjlab_dist.env import Env
-from mjlab_dist.learn import Runner
+from mjlab_dist.learn.runner import Runner
 
 
 class Count(NamedTuple):

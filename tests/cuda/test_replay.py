@@ -19,7 +19,7 @@ from mjlab_dist.authoring.check.step_replay import Recorder, Recording, ReplayEr
 from mjlab_dist.config import AgentConfig, TrainConfig
 from mjlab_dist.distributed import Rank
 from mjlab_dist.env import Env
-from mjlab_dist.learn import Runner
+from mjlab_dist.learn.runner import Runner
 from mjlab_dist.sim import start_warp
 
 NUM_STEPS = 60

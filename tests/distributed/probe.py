@@ -55,7 +55,7 @@ def _results(rank: Rank, own: RankDevice) -> dict[str, Any]:
 
     from mjlab_dist.distributed.local_sum import LocalSum
     from mjlab_dist.env import Env
-    from mjlab_dist.learn import Runner
+    from mjlab_dist.learn.runner import Runner
 
     sum_ = LocalSum.sum_
 

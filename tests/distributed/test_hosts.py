@@ -31,12 +31,12 @@ from ssh_server import Add, SshServer, host_entry
 from mjlab_dist.config import registry
 from mjlab_dist.distributed import RankDevice
 from mjlab_dist.errors import Exit, PreflightError, UserError
-from mjlab_dist.launch.agent import OWN_DIRECTORY
-from mjlab_dist.launch.agents import waiting_agents
-from mjlab_dist.launch.handshake import SECRET
+from mjlab_dist.launch.channel import SECRET
 from mjlab_dist.launch.hosts.host_checks import check_hosts, choose_hosts
 from mjlab_dist.launch.hosts.ssh import end_on_hosts, is_this_machine, own_address
+from mjlab_dist.launch.preparation import waiting_agents
 from mjlab_dist.launch.supervision import Ended
+from mjlab_dist.launch.torchrunx_agent import OWN_DIRECTORY
 from mjlab_dist.runs.run_dir import METRICS_FILE, PROVENANCE_FILE, RANKS_FILE, find_checkpoint, read_metrics
 
 NODE7, NODE8 = "192.0.2.7", "192.0.2.8"

@@ -14,8 +14,7 @@ from run_files import only_run
 from wandb_files import logged_steps, records_of
 
 from mjlab_dist.errors import Exit
-from mjlab_dist.runs.run_dir import CONFIG_FILE, PROVENANCE_FILE, list_checkpoints, read_metrics
-from mjlab_dist.runs.wandb_run import WANDB_FILE
+from mjlab_dist.runs.run_dir import CONFIG_FILE, PROVENANCE_FILE, WANDB_FILE, list_checkpoints, read_metrics
 
 KEY = "0123456789abcdef" * 2 + "01234567"
 

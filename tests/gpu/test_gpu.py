@@ -27,13 +27,13 @@ from mjlab_dist.config import CheckpointConfig, SimConfig, registry
 from mjlab_dist.distributed import Rank
 from mjlab_dist.env import Env, sizing
 from mjlab_dist.errors import Exit
-from mjlab_dist.learn import Runner
 from mjlab_dist.learn.capture import CapturedCall, CapturedStep, GraphSequence
 from mjlab_dist.learn.checkpoint import CheckpointStore
-from mjlab_dist.learn.distribution import BoundedGaussian
+from mjlab_dist.learn.networks import BoundedGaussian
+from mjlab_dist.learn.runner import Runner
 from mjlab_dist.runs.run_dir import PROVENANCE_FILE, RANKS_FILE, checkpoint_path, find_checkpoint, read_metrics
 from mjlab_dist.sim import Simulation, load_model, start_warp
-from mjlab_dist.sim.recording import why_not_capturable
+from mjlab_dist.sim.recorder import why_not_capturable
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

@@ -13,9 +13,8 @@ from conftest import HANG_S
 
 import mjlab_dist
 from mjlab_dist.sim import start_warp
-from mjlab_dist.simulate.job import Job
-from mjlab_dist.simulate.rank_loop import CLOSE, execute
-from mjlab_dist.simulate.shard import Shard
+from mjlab_dist.simulate.ranks import CLOSE, execute
+from mjlab_dist.simulate.shard import Job, Shard
 
 NUM_ENVS = 256
 

@@ -10,7 +10,7 @@ import subprocess
 import time
 from typing import Any
 
-AGENT = "mjlab_dist.launch.agent"
+AGENT = "mjlab_dist.launch.torchrunx_agent"
 
 LIMIT_S = 5.0
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mjlab_dist.garbage_collection import frozen, no_gc
+from mjlab_dist.imports import frozen, no_gc
 
 
 @pytest.fixture(autouse=True)

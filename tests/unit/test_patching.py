@@ -6,7 +6,7 @@ import types
 
 import pytest
 
-from mjlab_dist.patching import patched
+from mjlab_dist.imports import patched
 
 
 class Base:

@@ -13,8 +13,7 @@ from every_task import config_of
 
 from mjlab_dist.authoring.check.run_checks import check
 from mjlab_dist.config import RewardConfig, SimConfig, registry
-from mjlab_dist.errors import UserError
-from mjlab_dist.places import describe, place_of, with_notes
+from mjlab_dist.errors import UserError, describe, place_of, with_notes
 from mjlab_dist.sim import build_model
 
 CODE = """import mujoco

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mjlab_dist.config import registry
-from mjlab_dist.wording import did_you_mean, nearest, printable
+from mjlab_dist.errors import did_you_mean, nearest, printable
 
 FLAGS = [
     *("--num-envs", "--total-num-envs", "--max-iterations", "--agent.learning-rate", "--agent.gamma", "--video"),

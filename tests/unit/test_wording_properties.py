@@ -8,7 +8,7 @@ from typing import Literal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mjlab_dist.wording import byte_size, did_you_mean, listed, nearest
+from mjlab_dist.errors import byte_size, did_you_mean, listed, nearest
 
 names = st.from_regex(r"[a-z][a-z0-9.-]{0,20}", fullmatch=True)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mjlab_dist.config import SimConfig, TrainConfig
-from mjlab_dist.config.buffers import (
+from mjlab_dist.config.physics import (
     CONTACT_OVERFLOWS,
     MARGIN,
     MIN_SIZE,
@@ -17,12 +17,12 @@ from mjlab_dist.config.buffers import (
     size_for,
     with_sizes,
 )
-from mjlab_dist.config.entries import replaced
+from mjlab_dist.config.values import replaced
 from mjlab_dist.distributed import Rank, RankDevice
+from mjlab_dist.errors import listed
 from mjlab_dist.imports import start_up
 from mjlab_dist.launch.worker import prepare_process
 from mjlab_dist.messages import emit
-from mjlab_dist.wording import listed
 
 if TYPE_CHECKING:
     import mujoco
@@ -172,7 +172,7 @@ def _random(env: Env, std: float) -> Callable[[TensorDict, torch.Tensor], torch.
 
 
 def _policy(env: Env, config: TrainConfig, checkpoint: Path) -> Callable[[TensorDict, torch.Tensor], torch.Tensor]:
-    from mjlab_dist.learn import load_policy
+    from mjlab_dist.learn.networks import load_policy
 
     policy = load_policy(env, config, checkpoint)
 

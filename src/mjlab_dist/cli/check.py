@@ -18,7 +18,7 @@ from mjlab_dist.machine.preflight import require_kernel_cache
 from mjlab_dist.messages import listening
 
 if TYPE_CHECKING:
-    from mjlab_dist.authoring.check.checks import Check
+    from mjlab_dist.authoring.check.task_checks import Check
 
 
 class CheckFlags(RunFlags):

@@ -13,9 +13,8 @@ from rich.table import Table
 from mjlab_dist.cli.console import make_console
 from mjlab_dist.cli.flags import by_flag, parse
 from mjlab_dist.config import CompareConfig
-from mjlab_dist.errors import UserError
-from mjlab_dist.runs.figure_files import check_figure_file
-from mjlab_dist.wording import printable
+from mjlab_dist.errors import UserError, printable
+from mjlab_dist.runs.outputs import check_figure_file
 
 if TYPE_CHECKING:
     from mjlab_dist.runs.compare import Summary
@@ -33,9 +32,15 @@ def main(argv: Sequence[str], prog: str) -> None:
     if not words:
         raise UserError(f"no run is named; type {prog} RUN..., where each RUN is the directory of a run or of a task")
 
-    from mjlab_dist.runs.compare import curve, summarize  # --help does not need NumPy
-    from mjlab_dist.runs.compared_runs import config_differences, find_runs, origin_differences, read_groups
-    from mjlab_dist.runs.comparison_report import write_report
+    from mjlab_dist.runs.compare import (  # --help does not need NumPy
+        config_differences,
+        curve,
+        find_runs,
+        origin_differences,
+        read_groups,
+        summarize,
+        write_report,
+    )
 
     if config.output is not None:
         check_figure_file("--output", config.output, [".png", ".html"])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import shlex
 import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,9 +20,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from mjlab_dist.messages import Event
+from mjlab_dist.errors import RankError, printable
+from mjlab_dist.messages import Event, listening
 from mjlab_dist.runs.run_dir import CHECKPOINTS_DIR
-from mjlab_dist.wording import printable
 
 # Seconds between lines of progress if the output is not a terminal
 LINE_EVERY_S = 5.0
@@ -292,3 +294,22 @@ def _number(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:.1f}" if abs(value) >= 100 else f"{value:.4g}"
+
+
+@contextlib.contextmanager
+def waiting_for_ranks(prog: str) -> Iterator[None]:
+    """Print events on standard error. At a signal, end the ranks, remove temporary files, and exit."""
+    from mjlab_dist.launch.signals import handled_signals  # --help does not need it
+
+    # Handle SIGTERM and SIGHUP like Ctrl-C: end the ranks, remove temporary files, and exit.
+    for signum in handled_signals() - {signal.SIGINT}:
+        signal.signal(signum, lambda signum, _: sys.exit(128 + signum))
+    try:
+        with EventPrinter(make_console(stderr=True, soft_wrap=True)) as printer, listening(printer.listen):
+            yield
+    except KeyboardInterrupt:
+        print("Stopped by Ctrl-C; all processes have ended.", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)
+    except RankError as error:
+        print(f"{error.report}{prog}: {error}", file=sys.stderr)
+        raise

@@ -17,8 +17,8 @@ from rich.text import Text
 from mjlab_dist.cli.console import make_console
 from mjlab_dist.cli.flags import by_flag, parse
 from mjlab_dist.cli.run_flags import general_config
-from mjlab_dist.config.hosts import validate_hosts
-from mjlab_dist.distributed.slurm import named_hosts
+from mjlab_dist.config.checks import validate_hosts
+from mjlab_dist.distributed.rank import named_hosts
 from mjlab_dist.errors import Exit
 
 if TYPE_CHECKING:
@@ -54,8 +54,7 @@ def main(argv: Sequence[str], prog: str) -> None:
     # Other machines
     other: dict[str, list[Finding]] = {}
     if config.hosts:
-        from mjlab_dist.launch.examination import examine_hosts
-        from mjlab_dist.launch.hosts.host_checks import check_hosts, other_hosts
+        from mjlab_dist.launch.hosts.host_checks import check_hosts, examine_hosts, other_hosts
 
         hosts = named_hosts(config.hosts, os.environ)
         run = dataclasses.replace(general_config(), hosts=hosts, ssh_config=config.ssh_config)

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from mjlab_dist.cli.console import make_console
+from mjlab_dist.cli.console import make_console, waiting_for_ranks
 from mjlab_dist.cli.flags import Group, by_flag, known_task, parse, split_task, take_env
 from mjlab_dist.cli.play import chosen_run
-from mjlab_dist.cli.with_ranks import waiting_for_ranks
 from mjlab_dist.config import EvaluateConfig, PlayConfig
 from mjlab_dist.errors import Exit
 
@@ -31,8 +30,7 @@ def main(argv: Sequence[str], prog: str) -> None:
     config = parse(EvaluateConfig(), flags, f"{prog} {task or 'TASK'}")
     task = known_task(task, prog)
 
-    from mjlab_dist.play.evaluate import check, evaluate
-    from mjlab_dist.play.evaluation_plot import check_plot, plot  # --help does not need it
+    from mjlab_dist.play.evaluate import check, check_plot, evaluate, plot  # --help does not need it
 
     check(config)
     if config.plot is not None:

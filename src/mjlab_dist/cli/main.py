@@ -10,12 +10,12 @@ import sys
 from collections.abc import Callable, MutableMapping, Sequence
 
 from mjlab_dist.cli.entry import raise_at_interrupt
+from mjlab_dist.config import registry
 from mjlab_dist.distributed import outside_launcher
-from mjlab_dist.distributed.plan import number_by_bus
-from mjlab_dist.errors import Exit, RankError, UserError
+from mjlab_dist.distributed.rank import number_by_bus
+from mjlab_dist.errors import Exit, RankError, UserError, did_you_mean, listed, printable
 from mjlab_dist.imports import prepare_opengl
-from mjlab_dist.launch.streams import keep_streams_usable
-from mjlab_dist.wording import did_you_mean, listed, printable
+from mjlab_dist.launch.output import keep_streams_usable
 
 # What each command does
 SUMMARIES = {
@@ -130,3 +130,20 @@ def _leave(code: int) -> None:
         gc.freeze()  # otherwise, the shutdown spends a second searching all objects of torch and Warp for cycles
     if code != Exit.DONE:
         sys.exit(code)
+
+
+def main(argv: Sequence[str], prog: str) -> None:
+    """Print every installed task with its summary."""
+    if argv and argv[0] in ("-h", "--help"):
+        print(f"usage: {prog}\n\nPrint the installed tasks, one per line.")
+        return
+    if argv:
+        raise UserError(f"{argv[0]}: {prog} takes no arguments")
+    summaries = registry.task_summaries()
+    if not summaries:
+        raise UserError(
+            f"no task is installed: the entry point group {registry.GROUP} has no entries; install mjlab-dist again"
+        )
+    width = max(map(len, summaries))
+    for name, summary in summaries.items():
+        print(f"{name:<{width}}  {summary}")

@@ -58,7 +58,7 @@ def main(argv: Sequence[str], prog: str) -> None:
         raise UserError(f"--robots-dir {config.robots_dir}: needs a robot to search for; add --robot NAME")
 
     from mjlab_dist.authoring.new_task import create  # --help does not need it
-    from mjlab_dist.authoring.new_task.lookup import find_robot
+    from mjlab_dist.authoring.new_task.loading import find_robot
 
     with EventPrinter(make_console(soft_wrap=True)) as printer, listening(printer.listen):
         directory = None if config.dir is None else Path(config.dir)
@@ -74,7 +74,7 @@ def main(argv: Sequence[str], prog: str) -> None:
 
 def _show(made: NewTask) -> None:
     """Print what was found and guessed, the files, and the commands to run next."""
-    from mjlab_dist.authoring.new_task.summary import first_flags, found, guessed
+    from mjlab_dist.authoring.new_task import first_flags, found, guessed
 
     # The robot
     print(f"Found: {found(made.robot)}.")

@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from mjlab_dist.cli.console import EventPrinter, make_console
 from mjlab_dist.cli.flags import by_flag, parse, split_task
 from mjlab_dist.config import PackConfig
-from mjlab_dist.errors import CheckError, UserError
+from mjlab_dist.errors import CheckError, UserError, byte_size, listed
 from mjlab_dist.imports import import_learner
 from mjlab_dist.messages import listening
-from mjlab_dist.wording import byte_size, listed
 
 
 def main(argv: Sequence[str], prog: str) -> None:

@@ -19,7 +19,7 @@ from mjlab_dist.config.values import with_values
 from mjlab_dist.errors import Exit
 from mjlab_dist.imports import import_learner
 from mjlab_dist.messages import listening
-from mjlab_dist.play.view.choice import choose_viewer
+from mjlab_dist.play.choice import choose_viewer
 
 if TYPE_CHECKING:
     from mjlab_dist.play import PlayResult, Replayed

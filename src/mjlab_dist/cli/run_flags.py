@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
-from mjlab_dist.cli.fields import Field, fields_of
 from mjlab_dist.cli.flags import (
     COMPLETION,
     HELP_FIELDS,
+    Field,
     Group,
     by_flag,
+    fields_of,
     known_task,
     name_of,
     print_completion,
@@ -29,11 +30,9 @@ from mjlab_dist.config import TrainConfig, registry
 from mjlab_dist.config.limits import validate_limits
 from mjlab_dist.config.trust import chosen_places
 from mjlab_dist.config.values import with_values
-from mjlab_dist.errors import UserError
+from mjlab_dist.errors import UserError, did_you_mean
 from mjlab_dist.messages import listening
-from mjlab_dist.runs.resuming import AUTO, check_same_run, find_named_run
-from mjlab_dist.runs.run_dir import find_run_to_resume, read_config_file
-from mjlab_dist.wording import did_you_mean
+from mjlab_dist.runs.run_dir import AUTO, check_same_run, find_named_run, find_run_to_resume, read_config_file
 
 if TYPE_CHECKING:
     from mjlab_dist.cli.console import EventPrinter

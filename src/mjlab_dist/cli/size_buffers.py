@@ -15,12 +15,11 @@ from mjlab_dist.cli.console import EventPrinter, make_console
 from mjlab_dist.cli.run_flags import EVERYDAY, CommandLine, RunFlags, config_of, read_flags
 from mjlab_dist.config import TrainConfig, registry
 from mjlab_dist.config.limits import PositiveInt
-from mjlab_dist.errors import UserError
+from mjlab_dist.errors import UserError, listed
 from mjlab_dist.imports import import_learner
 from mjlab_dist.messages import listening
 from mjlab_dist.runs.run_dir import find_checkpoint, find_run
 from mjlab_dist.runs.run_files import readable
-from mjlab_dist.wording import listed
 
 if TYPE_CHECKING:
     from mjlab_dist.authoring.buffer_sizes import Attempt

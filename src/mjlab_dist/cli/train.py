@@ -20,13 +20,13 @@ from mjlab_dist.errors import (
     TakenOverError,
     UserError,
     exit_code_of,
+    named,
+    with_notes,
 )
 from mjlab_dist.imports import import_learner
 from mjlab_dist.launch.budget import validate_training
 from mjlab_dist.messages import Event, listening
-from mjlab_dist.places import named, with_notes
-from mjlab_dist.runs.resuming import AUTO, is_complete
-from mjlab_dist.runs.run_dir import to_yaml
+from mjlab_dist.runs.run_dir import AUTO, is_complete, to_yaml
 
 # Flags on the short page of help
 ON_SHORT_PAGE = (

@@ -13,16 +13,15 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from mjlab_dist.cli.console import make_console
+from mjlab_dist.cli.console import make_console, waiting_for_ranks
 from mjlab_dist.cli.run_flags import EVERYDAY, RunFlags, config_of, read_flags
-from mjlab_dist.cli.with_ranks import waiting_for_ranks
 from mjlab_dist.config.limits import PositiveInt
 from mjlab_dist.errors import Exit, UserError
-from mjlab_dist.runs.figure_files import check_figure_file
+from mjlab_dist.runs.outputs import check_figure_file
 
 if TYPE_CHECKING:
     from mjlab_dist.distributed.rank_info import RankInfo
-    from mjlab_dist.launch.verify.judge import Check
+    from mjlab_dist.launch.verify.evidence import Check
     from mjlab_dist.launch.verify.speeds import Mode, Row, Speeds
 
 # Number of iterations if --max-iterations is not given. With --until-return, the task's own number is used instead.
@@ -58,7 +57,7 @@ def main(argv: Sequence[str], prog: str) -> None:
     length = {} if own.until_return is not None else {"max_iterations": ITERATIONS}
     config = config_of(line, total_timesteps=None, **length)
 
-    from mjlab_dist.launch.verify.plot import plot  # --help needs none of it
+    from mjlab_dist.launch.verify.speeds import plot  # --help needs none of it
     from mjlab_dist.launch.verify.verification import verify
 
     if file is not None:

@@ -12,8 +12,7 @@ from mjlab_dist.cli.flags import by_flag, parse, split_task
 from mjlab_dist.config import WatchConfig
 from mjlab_dist.config.limits import validate_limits
 from mjlab_dist.errors import Exit, UserError
-from mjlab_dist.imports import import_learner
-from mjlab_dist.machine.packages import require_extra
+from mjlab_dist.imports import import_learner, require_extra
 from mjlab_dist.messages import listening
 from mjlab_dist.runs.run_dir import find_any_run, read_config_file
 

@@ -1,8 +1,7 @@
 """Configs of tasks, agents and runs: frozen dataclasses. Imports the standard library only."""
 
 from mjlab_dist.config.agent import AgentConfig, RndConfig, SymmetryConfig
-from mjlab_dist.config.options import OptionsConfig
-from mjlab_dist.config.references import lazy_modules
+from mjlab_dist.config.physics import ContactConfig, DistanceConfig, OptionsConfig
 from mjlab_dist.config.run import (
     CheckpointConfig,
     CompareConfig,
@@ -14,7 +13,6 @@ from mjlab_dist.config.run import (
     TrainConfig,
     WatchConfig,
 )
-from mjlab_dist.config.sensors import ContactConfig, DistanceConfig
 from mjlab_dist.config.task import (
     ActionConfig,
     ActuatorConfig,
@@ -34,7 +32,7 @@ from mjlab_dist.config.task import (
     TerrainConfig,
     TerrainPartConfig,
 )
-from mjlab_dist.config.terms import action, event, metric, observation, reward, term, termination
+from mjlab_dist.config.terms import action, event, lazy_modules, metric, observation, reward, term, termination
 
 __all__ = [
     "ActionConfig",

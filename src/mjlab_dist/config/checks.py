@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from mjlab_dist.config.agent import AgentConfig
-from mjlab_dist.config.entries import entry
-from mjlab_dist.config.fsdp import validate_fsdp
-from mjlab_dist.config.hosts import validate_hosts
 from mjlab_dist.config.limits import validate_limits
-from mjlab_dist.config.loggers import validate_loggers
-from mjlab_dist.config.run import COMPRESSIONS, SyncConfig, TrainConfig
+from mjlab_dist.config.run import COMPRESSIONS, SyncConfig, TrainConfig, validate_loggers
 from mjlab_dist.config.serialization import FieldError, as_tuples, from_plain, paths, to_plain
 from mjlab_dist.config.signatures import PARAMETERS, check_model_params, parameters_of
 from mjlab_dist.config.task import EnvConfig, TerrainConfig, TerrainPartConfig
-from mjlab_dist.errors import UserError
-from mjlab_dist.wording import listed
+from mjlab_dist.config.values import entry
+from mjlab_dist.errors import UserError, listed
+
+# Matches a name, an IPv4 address, or an IPv6 address in brackets; a number of ranks may follow
+HOST = re.compile(r"(?:(?P<name>\w[\w.-]*)|\[(?P<address>[\w.:]+)\])(?::(?P<num_ranks>\d{1,6}))?")
 
 # Maximum number of points of a terrain's height field
 _MAX_POINTS = 4e7
@@ -271,4 +271,103 @@ def _validate_part(terrain: TerrainConfig, flag: str, part: TerrainPartConfig) -
         raise UserError(
             f"{flag}.width-m {part.width_m[0]} {part.width_m[1]}: must be between {least:g} (twice "
             f"--env.sim.terrain.resolution-m) and {most:g} (the distance from a platform to the edge of its tile)"
+        )
+
+
+def validate_fsdp(config: TrainConfig) -> None:
+    """Raise if parameters are to be split, and another field excludes this."""
+    sync = config.sync
+    period, own = f"--sync.period {sync.period}", f"--sync.synchronizer {sync.synchronizer}"
+    gathers = "FSDP2 gathers parameters from other ranks in every control step, which a CUDA graph cannot contain"
+    for excluded, other, reason in (
+        (sync.period > 1, period, "ranks that share parameters cannot train separately"),
+        (sync.synchronizer is not None, own, "FSDP2 itself averages sharded gradients"),
+        (config.env.sim.capture == "step", "--env.sim.capture step", gathers),
+    ):
+        if excluded and config.fsdp_devices > 1:
+            raise UserError(
+                f"--fsdp-devices {config.fsdp_devices}: cannot be combined with {other}, because {reason}; drop one of "
+                "the two"
+            )
+
+
+def validate_shards(config: TrainConfig, world_size: int) -> None:
+    """Raise if the ranks cannot form groups that share parameters."""
+    if world_size % config.fsdp_devices:
+        divisors = [n for n in range(1, world_size + 1) if world_size % n == 0]
+        ranks = "1 rank" if world_size == 1 else f"{world_size} ranks"
+        raise UserError(
+            f"--fsdp-devices {config.fsdp_devices}: does not divide the run's {ranks}; use {listed(divisors, 'or')}"
+        )
+
+
+class HostEntry(NamedTuple):
+    """An entry of ``--hosts``."""
+
+    # Name or address, without brackets
+    name: str
+    # Number of ranks; None for one per device
+    num_ranks: int | None
+
+
+def parse_host(entry: str) -> HostEntry:
+    """Read an entry of ``--hosts``, such as ``node7``, ``node7:4`` or ``[fd00::7]:4``.
+
+    Args:
+        entry: An entry that has passed :func:`validate_hosts`.
+    """
+    found = _read_host(entry)
+    assert found is not None
+    return found
+
+
+def _read_host(entry: str) -> HostEntry | None:
+    if _is_ipv6(entry):
+        return HostEntry(entry, None)
+    match = HOST.fullmatch(entry)
+    if match is None or (match["address"] and not _is_ipv6(match["address"])):
+        return None
+    return HostEntry(match["name"] or match["address"], None if match["num_ranks"] is None else int(match["num_ranks"]))
+
+
+def _is_ipv6(text: str) -> bool:
+    try:
+        ipaddress.IPv6Address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def validate_hosts(entries: tuple[str, ...], min_hosts: int | None, max_restarts: int) -> None:
+    """Raise if ``--hosts`` or ``--min-hosts`` is wrong. The hosts' devices are checked elsewhere.
+
+    Args:
+        entries: The value of ``--hosts``.
+        min_hosts: The value of ``--min-hosts``.
+        max_restarts: The value of ``--max-restarts``.
+    """
+    shown = " ".join(entries)
+    # Each entry by itself
+    for host in entries:
+        if _read_host(host) is None:
+            raise UserError(
+                f"--hosts {shown}: {host!r} is not a host; give a name or an address, and optionally a number of "
+                "ranks (node7, node7:4, [fd00::7]:4); separate hosts by spaces, and set users and ports in SSH's "
+                "config file"
+            )
+        if parse_host(host).num_ranks == 0:
+            raise UserError(f"--hosts {shown}: {host} has no ranks; drop the host, or give it 1 or more")
+    # Repetitions
+    names = [parse_host(entry).name for entry in entries]
+    repeated = [name for name in names if names.count(name) > 1]
+    if repeated:
+        raise UserError(f"--hosts {shown}: {repeated[0]} is repeated; name each host once")
+    # A flag that needs several machines
+    if min_hosts is None:
+        return
+    if not entries:
+        raise UserError(f"--min-hosts {min_hosts}: has no effect on one machine; add --hosts")
+    if max_restarts == 0:
+        raise UserError(
+            f"--min-hosts {min_hosts}: has no effect without restarts; add --max-restarts, such as --max-restarts 10"
         )

@@ -10,7 +10,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-from mjlab_dist.config.type_words import is_union
+from mjlab_dist.config.serialization import is_union
 from mjlab_dist.errors import UserError
 
 

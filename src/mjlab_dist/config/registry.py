@@ -14,9 +14,7 @@ from collections.abc import Callable
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
 
 from mjlab_dist.config import TrainConfig
-from mjlab_dist.errors import UserError
-from mjlab_dist.places import describe
-from mjlab_dist.wording import did_you_mean
+from mjlab_dist.errors import UserError, describe, did_you_mean
 
 GROUP = "mjlab_dist.tasks"
 

@@ -5,6 +5,8 @@ The docstrings of the fields are also the help texts of the flags.
 
 from __future__ import annotations
 
+import typing
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -19,8 +21,36 @@ from mjlab_dist.config.limits import (
     PositiveInt,
     Seed,
 )
-from mjlab_dist.config.loggers import LOGGERS
 from mjlab_dist.config.task import EnvConfig
+from mjlab_dist.errors import UserError, did_you_mean, listed
+
+# Name of a logger that is part of this package
+LoggerName = Literal["tensorboard", "wandb", "trackio"]
+
+# Type of the config's field logger
+LOGGERS = tuple[LoggerName | str, ...]
+
+# All names of LoggerName
+BUILT_IN: tuple[LoggerName, ...] = typing.get_args(LoggerName)
+
+
+def validate_loggers(names: Sequence[str], *, checkpoints: bool) -> None:
+    """Raise if the name of a logger is unknown or repeated. The user's own classes are not imported.
+
+    Args:
+        names: Value of ``--logger``.
+        checkpoints: Value of ``--checkpoint.wandb``, which needs the logger wandb.
+    """
+    for name in names:
+        if name not in BUILT_IN and ":" not in name:
+            use = f"use {listed(BUILT_IN, 'or')}, or package.module:Class; separate several loggers by spaces"
+            fix = use if "," in name else did_you_mean(name, BUILT_IN, use)
+            raise UserError(f"--logger {name}: is not a logger; {fix}")
+        if names.count(name) > 1:
+            raise UserError(f"--logger {' '.join(names)}: {name} is repeated; name each logger once")
+    if checkpoints and "wandb" not in names:
+        raise UserError("--checkpoint.wandb: needs the logger wandb, which uploads the checkpoints; add --logger wandb")
+
 
 COMPRESSIONS = ("none", "bf16", "fp16")
 """Number formats in which ranks can exchange gradients."""

@@ -16,9 +16,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mjlab_dist.config.references import resolve
-from mjlab_dist.errors import UserError
-from mjlab_dist.wording import did_you_mean, listed
+from mjlab_dist.config.terms import resolve
+from mjlab_dist.errors import UserError, did_you_mean, listed
 
 # Value of Parameter.default if a parameter has no default
 REQUIRED = inspect.Parameter.empty

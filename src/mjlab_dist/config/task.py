@@ -22,8 +22,7 @@ from mjlab_dist.config.limits import (
     PositiveInt,
     Range,
 )
-from mjlab_dist.config.options import OptionsConfig
-from mjlab_dist.config.sensors import ContactConfig, DistanceConfig
+from mjlab_dist.config.physics import ContactConfig, DistanceConfig, OptionsConfig
 
 Scalar = bool | int | str | float
 

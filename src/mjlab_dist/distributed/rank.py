@@ -2,11 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+import random
+import re
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
-from mjlab_dist.distributed.slurm import STEP_HOSTS, slurm_hosts
+from mjlab_dist.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+
+    from mjlab_dist.runs.lease import Lease
+
+# Variable that sets the order in which CUDA numbers GPUs, and its value for the order that NVML and nvidia-smi use
+ORDER, BY_BUS = "CUDA_DEVICE_ORDER", "PCI_BUS_ID"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankDevice:
+    """The device of one rank."""
+
+    # Name of the device for PyTorch and Warp in the rank's process, cpu or cuda:<index>
+    device: str
+    # CUDA_VISIBLE_DEVICES of the rank's process, with this device only; None leaves the variable unchanged
+    visible: str | None = None
+    # Index in the list of the machine's GPUs; None if unknown, or on the CPU
+    gpu_id: int | None = None
+    # Name to display
+    name: str
+    # Number of PyTorch's threads
+    torch_threads: int
+    # Process group backend that the device supports. NCCL rejects CPUs and two ranks on a GPU; gloo accepts both.
+    backend: Literal["gloo", "nccl"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankPlan:
+    """Everything that a rank needs in addition to the config."""
+
+    device: RankDevice
+    # Number of envs; None if ranks first measure how many fit in memory
+    num_envs: int | None
+    # The run directory; rank 0 writes there
+    run_dir: Path
+    # Lease that reserves the run for this launch. Rank 0 checks the lease before each write. None if no other launch
+    # can use the run.
+    lease: Lease | None = None
+
+
+def number_by_bus(environ: MutableMapping[str, str]) -> None:
+    """Make CUDA order GPUs by PCI bus, unless the user chose an order. Has no effect after CUDA has started.
+
+    By default, CUDA puts the fastest GPU first. On a machine with different GPUs, CUDA's GPU 1 may therefore differ
+    from GPU 1 of nvidia-smi.
+    """
+    environ.setdefault(ORDER, BY_BUS)
+
+
+def is_numbered_by_bus(environ: Mapping[str, str]) -> bool:
+    """Return whether CUDA and NVML use the same indices after :func:`number_by_bus` was called."""
+    return environ.get(ORDER, BY_BUS) == BY_BUS
+
 
 LOOPBACK = "127.0.0.1"
 
@@ -99,3 +158,101 @@ def in_words(ranks: Sequence[int]) -> str:
             runs.append([rank])
     shown = ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
     return f"rank{'s' if len(ranks) > 1 else ''} {shown}"
+
+
+# Variable with the hosts of a job
+JOB_HOSTS = "SLURM_JOB_NODELIST"
+
+# Variable with the hosts of a step. One call of srun starts one step.
+STEP_HOSTS = "SLURM_STEP_NODELIST"
+
+# Matches one entry of a host list, such as `node[01-03,7]`. Commas inside brackets do not separate entries.
+_PART = re.compile(r"(?:[^,\[\]]|\[[^\[\]]+\])+")
+
+
+# Value of --hosts that stands for the hosts of the SLURM job
+SLURM = "slurm"
+
+
+def slurm_hosts(environ: Mapping[str, str], variable: str) -> tuple[str, ...]:
+    """Return the hosts that a variable of SLURM lists, in the same order.
+
+    ``scontrol show hostnames`` prints the same list, but containers often lack this program.
+    """
+    text = environ[variable]
+    parts = _PART.findall(text)
+    if not parts or ",".join(parts) != text:
+        raise UserError(f"{variable} {text}: is not a list of hosts in SLURM's format, such as node[01-03,7]; unset it")
+    try:
+        return tuple(host for part in parts for host in _expand(part))
+    except ValueError as error:
+        raise UserError(f"{variable} {text}: is not a list of hosts in SLURM's format ({error}); unset it") from error
+
+
+def named_hosts(hosts: tuple[str, ...], environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the value of ``--hosts`` with ``slurm`` replaced by the hosts of this job."""
+    if hosts != (SLURM,):
+        return hosts
+    if JOB_HOSTS not in environ:
+        raise UserError(
+            f"--hosts {SLURM}: {JOB_HOSTS} is not set, so this is not a SLURM job; start the command with sbatch, "
+            "or name the machines"
+        )
+    return slurm_hosts(environ, JOB_HOSTS)
+
+
+def _expand(part: str) -> Iterator[str]:
+    """Yield the hosts of one entry. For example, ``n[1-2]m[3,4]`` yields n1m3, n1m4, n2m3, n2m4."""
+    pieces = re.split(r"\[([^\[\]]+)\]", part)  # text, content of brackets, text, ...
+    choices = [list(_numbers(piece)) if i % 2 else [piece] for i, piece in enumerate(pieces)]
+    for chosen in itertools.product(*choices):
+        yield "".join(chosen)
+
+
+def _numbers(text: str) -> Iterator[str]:
+    """Yield the numbers of a list such as ``01-03,7``: 01, 02, 03, 7.
+
+    The numbers of a range have at least as many digits as its lower bound.
+    """
+    for piece in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", piece)
+        if match is None or int(match[2] or match[1]) < int(match[1]):
+            raise ValueError(f"{piece!r} is not a range of numbers")
+        for number in range(int(match[1]), int(match[2] or match[1]) + 1):
+            yield f"{number:0{len(match[1])}d}"
+
+
+# Difference between the seeds of runs resumed at two consecutive iterations.
+#
+# It is larger than any number of ranks, so that no rank of one run has the seed of a rank of the other.
+RESUME_STRIDE = 1_000_003
+
+
+def seed_generators(seed: int, rank: int = 0, resumed_iteration: int = 0) -> None:
+    """Seed the generators of Python, NumPy and torch, on every device.
+
+    ``rank`` is the global rank: with the local rank, ranks of different machines would draw the same numbers. If a run
+    resumes without its saved random state, ``resumed_iteration`` keeps it from repeating the numbers of its start.
+    """
+    import numpy as np
+    import torch
+
+    own = seed + rank + RESUME_STRIDE * resumed_iteration
+    random.seed(own)
+    np.random.seed(own % 2**32)
+    torch.manual_seed(own)
+
+
+def check_generator(name: str, state: torch.Tensor, device: str) -> None:
+    """Raise if a tensor is not the state of a generator of torch."""
+    import torch
+
+    try:
+        torch.Generator(device).set_state(state)
+        if device == "cpu":
+            # Torch does not compare the two, and would read beyond the 624 numbers of the Mersenne twister.
+            num_left, position = state[8:12].view(torch.int32).item(), state[16:20].view(torch.int32).item()
+            if num_left + position > 625:
+                raise RuntimeError(f"{num_left} numbers are left at position {position} of 624")
+    except (RuntimeError, TypeError) as error:
+        raise UserError(f"{name} is not the state of a random generator ({error}); it is damaged") from error

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 
 from mjlab_dist.config import SyncConfig
-from mjlab_dist.config.references import resolve
+from mjlab_dist.config.terms import resolve
 from mjlab_dist.distributed.group import sum_over_ranks, world_size
 from mjlab_dist.errors import UserError
 

@@ -25,14 +25,12 @@ from mjlab_dist.config import (
     RewardConfig,
     TermConfig,
 )
-from mjlab_dist.config.references import resolve
-from mjlab_dist.config.serialization import as_tuples
-from mjlab_dist.config.type_words import in_words
-from mjlab_dist.env.action import ActionBlock
+from mjlab_dist.config.serialization import as_tuples, in_words
+from mjlab_dist.config.terms import resolve
+from mjlab_dist.env.actions import ActionBlock
 from mjlab_dist.env.observation_group import ObservationGroup
-from mjlab_dist.env.term import Curriculum, OutsideOfGraphs, Term, is_capturable
-from mjlab_dist.errors import UserError
-from mjlab_dist.places import describe, place_of
+from mjlab_dist.env.term import Command, Curriculum, OutsideOfGraphs, Term, is_capturable
+from mjlab_dist.errors import UserError, describe, place_of
 
 if TYPE_CHECKING:
     from mjlab_dist.env.env import Env
@@ -254,3 +252,42 @@ class _Names(dict[str, Any]):
 
     def __missing__(self, name: str) -> Any:
         return object
+
+
+class CommandGroup:
+    """All commands of a task.
+
+    Attributes:
+        by_name: The commands by name, in config order.
+    """
+
+    def __init__(self, env: Env, configs: dict[str, TermConfig], binder: Binder) -> None:
+        self.by_name: dict[str, Command] = binder.make_classes("commands", configs, Command)
+        commands = self.by_name.values()
+        self._resets = [binder.outside_of_graphs(command.reset) for command in commands]
+        self._resamples = [binder.outside_of_graphs(command.resample) for command in commands]
+        self._follows = [binder.outside_of_graphs(command.follow) for command in commands]
+        cleared = [tensor for command in commands for tensor in command.cleared()]
+        self._clear = env.sim.record_clearing(cleared) if cleared else None
+
+    def find(self, name: str) -> Command:
+        """Return a command."""
+        return look_up("command", name, self.by_name)
+
+    def resample(self, env: Env, mask: torch.Tensor) -> None:
+        """Advance the clocks by one step. Draw new commands in envs whose time is up or whose episode starts.
+
+        Args:
+            mask: Envs in which an episode starts, (num_envs,) of bool.
+        """
+        for reset in self._resets:
+            reset(mask)
+        if self._clear is not None:
+            self._clear()
+        for resample in self._resamples:
+            resample(env)
+
+    def follow(self, env: Env) -> None:
+        """Adjust the values to the current state."""
+        for follow in self._follows:
+            follow(env)

@@ -17,13 +17,11 @@ from mjlab_dist.config import EnvConfig
 from mjlab_dist.config.checks import episode_steps
 from mjlab_dist.env import kernels
 from mjlab_dist.env.actions import Actions
-from mjlab_dist.env.base import Base
-from mjlab_dist.env.binding import Binder, look_up
-from mjlab_dist.env.command_group import CommandGroup
+from mjlab_dist.env.binding import Binder, CommandGroup, look_up
 from mjlab_dist.env.episodes import Episodes, EpisodeTotals, NotFinite
 from mjlab_dist.env.events import Events
-from mjlab_dist.env.finding import Finder
-from mjlab_dist.env.joints import all_joints
+from mjlab_dist.env.finding import Finder, all_joints
+from mjlab_dist.env.frames import Base
 from mjlab_dist.env.parameters import Parameters
 from mjlab_dist.env.randomization import Randomizations, changed_fields
 from mjlab_dist.env.term import Command, Curriculum, LazySensor, Sensor, Term, state_part

@@ -10,8 +10,7 @@ import torch
 from mjlab_dist.config import EnvConfig, ObservationConfig, ParamValue, RandomizationConfig
 from mjlab_dist.env.binding import import_term, naming
 from mjlab_dist.env.term import Curriculum, state_part
-from mjlab_dist.errors import UserError
-from mjlab_dist.wording import did_you_mean, listed
+from mjlab_dist.errors import UserError, did_you_mean, listed
 
 _KINDS = ("actions", "commands", "events", "metrics", "randomizations", "rewards", "sensors", "terminations")
 

@@ -14,9 +14,8 @@ from mjlab_dist.config import EnvConfig, RandomizationConfig
 from mjlab_dist.env.columns import log, normal, uniform, write_rows
 from mjlab_dist.errors import UserError
 from mjlab_dist.sim import Simulation
-from mjlab_dist.sim.entities import element_names
 from mjlab_dist.sim.model_fields import MOVING_STATIC
-from mjlab_dist.sim.names import check_entity, find_names
+from mjlab_dist.sim.names import check_entity, element_names, find_names
 
 if TYPE_CHECKING:
     from mjlab_dist.env.parameters import Parameters

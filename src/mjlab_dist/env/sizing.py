@@ -11,9 +11,8 @@ import torch
 
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.env.env import Env
-from mjlab_dist.errors import UserError
+from mjlab_dist.errors import UserError, byte_size
 from mjlab_dist.machine.memory import free_cpu_bytes, learner_bytes
-from mjlab_dist.wording import byte_size
 
 # Maximum for auto. More envs make batches larger, and few tasks learn faster with larger batches.
 MAX_NUM_ENVS = 16384

@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mjlab_dist.config import AgentConfig, TrainConfig
-from mjlab_dist.config.checks import validate
-from mjlab_dist.config.fsdp import validate_shards
-from mjlab_dist.errors import UserError
-from mjlab_dist.wording import listed
+from mjlab_dist.config.checks import validate, validate_shards
+from mjlab_dist.errors import UserError, listed
 
 
 @dataclass(frozen=True, kw_only=True)

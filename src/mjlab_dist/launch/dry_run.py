@@ -8,18 +8,15 @@ from dataclasses import dataclass
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.config.task import EngineName
 from mjlab_dist.distributed import Rank, RankDevice, outside_launcher
-from mjlab_dist.distributed.plan import number_by_bus
-from mjlab_dist.errors import UserError
+from mjlab_dist.distributed.rank import number_by_bus
+from mjlab_dist.errors import UserError, byte_size, listed
 from mjlab_dist.imports import start_up
 from mjlab_dist.launch.budget import Budget, budget_of
 from mjlab_dist.launch.hosts.ssh import Host
 from mjlab_dist.launch.plan import RunPlan, check_config, notes, plan_run
 from mjlab_dist.launch.worker import prepare_process
 from mjlab_dist.machine.devices import find_gpus
-from mjlab_dist.runs import video_schedule
-from mjlab_dist.runs.rank_logs import log_dir
-from mjlab_dist.runs.run_dir import list_checkpoints, next_run_dir
-from mjlab_dist.wording import byte_size, listed
+from mjlab_dist.runs.run_dir import list_checkpoints, log_dir, next_run_dir
 
 # Names of loggers in the table
 TITLES = {"tensorboard": "TensorBoard", "wandb": "Weights & Biases"}
@@ -78,6 +75,7 @@ def describe(config: TrainConfig, run: DryRun) -> list[tuple[str, str]]:
     needed = budget.num_envs * run.env_bytes
     kept = f"the newest {config.checkpoint.keep_last}" if config.checkpoint.keep_last else "all"
     unit = "" if isinstance(config.checkpoint.interval, str) else " iterations"
+    videos = f"{config.video_length:g} s, every {config.video_interval} iterations"
     logs = log_dir(config, plan.run_dir, os.environ)
     # Fill the table
     rows = [
@@ -94,7 +92,7 @@ def describe(config: TrainConfig, run: DryRun) -> list[tuple[str, str]]:
         ("Run", f"{plan.run_dir} ({'new' if plan.is_new else 'resumed'})"),
         ("Checkpoints", f"every {config.checkpoint.interval}{unit}; keeps {kept}"),
         ("Curves", listed(["metrics.jsonl", *(TITLES.get(name, name) for name in config.logger)])),
-        ("Videos", "none" if config.video_interval is None else video_schedule.describe(config)),
+        ("Videos", "none" if config.video_interval is None else videos),
         ("Rank logs", "none" if logs is None or plan.num_ranks == 1 else str(logs)),
     ]
     # Add notes

@@ -9,24 +9,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mjlab_dist.config import TrainConfig
-from mjlab_dist.config.checks import episode_steps
-from mjlab_dist.config.entries import replaced
-from mjlab_dist.config.hosts import HostEntry, parse_host
+from mjlab_dist.config.checks import HostEntry, episode_steps, parse_host, parse_interval
+from mjlab_dist.config.values import replaced
 from mjlab_dist.distributed import RankDevice, RankPlan, outside_launcher
-from mjlab_dist.distributed.slurm import named_hosts
-from mjlab_dist.errors import UserError
+from mjlab_dist.distributed.rank import named_hosts
+from mjlab_dist.errors import UserError, listed
 from mjlab_dist.launch.budget import Budget, plan_budget, validate_training
 from mjlab_dist.launch.hosts.host_checks import choose_hosts
 from mjlab_dist.launch.hosts.ssh import Host
-from mjlab_dist.learn.loggers.base import check_loggers
+from mjlab_dist.learn.loggers import check_loggers
 from mjlab_dist.machine.devices import Gpu, plan_devices, shared_cores
 from mjlab_dist.machine.memory import check_memory
 from mjlab_dist.machine.preflight import check_machine
 from mjlab_dist.messages import emit
-from mjlab_dist.runs import video_schedule
 from mjlab_dist.runs.lease import Lease
-from mjlab_dist.runs.resuming import AUTO
 from mjlab_dist.runs.run_dir import (
+    AUTO,
     CONFIG_FILE,
     METRICS_FILE,
     find_run_to_resume,
@@ -36,7 +34,6 @@ from mjlab_dist.runs.run_dir import (
 )
 from mjlab_dist.runs.run_files import has_file, problem_of, readable, refuse_links, run_of
 from mjlab_dist.sim.engine_choice import choose_engine
-from mjlab_dist.wording import listed
 
 # Assumed maximum length of a physics step, in s. An episode must not be shorter than one control step. Most configs
 # pass this check if their physics steps are assumed to have this length. Only for other configs, the model is built to
@@ -205,7 +202,7 @@ def notes(config: TrainConfig, devices: Sequence[RankDevice], budget: Budget | N
         elif (config.num_envs != "auto" or config.total_num_envs is not None) and budget.num_envs < FEW_ON_GPU:
             envs = "as the config says, few for a GPU; --num-envs changes the number"
         envs = envs and f"Envs per rank: {budget.num_envs}, {envs}."
-    return [note for note in (envs, budget and budget.note, video_schedule.note(config)) if note]
+    return [note for note in (envs, budget and budget.note, video_note(config)) if note]
 
 
 def _on_gpus(devices: Sequence[RankDevice]) -> bool:
@@ -298,3 +295,17 @@ def _check_init_from(config: TrainConfig, file: str) -> None:
             f"--init-from {file}: is of the task {trained.task}, whose policy observes {listed(theirs)}; {config.task} "
             f"needs a policy that observes {listed(ours)}"
         )
+
+
+def video_note(config: TrainConfig) -> str | None:
+    """Return a line for the user if videos may show iterations between multiples of the interval; None otherwise."""
+    interval = config.video_interval
+    iterations, seconds = parse_interval(config.checkpoint.interval)
+    if interval is None or (iterations is not None and interval % iterations == 0):
+        return None
+    unit = f"{iterations} iterations" if seconds is None else f"{seconds:g} s"
+    return (
+        f"Videos show checkpoints, which are written every {unit}. Each video shows the first checkpoint at or after a "
+        f"multiple of {interval} iterations (--video-interval {interval}, --checkpoint.interval "
+        f"{config.checkpoint.interval})."
+    )

@@ -21,14 +21,13 @@ from mjlab_dist.config import TrainConfig
 from mjlab_dist.config.serialization import to_plain
 from mjlab_dist.distributed import RankPlan, rank_from_environment
 from mjlab_dist.distributed.heartbeat import Control, Watchdog
-from mjlab_dist.errors import Exit, HangError, LostRankError, NonFiniteError, exit_code_of
+from mjlab_dist.errors import Exit, HangError, LostRankError, NonFiniteError, exit_code_of, with_notes
 from mjlab_dist.imports import import_learner
 from mjlab_dist.launch.channel import Channel, Request
-from mjlab_dist.launch.rank_output import redirect_output
+from mjlab_dist.launch.output import redirect_output
 from mjlab_dist.launch.worker import Entry
 from mjlab_dist.machine.processes import die_with_parent
 from mjlab_dist.messages import Event, emit, listening
-from mjlab_dist.places import with_notes
 from mjlab_dist.runs.run_dir import ERRORS_DIR
 
 # Levels at which a rank logs events for the user

@@ -16,15 +16,15 @@ from mjlab_dist.config import TrainConfig
 from mjlab_dist.distributed.heartbeat import Control
 from mjlab_dist.errors import RankError
 from mjlab_dist.imports import start_up
+from mjlab_dist.launch.output import LogFiles
 from mjlab_dist.launch.plan import RunPlan
 from mjlab_dist.launch.preparation import end_processes, prepared, remote_timeout_s
 from mjlab_dist.launch.rank_entry import run_or_die
-from mjlab_dist.launch.rank_output import LogFiles
 from mjlab_dist.launch.supervision import Ranks
 from mjlab_dist.launch.worker import Entry
 from mjlab_dist.machine.preflight import require_connections
 from mjlab_dist.messages import Listener
-from mjlab_dist.runs.rank_logs import log_dir
+from mjlab_dist.runs.run_dir import log_dir
 
 T = TypeVar("T")
 

@@ -20,11 +20,11 @@ from mjlab_dist.errors import (
     RankError,
     TakenOverError,
     UserError,
+    listed,
+    named,
 )
 from mjlab_dist.launch.channel import SETTLED_S, Channels
 from mjlab_dist.messages import Event, Listener
-from mjlab_dist.places import named
-from mjlab_dist.wording import listed
 
 # Interval between checks of the processes, in seconds
 POLL_S = 0.2

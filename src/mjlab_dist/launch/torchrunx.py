@@ -42,12 +42,11 @@ import torchrunx.agent
 import torchrunx.launcher
 from torchrunx.utils.comm import LauncherAgentGroup
 
-from mjlab_dist.errors import UserError
-from mjlab_dist.launch.agent import Messages
-from mjlab_dist.launch.agents import Agent
+from mjlab_dist.errors import UserError, listed
 from mjlab_dist.launch.channel import SETTLED_S
+from mjlab_dist.launch.preparation import Agent
 from mjlab_dist.launch.supervision import AgentLostError, RankLostError
-from mjlab_dist.wording import listed
+from mjlab_dist.launch.torchrunx_agent import Messages
 
 # Release whose modules have the names that are replaced here
 RELEASE = "0.4"

@@ -15,22 +15,20 @@ from pathlib import Path
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.distributed import RankPlan, outside_launcher, rank_from_environment
 from mjlab_dist.distributed.heartbeat import Control
-from mjlab_dist.distributed.plan import RankDevice, number_by_bus
+from mjlab_dist.distributed.rank import RankDevice, number_by_bus
 from mjlab_dist.distributed.rank_info import exchange
 from mjlab_dist.errors import UserError
 from mjlab_dist.imports import import_learner, start_up
 from mjlab_dist.launch import worker
 from mjlab_dist.launch.plan import check_config, find_resumed, notes, plan_envs, plan_run
 from mjlab_dist.launch.restarts import run_with_restarts
-from mjlab_dist.launch.worker import RunResult
-from mjlab_dist.learner import free_earlier_run
+from mjlab_dist.launch.worker import RunResult, free_earlier_run
 from mjlab_dist.machine.devices import find_gpus, in_this_process, plan_own_device
 from mjlab_dist.machine.preflight import require_kernel_cache
 from mjlab_dist.messages import Event, Listener, emit, listening
 from mjlab_dist.runs.lease import Lease, leased
 from mjlab_dist.runs.provenance import write_origin
-from mjlab_dist.runs.resuming import AUTO, find_named_run
-from mjlab_dist.runs.run_dir import CHECKPOINTS_DIR, create_run_dir
+from mjlab_dist.runs.run_dir import AUTO, CHECKPOINTS_DIR, create_run_dir, find_named_run
 from mjlab_dist.runs.run_files import explaining
 
 # Held while this process trains. A process can train only one run at a time, because it has only one set of recorded

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import os
 import socket
+import sys
+import traceback
 from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from mjlab_dist.config import TrainConfig
+from mjlab_dist.config.physics import with_sizes
 from mjlab_dist.distributed import Rank, RankDevice, RankPlan, rank_from_environment
 from mjlab_dist.distributed.heartbeat import Control
-from mjlab_dist.distributed.plan import number_by_bus
-from mjlab_dist.distributed.rank import LOOPBACK
+from mjlab_dist.distributed.rank import LOOPBACK, number_by_bus, seed_generators
 from mjlab_dist.distributed.rank_info import (
     DeviceInfo,
     RankInfo,
@@ -28,11 +31,9 @@ from mjlab_dist.distributed.rank_info import (
     exchange,
     require_same,
 )
-from mjlab_dist.distributed.seeding import seed_generators
-from mjlab_dist.errors import UserError
+from mjlab_dist.errors import BufferOverflowError, UserError
 from mjlab_dist.imports import start_up
 from mjlab_dist.launch.budget import budget_of
-from mjlab_dist.learner import Learner
 from mjlab_dist.messages import emit
 from mjlab_dist.runs.run_dir import checkpoint_path, read_history, write_ranks
 from mjlab_dist.runs.run_files import explaining
@@ -43,7 +44,66 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
     from mjlab_dist.env import Env
-    from mjlab_dist.learn import Runner
+    from mjlab_dist.learn.metrics import Row
+    from mjlab_dist.learn.runner import Runner
+
+
+@dataclass(kw_only=True)
+class Learner:
+    """A rank's runner; the rank has already joined the process group."""
+
+    # The run's config, with the current sizes of the buffers
+    config: TrainConfig
+    run_dir: Path
+    # Rank, device and envs of this process
+    info: RankInfo
+    # Env and algorithm
+    runner: Runner
+    # Builds env and algorithm from a config, as at the start of a run; waits for the other ranks
+    build: Callable[[TrainConfig], Runner]
+
+    def train(self, control: Control, parting: contextlib.ExitStack) -> Row:
+        """Train; with ``--env.sim.on-overflow grow``, restart with larger buffers as often as needed."""
+        while True:
+            try:
+                return self.runner.train(control, parting)
+            except BufferOverflowError as overflow:
+                if not overflow.larger:
+                    raise
+                self.config = with_sizes(self.config, overflow.larger)
+                if self.info.rank == 0:
+                    from mjlab_dist.learn.overflow import record_growth  # imports torch
+
+                    record_growth(self.run_dir, self.config, overflow)
+            # Pause the watchdog, and the launcher's: compiling kernels for the new sizes may take longer than
+            # --hang-timeout
+            control.last_beat = None
+            emit("step", rank=self.info.rank, step="building its envs again")
+            self._rebuild()
+
+    def _rebuild(self) -> None:
+        """Build the runner again, after freeing the memory of the old one; the hooks are kept."""
+        hooks, device = self.runner.hooks, self.runner.env.device
+        del self.runner
+        free_earlier_run(device)
+        self.runner = self.build(self.config)
+        self.runner.hooks = hooks
+
+
+def free_earlier_run(device: str) -> None:
+    """Free the memory of an earlier run in this process.
+
+    Env and runner are in reference cycles, which only the garbage collector frees. If the run failed in a notebook, the
+    frames of the last traceback also refer to them, so these frames are cleared.
+    """
+    traceback.clear_frames(getattr(sys, "last_traceback", None))
+    gc.collect()
+    if device != "cpu":
+        import torch
+
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()  # return memory from PyTorch's cache, so that Warp can use it
+
 
 T = TypeVar("T")
 
@@ -111,7 +171,7 @@ def joined(config: TrainConfig, plan: RankPlan, store: Store | None = None) -> I
         from mjlab_dist.distributed.group import process_group, wait_for_all
         from mjlab_dist.env import Env
         from mjlab_dist.launch.hosts.same_task import check_same_task
-        from mjlab_dist.learn import Runner
+        from mjlab_dist.learn.runner import Runner
 
         # Envs
         env = Env(config.env, num_envs, device, first_env_id=rank.rank * num_envs)

@@ -14,10 +14,9 @@ from tensordict import TensorDict
 
 from mjlab_dist.config import AgentConfig
 from mjlab_dist.env import Env
-from mjlab_dist.garbage_collection import no_gc
-from mjlab_dist.learn.mini_batches import Batch, copy_batch, tensors_of
+from mjlab_dist.imports import no_gc, patched
+from mjlab_dist.learn.ppo import Batch, copy_batch, tensors_of
 from mjlab_dist.messages import emit
-from mjlab_dist.patching import patched
 from mjlab_dist.sim import Simulation
 
 T = TypeVar("T")

@@ -7,15 +7,13 @@ import torch
 from mjlab_dist.config import EnvConfig, TrainConfig
 from mjlab_dist.distributed.group import sum_over_ranks
 from mjlab_dist.distributed.heartbeat import Control
-from mjlab_dist.distributed.rank import Rank
-from mjlab_dist.distributed.seeding import seed_generators
+from mjlab_dist.distributed.rank import Rank, seed_generators
 from mjlab_dist.env import Env
-from mjlab_dist.env.whole_episodes import episode_columns, play_episodes
-from mjlab_dist.learn.hooks import Hook
+from mjlab_dist.env.episodes import episode_columns, play_episodes
 from mjlab_dist.learn.metrics import Row
 from mjlab_dist.learn.networks import make_networks
-from mjlab_dist.learn.random_state import random_state, restore_random_state
-from mjlab_dist.learn.runner import Runner
+from mjlab_dist.learn.rank_state import random_state, restore_random_state
+from mjlab_dist.learn.runner import Hook, Runner
 from mjlab_dist.messages import emit
 
 # Number of envs of a batch. Each batch has its own random seed, and any rank can play it, so the number of ranks has no

@@ -12,11 +12,10 @@ from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 
 from mjlab_dist.env import Env, EpisodeTotals
-from mjlab_dist.errors import UserError
+from mjlab_dist.errors import UserError, listed
 from mjlab_dist.learn import checkpoint
 from mjlab_dist.runs.run_dir import ERRORS_DIR
 from mjlab_dist.sim import check_limits
-from mjlab_dist.wording import listed
 
 # Maximum number of envs in a dump. If more envs fail, the dump contains those that failed first.
 MAX_KEPT = 64

@@ -3,17 +3,70 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import math
+import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import psutil
 import torch
 
+from mjlab_dist.config import TrainConfig
 from mjlab_dist.distributed.group import sum_over_ranks
+from mjlab_dist.distributed.rank import Rank, in_words
 from mjlab_dist.env import EpisodeTotals
-from mjlab_dist.learn.clock import Clock
+from mjlab_dist.errors import byte_size
+from mjlab_dist.machine.memory import free_cpu_bytes
+from mjlab_dist.messages import emit
+
+# A timestamp: host seconds, or an event in the device's stream
+Mark = float | torch.cuda.Event
+
+
+class Clock:
+    """Records timestamps, and sums the time that this rank spends in collectives (operations that all ranks join).
+
+    Attributes:
+        last_waits_s: Seconds of each collective that the last call of :meth:`pop_wait_s` counted.
+    """
+
+    def __init__(self, device: str) -> None:
+        """Create a clock that has counted no collectives."""
+        self._on_gpu = device != "cpu"
+        self._waits: list[tuple[Mark, Mark]] = []
+        self.last_waits_s: list[float] = []
+
+    def mark(self) -> Mark:
+        """Record a timestamp on the device's stream."""
+        if not self._on_gpu:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def seconds(self, start: Mark, end: Mark) -> float:
+        """Return the seconds between two timestamps; on a GPU, the device must already have reached both."""
+        if isinstance(start, float) and isinstance(end, float):
+            return end - start
+        assert isinstance(start, torch.cuda.Event)
+        assert isinstance(end, torch.cuda.Event)
+        return start.elapsed_time(end) / 1000
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Count the time inside a ``with`` block as waiting for other ranks."""
+        start = self.mark()
+        yield
+        self._waits.append((start, self.mark()))
+
+    def pop_wait_s(self) -> float:
+        """Return the seconds waited since the last call. On a GPU, wait for the device before calling this."""
+        self.last_waits_s = [self.seconds(start, end) for start, end in self._waits]
+        self._waits.clear()
+        return sum(self.last_waits_s)
+
 
 # A row of metrics.jsonl. Values that are not known yet are None.
 Row = dict[str, float | int | None]
@@ -241,3 +294,79 @@ class Metrics:
         episodes, steps, terms, terminations, metrics, unweighted = packed[: sum(sizes)].float().split(sizes)
         totals = EpisodeTotals(episodes[0], steps[0], terms, unweighted, terminations, metrics)
         return dict(zip((*scalars, *on_host), packed.tolist(), strict=True)), totals
+
+
+# Number of iterations over which the waiting times of ranks are averaged
+WINDOW = 50
+
+# Maximum share of a rank's time spent waiting for other ranks; above this share, a warning is printed
+MAX_WAITING = 0.25
+
+# Minimum share of free memory; below this share, a warning is printed
+MIN_FREE = 0.05
+
+# Iterations between checks of the memory
+MEMORY_INTERVAL = 10
+
+
+class Advice:
+    """Checks each iteration of a run, and prints warnings with the flags that help."""
+
+    def __init__(self, config: TrainConfig, rank: Rank, device: str, num_envs: int) -> None:
+        """Start without measurements; ``num_envs`` is the number of envs of this rank."""
+        self._config, self._rank, self._device, self._num_envs = config, rank, device, num_envs
+        self._waiting: list[Sequence[float]] | None = [] if rank.is_main and rank.world_size > 1 else None
+        # CPU ranks of one machine share its memory, so only the first of them checks it.
+        self._watches_memory = device != "cpu" or rank.local_rank == 0
+
+    def check(self, iteration: int, wait_shares: Sequence[float]) -> None:
+        """Check an iteration, and print a warning if there is a reason for one."""
+        if self._waiting is not None:
+            self._waiting.append(wait_shares)
+            if len(self._waiting) == WINDOW:
+                means = [statistics.fmean(of_rank) for of_rank in zip(*self._waiting, strict=True)]
+                text = waiting_advice(means, self._config)
+                self._waiting = [] if text is None else None
+                if text is not None:
+                    emit("warning", text=text)
+        if self._watches_memory and iteration % MEMORY_INTERVAL == 0:
+            text = self._memory_advice()
+            self._watches_memory = text is None
+            if text is not None:
+                emit("warning", text=text)
+
+    def _memory_advice(self) -> str | None:
+        """Return advice if the memory is nearly full; None otherwise."""
+        # Free memory, memory that the run can use in total, and their place. Rank 0 prints the warnings of all ranks,
+        # so "this machine" is the machine of rank 0.
+        rank = self._rank
+        if self._device != "cpu":
+            free, total = torch.cuda.mem_get_info(self._device)
+            place = "the GPU" if rank.world_size == 1 else f"the GPU of rank {rank.rank}"
+        else:
+            # A container may get only a part of the machine's memory, so the total is the sum of the free memory and
+            # the memory that the ranks of this run use. All ranks use about as much as this rank.
+            free = free_cpu_bytes()
+            total = free + 1e6 * memory_mb(torch.device("cpu")) * rank.local_world_size
+            place = "this machine" if rank.is_main else f"the machine of rank {rank.rank}"
+        if free > MIN_FREE * total:
+            return None
+        left = f"only {byte_size(free)} of memory is left on {place}"
+        return f"{left}; the run may fail; lower --num-envs (now {self._num_envs})"
+
+
+def waiting_advice(shares: Sequence[float], config: TrainConfig) -> str | None:
+    """Return advice if a rank waits for others too long; None otherwise."""
+    waiting = [rank for rank, share in enumerate(shares) if share > MAX_WAITING]
+    if not waiting:
+        return None
+    longest = max(shares)
+    if len(waiting) == len(shares):
+        problem = f"all ranks spend more than {MAX_WAITING:.0%} of their time in collectives (maximum: {longest:.0%})"
+        fix = f"raise --sync.period (now {config.sync.period}) to have fewer collectives, or raise --num-envs"
+    else:
+        slowest = min(range(len(shares)), key=shares.__getitem__)
+        verb = "waits" if len(waiting) == 1 else "wait"
+        problem = f"{in_words(waiting)} {verb} for rank {slowest}, which is slowest, up to {longest:.0%} of the time"
+        fix = f"end other programs on rank {slowest}'s device, choose equal GPUs with --gpu-ids, or raise --sync.period"
+    return f"{problem}; {fix}; mjlab-dist verify {config.task} shows where the time is spent"

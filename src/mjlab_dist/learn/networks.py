@@ -11,15 +11,58 @@ from typing import Any
 import torch
 from rsl_rl.models import MLPModel, RNNModel
 from rsl_rl.modules import EmpiricalNormalization
+from rsl_rl.modules.distribution import GaussianDistribution
 from tensordict import TensorDict
 from torch import nn
+from torch.distributions import Normal
 
 from mjlab_dist.config import AgentConfig, TrainConfig
 from mjlab_dist.env import Env
 from mjlab_dist.errors import UserError
 from mjlab_dist.learn import checkpoint
-from mjlab_dist.learn.distribution import BoundedGaussian
 from mjlab_dist.learn.moments import ClippedNormalization
+
+# Upper bound of the standard deviation, as in rsl_rl. The lower bound is `min_std` here, and 1e-6 in rsl_rl.
+MAX_STD = 1e6
+
+
+class BoundedGaussian(GaussianDistribution):
+    """Gaussian whose standard deviation does not depend on the observation and stays in its range."""
+
+    def __init__(self, output_dim: int, init_std: float, min_std: float, std_type: str) -> None:
+        """Create the parameter of the standard deviation."""
+        super().__init__(output_dim, init_std=init_std, std_range=(min_std, MAX_STD), std_type=std_type)
+
+    def update(self, mlp_output: torch.Tensor) -> None:
+        """Set the mean, (num_envs, output_dim), and the current standard deviation.
+
+        Unlike in rsl_rl, the standard deviation is not clamped in this method: the gradient of a clamp is zero at the
+        bound, so the standard deviation could not grow again. :meth:`project` keeps it in its range instead.
+        """
+        self._distribution = Normal(mlp_output, self.current_std())
+
+    def current_std(self) -> torch.Tensor:
+        """Return the standard deviation, (output_dim,)."""
+        return self.std_param if self.std_type == "scalar" else self.log_std_param.exp()
+
+    @torch.no_grad()
+    def sample(self) -> torch.Tensor:
+        """Draw actions, (num_envs, output_dim).
+
+        This is ``torch.normal`` without its check that no standard deviation is negative or NaN. On a GPU, a failed
+        check would make the CUDA context of the process unusable. Without the check, training finds the NaN in the
+        actions and reports it.
+        """
+        return self.mean + self.std * torch.randn_like(self.mean)
+
+    @torch.no_grad()
+    def project(self) -> None:
+        """Move the parameter back into its range. Call this after each optimizer step and after loading."""
+        if self.std_type == "scalar":
+            self.std_param.clamp_(*self.std_range)
+        else:
+            self.log_std_param.clamp_(*self.log_std_range)
+
 
 # Activations whose gradient is computed from their output, so they can overwrite their input
 IN_PLACE = (nn.ELU, nn.SELU, nn.ReLU)
@@ -115,3 +158,54 @@ def check_fit(models: Mapping[str, nn.Module], saved: Mapping[str, Any], flag: s
                     f"{here} in the config; use a checkpoint of a task with the same observations and actions, and the "
                     "--agent flags of its run"
                 )
+
+
+class Policy:
+    """A trained policy, which maps observations to actions without exploration, on one device.
+
+    Attributes:
+        config: The run's config.
+        checkpoint: The checkpoint.
+        num_observations: Width of the observations.
+        num_actions: Number of actions.
+    """
+
+    def __init__(self, config: TrainConfig, checkpoint: Path, device: str) -> None:
+        """Load the policy.
+
+        Args:
+            config: The run's config.
+            checkpoint: A checkpoint of the run.
+            device: ``cpu`` or ``cuda:<index>``.
+
+        Raises:
+            UserError: If the checkpoint is damaged, or its networks differ in size from the config's.
+        """
+        self.config = config
+        self.checkpoint = checkpoint
+        with torch.random.fork_rng():  # creating networks draws random numbers, which must not affect the caller
+            self._network = load_policy_without_env(config, checkpoint, device)
+        self.num_observations = self._network.obs_dim
+        layers = [layer for layer in self._network.mlp if isinstance(layer, torch.nn.Linear)]
+        self.num_actions = layers[-1].out_features
+
+    @torch.no_grad()
+    def __call__(self, observations: torch.Tensor) -> torch.Tensor:
+        """Return the actions, (num_envs, num_actions).
+
+        A recurrent policy keeps a hidden state for each row; see :meth:`reset`.
+
+        Args:
+            observations: Observations of the group ``actor`` as the env returns them, (num_envs, num_observations):
+                with scale, clip and history, but not normalized.
+        """
+        return self._network(TensorDict({"actor": observations}, batch_size=[len(observations)]))
+
+    @torch.no_grad()
+    def reset(self, dones: torch.Tensor | None = None) -> None:
+        """Reset the hidden state of rows whose episode has ended.
+
+        Args:
+            dones: Rows whose episode has ended, (num_envs,) of bool; None for all.
+        """
+        self._network.reset(dones)

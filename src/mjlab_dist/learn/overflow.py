@@ -14,16 +14,15 @@ import mujoco_warp as mjw
 import torch
 
 from mjlab_dist.config import TrainConfig
-from mjlab_dist.config.buffers import CONTACT_OVERFLOWS, MARGIN, MAX_SIZE, ROW_OVERFLOWS, SHARED_MARGIN, larger_size
+from mjlab_dist.config.physics import CONTACT_OVERFLOWS, MARGIN, MAX_SIZE, ROW_OVERFLOWS, SHARED_MARGIN, larger_size
 from mjlab_dist.distributed.group import gather
 from mjlab_dist.env import Env
-from mjlab_dist.errors import BufferOverflowError
+from mjlab_dist.errors import BufferOverflowError, listed
 from mjlab_dist.learn.metrics import Row
 from mjlab_dist.messages import emit
-from mjlab_dist.runs.atomic import write_atomically
+from mjlab_dist.runs.outputs import write_atomically
 from mjlab_dist.runs.provenance import read_provenance
 from mjlab_dist.runs.run_dir import CONFIG_FILE, PROVENANCE_FILE, list_checkpoints, to_yaml
-from mjlab_dist.wording import listed
 
 
 class Shortage(NamedTuple):

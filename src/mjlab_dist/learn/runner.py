@@ -16,28 +16,23 @@ from tensordict import TensorDict
 
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.config.checks import parse_interval
-from mjlab_dist.distributed.consistency import check_equal
-from mjlab_dist.distributed.group import broadcast_from_main, gather_on_main
+from mjlab_dist.distributed.group import broadcast_from_main, check_equal, gather_on_main
 from mjlab_dist.distributed.heartbeat import Control
-from mjlab_dist.distributed.rank import Rank, in_words
-from mjlab_dist.distributed.seeding import seed_generators
+from mjlab_dist.distributed.rank import Rank, in_words, seed_generators
 from mjlab_dist.distributed.synchronizer import make_synchronizer
 from mjlab_dist.env import Env
 from mjlab_dist.env.term import state_part
 from mjlab_dist.errors import NonFiniteError
 from mjlab_dist.learn import checkpoint
-from mjlab_dist.learn.advice import Advice
 from mjlab_dist.learn.capture import CapturedCall, can_capture_steps
 from mjlab_dist.learn.checkpoint import LEARNER, CheckpointStore
 from mjlab_dist.learn.finite import FiniteCheck, describe
-from mjlab_dist.learn.hooks import Hook
-from mjlab_dist.learn.metrics import Metrics, Row, Sample
+from mjlab_dist.learn.loggers.all_loggers import CheckpointWriter, Writer, writers
+from mjlab_dist.learn.metrics import Advice, Metrics, Row, Sample
 from mjlab_dist.learn.networks import check_fit
 from mjlab_dist.learn.overflow import OverflowCheck
 from mjlab_dist.learn.ppo import flatten, make_ppo
-from mjlab_dist.learn.random_state import random_state, restore_random_state
-from mjlab_dist.learn.rank_state import RankState, difference, fits, pack, unpack
-from mjlab_dist.learn.writers import CheckpointWriter, Writer, writers
+from mjlab_dist.learn.rank_state import RankState, difference, fits, pack, random_state, restore_random_state, unpack
 from mjlab_dist.messages import emit
 from mjlab_dist.runs.lease import Lease
 from mjlab_dist.runs.run_dir import ERRORS_DIR, METRICS_FILE
@@ -45,6 +40,37 @@ from mjlab_dist.runs.run_files import explaining
 
 if TYPE_CHECKING:
     from mjlab_dist.learn.video_process import VideoWriter
+
+
+class Hook:
+    """Base class of hooks. A rank's training loop calls the hooks in :attr:`Runner.hooks`."""
+
+    def before_iteration(self, runner: Runner, iteration: int) -> None:
+        """Run before the rollout.
+
+        Args:
+            runner: The training loop.
+            iteration: The iteration that begins, from 1.
+        """
+
+    def after_iteration(self, runner: Runner, iteration: int, sample: Sample) -> None:
+        """Run after the update, before metrics are reduced over ranks.
+
+        Args:
+            runner: The training loop.
+            iteration: The iteration that has ended.
+            sample: Measurements of this rank.
+        """
+
+    def columns(self, runner: Runner, iteration: int) -> Row:  # noqa: ARG002 (for subclasses)
+        """Return columns to add to the row of an iteration. Every rank calls this after the metrics are known.
+
+        Args:
+            runner: The training loop.
+            iteration: The iteration.
+        """
+        return {}
+
 
 # Minimum floating-point operations of a mini-batch that uses several threads; with fewer, one thread is faster
 MIN_SHARED_FLOP = 1e9

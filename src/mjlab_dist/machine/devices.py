@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.distributed import Rank, RankDevice, outside_launcher
-from mjlab_dist.distributed.plan import is_numbered_by_bus
+from mjlab_dist.distributed.rank import is_numbered_by_bus
 from mjlab_dist.errors import UserError
 
 if TYPE_CHECKING:

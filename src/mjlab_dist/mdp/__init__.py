@@ -4,7 +4,7 @@ In a config, ``from mjlab_dist.mdp import rewards`` does not import torch: ``rew
 "mjlab_dist.mdp.rewards:tilt". The function is imported when the env is built.
 """
 
-from mjlab_dist.config.references import lazy_modules
+from mjlab_dist.config.terms import lazy_modules
 
 __getattr__ = lazy_modules(
     __name__,

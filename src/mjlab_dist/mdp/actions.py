@@ -12,7 +12,7 @@ import mujoco_warp as mjw
 import torch
 import warp as wp
 
-from mjlab_dist.env.action import Action, ActionBlock, per_name
+from mjlab_dist.env.actions import Action, ActionBlock, per_name
 from mjlab_dist.errors import UserError
 from mjlab_dist.mdp import action_kernels
 

@@ -12,8 +12,7 @@ from mjlab_dist.env.columns import Bounds, Columns, uniform, write_rows
 from mjlab_dist.env.term import Range, Term
 from mjlab_dist.errors import UserError
 from mjlab_dist.mdp import kernels
-from mjlab_dist.sim.entities import element_names
-from mjlab_dist.sim.names import find_names
+from mjlab_dist.sim.names import element_names, find_names
 from mjlab_dist.sim.scene import find_file
 
 if TYPE_CHECKING:

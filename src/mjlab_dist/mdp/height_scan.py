@@ -15,9 +15,8 @@ from mujoco_warp._src.types import vec6
 from mjlab_dist.env.term import LazySensor
 from mjlab_dist.errors import UserError
 from mjlab_dist.mdp import kernels
-from mjlab_dist.sim.entities import element_names
 from mjlab_dist.sim.height_field import ground_of, is_still
-from mjlab_dist.sim.names import find_names
+from mjlab_dist.sim.names import element_names, find_names
 
 if TYPE_CHECKING:
     from mjlab_dist.env.env import Env

@@ -12,7 +12,7 @@ from mjlab_dist.env.columns import Number
 from mjlab_dist.env.term import Sensor
 from mjlab_dist.errors import UserError
 from mjlab_dist.mdp import kernels
-from mjlab_dist.sim.sensors import ContactRow, contacts_of_mjcf, declared_contacts
+from mjlab_dist.sim.scene import ContactRow, contacts_of_mjcf, declared_contacts
 
 if TYPE_CHECKING:
     from mjlab_dist.env.env import Env

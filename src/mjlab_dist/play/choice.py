@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import ipaddress
 import math
+import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 from mjlab_dist.config import EnvConfig, PlayConfig, TrainConfig
 from mjlab_dist.config.limits import MIN_PIXELS, validate_limits
-from mjlab_dist.errors import UserError
+from mjlab_dist.errors import UserError, listed
+from mjlab_dist.imports import require_extra
 from mjlab_dist.runs.outputs import check_output
 from mjlab_dist.runs.run_dir import CONFIG_FILE, ERRORS_DIR, find_best, find_checkpoint, find_run, read_config_file
 from mjlab_dist.runs.run_files import has_file, readable, run_of
-from mjlab_dist.wording import listed
+from mjlab_dist.sim.render import VIDEO_SIZE
 
 # Fields of PlayConfig that change only the video or the strip (a picture of frames side by side)
 VIDEO_FIELDS = frozenset({"env", "camera", "width", "height"})
-
-# Default width and height of a video, in pixels
-VIDEO_SIZE = (848, 480)
 
 # Default width and height of a strip, in pixels
 STRIP_SIZE = (1200, 200)
@@ -179,3 +181,52 @@ def _resolve_dump(task: str, dump: Path, config: PlayConfig) -> tuple[TrainConfi
             "the file back to that directory"
         )
     return read_config_file(find_run(config.log_root, task, str(run_dir)), trust=config.trust, uses_ssh=False), dump
+
+
+def choose_viewer(config: PlayConfig, environ: Mapping[str, str]) -> Literal["web", "native"] | None:
+    """Return the viewer to use; None if no viewer was requested."""
+    viewer = config.viewer
+    if viewer == "auto":
+        viewer = "native" if _has_display(environ) and config.nan_dump is None else "web"
+    if viewer != "web":
+        for flag, value, default in (("port", config.port, None), ("host", config.host, PlayConfig.host)):
+            if value != default:
+                raise UserError(f"--{flag} {value}: there is no page to serve; add --viewer web, or drop --{flag}")
+    if viewer == "none":
+        return None
+    _check_flags(config)
+    if viewer == "native":
+        if config.nan_dump is not None:
+            raise UserError(
+                f"--nan-dump {config.nan_dump}: --viewer native cannot show it; use --viewer web, or drop --viewer"
+            )
+        if not _has_display(environ):
+            raise UserError(
+                "--viewer native: there is no display (DISPLAY and WAYLAND_DISPLAY are not set); use --viewer web"
+            )
+    else:
+        require_extra("viewer", f"--viewer {config.viewer}")
+    return viewer
+
+
+def _check_flags(config: PlayConfig) -> None:
+    for flag, file in (("video", config.video), ("frames", config.frames)):
+        if file is not None:
+            raise UserError(f"--{flag} {file}: cannot be combined with --viewer {config.viewer}; drop one of the two")
+    if config.seconds is not None:
+        raise UserError(
+            f"--seconds {config.seconds:g}: cannot be combined with --viewer {config.viewer}, which ends with Ctrl-C; "
+            "drop one of the two"
+        )
+
+
+def is_reachable_from_elsewhere(host: str) -> bool:
+    """Return whether other machines may be able to connect to an address."""
+    try:
+        return not ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host != "localhost"
+
+
+def _has_display(environ: Mapping[str, str]) -> bool:
+    return sys.platform == "darwin" or bool(environ.get("DISPLAY") or environ.get("WAYLAND_DISPLAY"))

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 from mjlab_dist.config import ExportConfig, TrainConfig
 from mjlab_dist.config.limits import validate_limits
 from mjlab_dist.errors import CheckError, UserError
-from mjlab_dist.imports import start_up
-from mjlab_dist.machine.packages import require_extra
-from mjlab_dist.runs.atomic import write_atomically
+from mjlab_dist.imports import require_extra, start_up
+from mjlab_dist.runs.outputs import write_atomically
 from mjlab_dist.runs.run_dir import CONFIG_FILE
 from mjlab_dist.runs.run_files import refuse_links, run_of
 
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from rsl_rl.models import MLPModel
 
     from mjlab_dist.env import Env
-    from mjlab_dist.play.export_files import Runner
+    from mjlab_dist.play.export_network import Runner
 
 # Maximum number of envs that provide the checked observations
 MAX_ENVS = 16
@@ -52,7 +51,7 @@ class Made:
 class Exported:
     """Result of an export."""
 
-    export_files: tuple[Path, ...]
+    files: tuple[Path, ...]
     # Their contents
     made: Made
 
@@ -90,21 +89,21 @@ def make(train_config: TrainConfig, checkpoint: Path, config: ExportConfig) -> M
     calm = dataclasses.replace(train_config, env=without_disturbances(train_config.env))
     env, policy = load_env_and_policy(calm, checkpoint, num_envs, config.seed)
     with start_up():
-        from mjlab_dist.play import export_files  # imports torch
+        from mjlab_dist.play import export_network  # imports torch
         from mjlab_dist.play.export_description import describe  # imports torch
         from mjlab_dist.play.export_network import ExportedPolicy  # imports torch
     # Contents of the files
     exported = ExportedPolicy(policy, env)
     description = describe(env, train_config, checkpoint, exported)
     contents = {
-        "policy.onnx": export_files.to_onnx(exported, description),
-        "policy.pt": export_files.to_torchscript(exported, description),
-        "model.mjb": export_files.to_mjb(env.sim.model),
+        "policy.onnx": export_network.to_onnx(exported, description),
+        "policy.pt": export_network.to_torchscript(exported, description),
+        "model.mjb": export_network.to_mjb(env.sim.model),
     }
     # Check
     runners = {
-        "policy.onnx": export_files.run_onnx(contents["policy.onnx"]),
-        "policy.pt": export_files.run_torchscript(contents["policy.pt"]),
+        "policy.onnx": export_network.run_onnx(contents["policy.onnx"]),
+        "policy.pt": export_network.run_torchscript(contents["policy.pt"]),
     }
     num_steps = -(-config.num_checked // num_envs)
     max_difference = largest_difference(env, policy, runners, exported.num_states, num_steps)

@@ -12,8 +12,8 @@ import mujoco
 import torch
 
 from mjlab_dist.config import EnvConfig, ObservationConfig, TrainConfig
-from mjlab_dist.config.references import resolve
 from mjlab_dist.config.serialization import to_plain
+from mjlab_dist.config.terms import resolve
 from mjlab_dist.env import Env
 from mjlab_dist.play.export_network import ACTOR, ExportedPolicy, observed_terms
 from mjlab_dist.runs.provenance import read_provenance, versions

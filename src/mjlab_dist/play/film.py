@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mjlab_dist.config import PlayConfig, TrainConfig
-from mjlab_dist.distributed.seeding import seed_generators
+from mjlab_dist.distributed.rank import seed_generators
+from mjlab_dist.errors import with_notes
 from mjlab_dist.imports import import_learner
+from mjlab_dist.learn.video_process import due_checkpoint, remove_unfinished, unfinished_path
 from mjlab_dist.machine.processes import die_with_parent
 from mjlab_dist.messages import Event, listening
-from mjlab_dist.places import with_notes
 from mjlab_dist.play.policy_episodes import load_env, play_policy
 from mjlab_dist.runs.run_dir import (
     animation_path,
@@ -33,7 +34,6 @@ from mjlab_dist.runs.run_dir import (
     read_config_file,
     video_path,
 )
-from mjlab_dist.runs.video_schedule import due_checkpoint, remove_unfinished, unfinished_path
 
 if TYPE_CHECKING:
     from mjlab_dist.env import Env
@@ -113,7 +113,7 @@ class _Camera:
             import_learner()
             self._env = load_env(self._config, play.num_played, play.seed)
 
-        from mjlab_dist.learn import load_policy  # imports torch
+        from mjlab_dist.learn.networks import load_policy  # imports torch
 
         try:
             policy = load_policy(self._env, self._config, checkpoint)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mjlab_dist.config import PlayConfig, TrainConfig
-from mjlab_dist.distributed.seeding import seed_generators
+from mjlab_dist.distributed.rank import seed_generators
 from mjlab_dist.imports import is_loadable, prepare_opengl, start_up
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def load_env_and_policy(train_config: TrainConfig, checkpoint: Path, num_envs: i
     """
     env = load_env(train_config, num_envs, seed)
 
-    from mjlab_dist.learn import load_policy
+    from mjlab_dist.learn.networks import load_policy
 
     return env, load_policy(env, train_config, checkpoint)
 

@@ -24,7 +24,7 @@ from typing import Literal, NamedTuple
 
 from mjlab_dist.errors import TakenOverError, UserError
 from mjlab_dist.messages import emit
-from mjlab_dist.runs.atomic import write_atomically
+from mjlab_dist.runs.outputs import write_atomically
 from mjlab_dist.runs.run_files import open_file
 
 LEASE_FILE = "lease.json"

@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from mjlab_dist.errors import UserError
-from mjlab_dist.runs.atomic import write_atomically
-from mjlab_dist.wording import listed
+from mjlab_dist.errors import UserError, listed
+from mjlab_dist.imports import require_extra
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def write_atomically(path: Path, contents: str | bytes) -> None:
+    """Write a file. At any time, even after a power failure, the file has either the old contents or the new ones."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        temporary.unlink(missing_ok=True)
+        with temporary.open("xb") as file:  # "x" follows no link that somebody else may have put there
+            file.write(contents.encode() if isinstance(contents, str) else contents)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:  # also Ctrl-C
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def check_output(flag: str, file: str, suffixes: Sequence[str] = ()) -> None:
@@ -31,3 +50,20 @@ def write_output(flag: str, file: str, contents: str | bytes) -> None:
         write_atomically(Path(file), contents)
     except OSError as error:
         raise UserError(f"{flag} {file}: cannot be written ({error.strerror}); name another file") from error
+
+
+# Pixels per inch of a figure
+DPI = 150
+
+
+def check_figure_file(flag: str, file: str, suffixes: Sequence[str]) -> None:
+    """Raise if a figure cannot be drawn, or cannot be written to a file."""
+    check_output(flag, file, suffixes)
+    require_extra("plots", f"{flag} {file}")
+
+
+def save_png(figure: Figure, flag: str, file: str) -> None:
+    """Write a figure as a PNG file, atomically."""
+    data = io.BytesIO()
+    figure.savefig(data, format="png")
+    write_output(flag, file, data.getvalue())

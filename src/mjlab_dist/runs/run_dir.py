@@ -25,21 +25,28 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Sequence
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mjlab_dist.config import TrainConfig
-from mjlab_dist.config.lines import dump_yaml, line_of_field, line_of_problem, load_yaml
-from mjlab_dist.config.serialization import FieldError, from_plain, to_plain
+from mjlab_dist.config.serialization import (
+    FieldError,
+    dump_yaml,
+    from_plain,
+    line_of_field,
+    line_of_problem,
+    load_yaml,
+    to_plain,
+)
 from mjlab_dist.config.trust import refuse_foreign
 from mjlab_dist.distributed.rank_info import RankInfo
 from mjlab_dist.errors import UserError
 from mjlab_dist.messages import emit
-from mjlab_dist.runs.atomic import write_atomically
-from mjlab_dist.runs.pack_file import check_pack, is_pack, read_part
-from mjlab_dist.runs.run_files import by_column, open_file, parse_row, read_file
-from mjlab_dist.runs.wandb_run import find_wandb_run
+from mjlab_dist.runs.outputs import write_atomically
+from mjlab_dist.runs.run_files import by_column, check_pack, is_pack, open_file, parse_row, read_file, read_part
 
 if TYPE_CHECKING:
     import numpy as np
@@ -346,3 +353,93 @@ def by_start(run_dir: Path) -> tuple[str, int, str]:
     """Return the sort key of a run directory; it sorts the tenth run of the same second after the ninth."""
     match = re.match(r"(\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d)(?:-(\d+))?", run_dir.name)
     return (match[1], int(match[2] or 1), run_dir.name) if match else ("", 0, run_dir.name)
+
+
+def log_dir(config: TrainConfig, run_dir: Path, environ: Mapping[str, str]) -> Path | None:
+    """Return the directory of the ranks' log files, or None for no files."""
+    chosen = chosen_log_dir(config, environ)
+    if chosen is None:
+        return run_dir / "torchrunx"
+    return Path(chosen) if chosen else None
+
+
+def chosen_log_dir(config: TrainConfig, environ: Mapping[str, str]) -> str | None:
+    """Return the value of TORCHRUNX_LOG_DIR or, if this variable is not set, of --torchrunx-log-dir.
+
+    An empty value means that the ranks write no log files. None means that neither the variable nor the flag is set.
+    """
+    return environ.get("TORCHRUNX_LOG_DIR", config.torchrunx_log_dir)
+
+
+# Value of --resume that requests this search by name
+AUTO = "auto"
+
+# Matches the directory name of a run with --run-name
+_NAME = re.compile(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d(?:-\d+)?_(.+)")
+
+
+def find_named_run(log_root: str, task: str, run_name: str) -> Path | None:
+    """Return the newest run that has the given name and a checkpoint; None if there is none.
+
+    A run without a checkpoint is skipped: it has saved nothing to resume from. All ranks of a launch therefore find the
+    same run, even if one rank has already created the directory of a new run.
+    """
+    if not run_name:
+        raise UserError(
+            f"--resume {AUTO}: needs --run-name to find the run; add --run-name, with a different name for each run"
+        )
+    runs = [path.parent for path in Path(log_root, task).glob(f"*/{CONFIG_FILE}")]
+    named = [run for run in runs if (match := _NAME.fullmatch(run.name)) and match[1] == run_name]
+    return max(filter(list_checkpoints, named), key=by_start, default=None)
+
+
+def check_same_run(config: TrainConfig, started: TrainConfig) -> None:
+    """Raise if the run that the name identifies has a different seed, because it is then another, independent run."""
+    if config.seed != started.seed:
+        raise UserError(
+            f"--resume {AUTO}: {started.resume} has this --run-name, but seed {started.seed} instead of {config.seed}; "
+            "give each run its own --run-name"
+        )
+
+
+def is_complete(run_dir: Path, config: TrainConfig) -> bool:
+    """Return whether a run has trained all its iterations; False if their number depends on the number of ranks."""
+    return config.total_timesteps is None and max(list_checkpoints(run_dir), default=0) >= config.max_iterations
+
+
+WANDB_FILE = "wandb.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WandbRun:
+    """A run of Weights & Biases."""
+
+    # User or team that owns the run; None until Weights & Biases has returned it
+    entity: str | None = None
+    project: str
+    # Id of the run, unique in the project
+    id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
+
+
+def write_wandb_run(run_dir: Path, run: WandbRun) -> None:
+    """Write the id of the Weights & Biases run."""
+    write_atomically(run_dir / WANDB_FILE, json.dumps(dataclasses.asdict(run)) + "\n")
+
+
+def read_wandb_run(run_dir: Path) -> WandbRun | None:
+    """Return the Weights & Biases run of a run directory; None if there is none, or the file is damaged."""
+    with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):
+        run = WandbRun(**json.loads(read_file(run_dir, WANDB_FILE)))
+        if isinstance(run.id, str) and isinstance(run.project, str) and isinstance(run.entity, str | None):
+            return run
+    return None
+
+
+def find_wandb_run(run_dirs: Iterable[Path], path: str) -> Path | None:
+    """Return the first run directory of a Weights & Biases run; None if there is none."""
+    entity, project, run_id = path.split("/")
+    for run_dir in run_dirs:
+        run = read_wandb_run(run_dir)
+        if run and (run.id, run.project) == (run_id, project) and run.entity in {None, entity}:
+            return run_dir
+    return None

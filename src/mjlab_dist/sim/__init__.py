@@ -3,10 +3,10 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from mjlab_dist.sim.saved import Limits, check_limits, copy_state
+    from mjlab_dist.sim.data import Limits, check_limits, copy_state
+    from mjlab_dist.sim.quiet import start_warp
     from mjlab_dist.sim.scene import build_model, load_model
     from mjlab_dist.sim.simulation import Simulation
-    from mjlab_dist.sim.start import start_warp
 
 __all__ = ["Limits", "Simulation", "build_model", "check_limits", "copy_state", "load_model", "start_warp"]
 

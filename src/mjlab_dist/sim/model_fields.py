@@ -16,7 +16,7 @@ import warp as wp
 from mujoco_warp._src import util_pkg
 
 from mjlab_dist.errors import UserError
-from mjlab_dist.patching import patched
+from mjlab_dist.imports import patched
 from mjlab_dist.sim.height_field import take_over
 
 # Fields of mujoco_warp.Option that may differ between envs: properties of the world, not of the solver

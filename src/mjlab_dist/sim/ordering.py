@@ -22,7 +22,7 @@ from mujoco_warp._src import collision_driver, constraint
 
 from mjlab_dist.config import SimConfig
 from mjlab_dist.errors import UserError
-from mjlab_dist.patching import patched
+from mjlab_dist.imports import patched
 from mjlab_dist.sim.engine import Program
 
 _FRICTION = wp.constant(int(mujoco.mjtConstraint.mjCNSTR_FRICTION_DOF))

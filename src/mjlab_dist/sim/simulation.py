@@ -15,14 +15,13 @@ import warp as wp
 
 from mjlab_dist.config import SimConfig
 from mjlab_dist.errors import UserError
-from mjlab_dist.sim import model_fields, rows
-from mjlab_dist.sim.data import array_bytes, find_key, per_env_names, put_data
+from mjlab_dist.sim import data, model_fields
+from mjlab_dist.sim.data import Limits, array_bytes, find_key, limits_of, per_env_names, put_data
 from mjlab_dist.sim.engine import Arrays, Engine, Program
 from mjlab_dist.sim.engine_choice import choose_engine
 from mjlab_dist.sim.mujoco_engine import MujocoEngine
 from mjlab_dist.sim.quiet import quiet
 from mjlab_dist.sim.recorder import Recorder
-from mjlab_dist.sim.saved import Limits, limits_of
 from mjlab_dist.sim.warp_engine import CARRIED, WarpEngine
 
 # Fields of `mujoco_warp.Data` that the next step depends on; MuJoCo calls them mjSTATE_INTEGRATION
@@ -328,7 +327,7 @@ class Simulation:
             A function that runs the program, as in :meth:`record`. One kernel clears all tensors.
         """
         with wp.ScopedDevice(self.device):
-            clear = rows.clearing(self.reset_mask, tensors)
+            clear = data.clearing(self.reset_mask, tensors)
         return self.record(lambda *_: clear(), changes_state=False)
 
     @property

@@ -10,8 +10,8 @@ import mujoco_warp as mjw
 import warp as wp
 
 from mjlab_dist.config import SimConfig
-from mjlab_dist.patching import patched
-from mjlab_dist.sim import model_fields, rows
+from mjlab_dist.imports import patched
+from mjlab_dist.sim import data, model_fields
 from mjlab_dist.sim.engine import Arrays, Engine, Program
 from mjlab_dist.sim.ordering import find_physics
 from mjlab_dist.sim.recorder import Recorder
@@ -39,7 +39,7 @@ class WarpEngine(Engine):
             self._unanchored = model_fields.unanchored(self._put) if moves_static else None
             self._keys = wp.full(self._num_envs, -1, dtype=int)
             cleared = [arrays.physics[name] for name in CARRIED if name in arrays.physics]
-            self._clear_carried = rows.clearing(mask, cleared)
+            self._clear_carried = data.clearing(mask, cleared)
             self._step_once, self._forward_once = find_physics(config, str(device), self._put, self.data)
         # On a GPU, one graph contains all substeps, because each launch of a graph takes time. On the CPU a launch
         # takes 1 µs, and a graph of one substep is recorded faster than a graph of all substeps.
@@ -107,7 +107,7 @@ class WarpEngine(Engine):
     def _collect_overflow(self) -> None:
         counts = (self.data.nefc, self.data.nacon, self.data.ncollision)
         buffers = (self._arrays.overflow, self._arrays.demand)
-        wp.launch(rows.collect_overflow, self._num_envs, [self.data.overflow, BUFFER_BITS, *counts, *buffers])
+        wp.launch(data.collect_overflow, self._num_envs, [self.data.overflow, BUFFER_BITS, *counts, *buffers])
 
     def _forward(self) -> None:
         self._forward_once(self._put, self.data)
@@ -117,7 +117,7 @@ class WarpEngine(Engine):
         if self._key is None:
             mjw.reset_data(self._put, self.data, reset=mask)
         else:
-            wp.launch(rows.choose_keys, self._num_envs, [mask, self._key, self._keys])
+            wp.launch(data.choose_keys, self._num_envs, [mask, self._key, self._keys])
             mjw.reset_data_keyframe(self._put, self.data, self._keys)
         self._clear_carried()
 

@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from mjlab_dist.distributed.seeding import check_generator
+from mjlab_dist.distributed.rank import check_generator
 from mjlab_dist.errors import UserError
 
 # Functions that have the size of the result as an argument

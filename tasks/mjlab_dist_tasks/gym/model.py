@@ -6,7 +6,7 @@ import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mjlab_dist.machine.packages import require_extra
+from mjlab_dist.imports import require_extra
 
 if TYPE_CHECKING:
     import mujoco

@@ -13,7 +13,7 @@ from rich.console import Console
 from run_files import write_checkpoint
 
 from mjlab_dist.cli.console import EventPrinter, TrainConsole, make_console
-from mjlab_dist.launch.streams import unfailing
+from mjlab_dist.launch.output import unfailing
 
 HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
 

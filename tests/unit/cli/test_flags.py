@@ -17,8 +17,7 @@ import yaml
 from configs import LEGGED, typed, with_flags
 
 from mjlab_dist.cli import train
-from mjlab_dist.cli.fields import fields_of
-from mjlab_dist.cli.flags import HELP_FIELDS, Group, by_flag, split_task, take_help
+from mjlab_dist.cli.flags import HELP_FIELDS, Group, by_flag, fields_of, split_task, take_help
 from mjlab_dist.cli.run_flags import run_fields
 from mjlab_dist.config import TrainConfig, registry
 from mjlab_dist.config.checks import validate

@@ -10,8 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mjlab_dist.config import PlayConfig, registry
-from mjlab_dist.config.checks import parse_interval, validate
-from mjlab_dist.config.hosts import parse_host
+from mjlab_dist.config.checks import parse_host, parse_interval, validate
 from mjlab_dist.errors import UserError
 from mjlab_dist.play.choice import resolve
 

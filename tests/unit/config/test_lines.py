@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from mjlab_dist.config.lines import dump_yaml, load_yaml
+from mjlab_dist.config.serialization import dump_yaml, load_yaml
 from mjlab_dist.errors import UserError
 from mjlab_dist.runs.run_dir import read_config_file
 

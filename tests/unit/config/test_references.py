@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from mjlab_dist.config import ObservationConfig, event, observation, reward, term
-from mjlab_dist.config.references import LazyModule, Reference, lazy_modules, name_of, resolve
 from mjlab_dist.config.serialization import to_plain
+from mjlab_dist.config.terms import LazyModule, Reference, lazy_modules, name_of, resolve
 from mjlab_dist.errors import UserError
 
 HEAD = """from mjlab_dist.config import event, observation, reward, term
@@ -122,6 +122,6 @@ def test_options_of_terms() -> None:
 
 def test_plain_data_names_functions() -> None:
     assert to_plain({"func": resolve, "lazy": Reference("a:b")}) == {
-        "func": "mjlab_dist.config.references:resolve",
+        "func": "mjlab_dist.config.terms:resolve",
         "lazy": "a:b",
     }

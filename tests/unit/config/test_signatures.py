@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import mjlab_dist.mdp
-from mjlab_dist.config.references import name_of
 from mjlab_dist.config.signatures import REQUIRED, parameters
+from mjlab_dist.config.terms import name_of
 from mjlab_dist.env.term import Term
 
 

@@ -21,7 +21,7 @@ TERM = "def reached(env):\n    return env\n\n\nclass Reached:\n    def __init__(
 OWN_TERMS = """
 import functools, os, subprocess
 import mjlab_dist.env.term as ours
-from mjlab_dist.learn.loggers.base import Logger
+from mjlab_dist.learn.loggers import Logger
 from mjlab_dist.mdp import actions
 from os import system
 from torch import load as read
@@ -111,8 +111,8 @@ def test_tasks_are_trusted(task: str, read: Read):
     [
         *("os:system", "posix:system", "torch:load", "six.moves:reload_module"),
         "mjlab_dist.machine.processes:run_program",
-        "mjlab_dist.config.references:resolve",
-        "mjlab_dist.mdp.motor_file:torch.load",
+        "mjlab_dist.config.terms:resolve",
+        "mjlab_dist.mdp.motors:torch.load",
         "mjlab_dist.mdp.rewards:tilt.__globals__.clear",
         "mjlab_dist.mdp.rewards:no_such_name",
         "mjlab_dist.mdp_of_others:run",
@@ -223,7 +223,7 @@ def test_functions_that_the_user_s_own_modules_import_are_not_trusted(name: str,
     ("path", "reference"),
     [
         ("env.sim.model", "mjlab_dist.distributed.synchronizer:find_synchronizer"),
-        ("env.sim.model", "mjlab_dist.mdp.motion_file:read_motions"),
+        ("env.sim.model", "mjlab_dist.mdp.motion:read_motions"),
         ("env.sim.model", "mjlab_dist.mdp.rewards:tilt"),
         *(("env.sim.model", f"own_robot.terms:{name}") for name in ("make", "Reached")),
         ("sync.synchronizer", "mjlab_dist.distributed.synchronizer:find_synchronizer"),

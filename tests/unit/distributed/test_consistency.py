@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mjlab_dist.distributed import consistency
-from mjlab_dist.distributed.consistency import check_equal, checksum
+from mjlab_dist.distributed import group
+from mjlab_dist.distributed.group import check_equal, checksum
 from mjlab_dist.errors import DesyncError
 
 
@@ -43,7 +43,7 @@ def test_tensors_and_ranks_that_differ_are_named(monkeypatch: pytest.MonkeyPatch
     def gather(own: torch.Tensor) -> torch.Tensor:
         return torch.stack([own + torch.tensor([0, value, value]) for value in values])
 
-    monkeypatch.setattr(consistency, "gather", gather)
+    monkeypatch.setattr(group, "gather", gather)
     with pytest.raises(DesyncError, match=f"^iteration 7: {said}"):
         check_equal({"a": torch.ones(2), "b": torch.ones(3), "c": torch.zeros(1)}, "iteration 7")
 

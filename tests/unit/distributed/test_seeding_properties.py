@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mjlab_dist.distributed.seeding import seed_generators
+from mjlab_dist.distributed.rank import seed_generators
 
 seeds = st.integers(0, 2**63 - 1)
 ranks = st.integers(0, 10_000)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mjlab_dist.distributed.slurm import JOB_HOSTS, named_hosts, slurm_hosts
+from mjlab_dist.distributed.rank import JOB_HOSTS, named_hosts, slurm_hosts
 from mjlab_dist.errors import UserError
 
 

@@ -17,7 +17,7 @@ from legged import EVERYTHING, event, make, observe, term
 from mjlab_dist import mdp
 from mjlab_dist.authoring.check.host_syncs import HostSyncs
 from mjlab_dist.env import Env
-from mjlab_dist.env.final_observations import FinalObservations
+from mjlab_dist.env.observation_group import FinalObservations
 from mjlab_dist.env.term import Term
 from mjlab_dist.errors import UserError
 

@@ -19,9 +19,8 @@ from typing import NamedTuple
 import pytest
 from strangers import silent_strangers
 
-from mjlab_dist.launch.channel import LAUNCHER, Channel, Channels, connect
-from mjlab_dist.launch.handshake import SECRET, new_secret
-from mjlab_dist.launch.rank_output import LogFiles
+from mjlab_dist.launch.channel import LAUNCHER, SECRET, Channel, Channels, connect, new_secret
+from mjlab_dist.launch.output import LogFiles
 from mjlab_dist.messages import Event
 
 

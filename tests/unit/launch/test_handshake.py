@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from mjlab_dist.launch import handshake
-from mjlab_dist.launch.handshake import NotOursError, authenticate, new_secret
+from mjlab_dist.launch import channel
+from mjlab_dist.launch.channel import NotOursError, authenticate, new_secret
 
 OURS, OTHER = (bytes.fromhex(new_secret()) for _ in range(2))
 
@@ -70,14 +70,14 @@ def test_two_listeners_do_not_prove_themselves_to_each_other():
 
 
 def test_the_wait_for_a_peer_that_sends_nothing_is_limited(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(handshake, "TIMEOUT_S", 0.05)
+    monkeypatch.setattr(channel, "TIMEOUT_S", 0.05)
     left, right = socket.socketpair()
     with left, right, pytest.raises(TimeoutError):
         authenticate(right, OURS, listens=True)
 
 
 def test_single_bytes_do_not_extend_the_wait_for_a_peer(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(handshake, "TIMEOUT_S", 0.2)
+    monkeypatch.setattr(channel, "TIMEOUT_S", 0.2)
     sent = 0
 
     def trickle(connection: socket.socket) -> None:
@@ -92,7 +92,7 @@ def test_single_bytes_do_not_extend_the_wait_for_a_peer(monkeypatch: pytest.Monk
                 sent += 1
 
     assert outcomes(trickle, listens(OURS))[1] == "closed"
-    assert 0 < sent < handshake.SECRET_BYTES
+    assert 0 < sent < channel.SECRET_BYTES
 
 
 @pytest.mark.parametrize("sent", [b"", b"x" * 10])

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 
 from mjlab_dist.config import TrainConfig, registry
-from mjlab_dist.config.hosts import parse_host
+from mjlab_dist.config.checks import parse_host
 from mjlab_dist.distributed import RankDevice
 from mjlab_dist.distributed.heartbeat import Control
 from mjlab_dist.errors import UserError
-from mjlab_dist.launch import regroup as module
+from mjlab_dist.launch import restarts as module
 from mjlab_dist.launch.budget import plan_budget
 from mjlab_dist.launch.hosts.device_answer import DeviceAnswer, DeviceRequest
 from mjlab_dist.launch.hosts.ssh import HERE, Host
 from mjlab_dist.launch.plan import RunPlan
-from mjlab_dist.launch.regroup import TooFewHostsError, regroup
+from mjlab_dist.launch.restarts import TooFewHostsError, regroup
 from mjlab_dist.messages import Event, listening
 
 HOSTS = ("localhost", "node7", "node8:2")

@@ -23,7 +23,7 @@ SETTLES = {
 }
 """Modules that settle it. An env that is built without a plan chooses its engine through sim/engine_choice.py, too."""
 
-OTHERS = {"play/model_card.py", "play/view/choice.py", "play/view/watch.py"}
+OTHERS = {"play/pack.py", "play/choice.py", "play/view/watch.py"}
 """Modules that show it as it was asked for, or read fields of other configs."""
 
 CONFIGS = {"config", "_config", "cfg"}

@@ -10,7 +10,7 @@ import pytest
 
 PRINTS_AND_ENDS = """
 import os, socket, sys
-from mjlab_dist.launch.streams import keep_streams_usable
+from mjlab_dist.launch.output import keep_streams_usable
 keep_streams_usable()
 sockets = [socket.socket() for _ in range(3)]
 for _ in range(100):

@@ -23,16 +23,16 @@ import torchrunx
 import torchrunx.launcher
 
 from mjlab_dist.errors import UserError
-from mjlab_dist.launch.agent import FORK
-from mjlab_dist.launch.agents import Agent, Arrivals, waiting_agents
-from mjlab_dist.launch.handshake import SECRET, new_secret
+from mjlab_dist.launch.channel import SECRET, new_secret
+from mjlab_dist.launch.preparation import Agent, Arrivals, waiting_agents
 from mjlab_dist.launch.supervision import AgentLostError, RankLostError
 from mjlab_dist.launch.torchrunx import LauncherEnd, require_release, run_launcher
+from mjlab_dist.launch.torchrunx_agent import FORK
 
 START = """
 import math, os, pickle, sys
 print("a shell prints this", flush=True)
-from mjlab_dist.launch.agent import Messages
+from mjlab_dist.launch.torchrunx_agent import Messages
 launcher = Messages()
 launcher.open(math.inf)
 os.system("cat; echo printed by a child")

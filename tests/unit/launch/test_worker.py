@@ -12,7 +12,7 @@ import mjlab_dist
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.distributed.heartbeat import Control
 from mjlab_dist.errors import BufferOverflowError
-from mjlab_dist.learner import Learner
+from mjlab_dist.launch.worker import Learner
 from mjlab_dist.messages import Event, listening
 
 

@@ -10,8 +10,8 @@ import torch
 
 from mjlab_dist.config import TrainConfig, registry
 from mjlab_dist.distributed.rank import Rank
-from mjlab_dist.learn import advice
-from mjlab_dist.learn.advice import WINDOW, Advice, waiting_advice
+from mjlab_dist.learn import metrics
+from mjlab_dist.learn.metrics import WINDOW, Advice, waiting_advice
 from mjlab_dist.messages import listening
 
 
@@ -70,10 +70,10 @@ def test_memory_that_is_nearly_full_is_reported_once_per_machine(config: TrainCo
     first = Rank(world_size=6, local_world_size=3)
     second = dataclasses.replace(first, rank=1, local_rank=1)
     other = dataclasses.replace(first, rank=3)
-    monkeypatch.setattr(advice, "memory_mb", lambda _: 1000.0)
-    monkeypatch.setattr(advice, "free_cpu_bytes", lambda: 200e6)  # the 3 ranks use 1 GB each
+    monkeypatch.setattr(metrics, "memory_mb", lambda _: 1000.0)
+    monkeypatch.setattr(metrics, "free_cpu_bytes", lambda: 200e6)  # the 3 ranks use 1 GB each
     assert warnings(Advice(config, first, "cpu", NUM_ENVS), calm) == []
-    monkeypatch.setattr(advice, "free_cpu_bytes", lambda: 100e6)
+    monkeypatch.setattr(metrics, "free_cpu_bytes", lambda: 100e6)
     (text,) = warnings(Advice(config, first, "cpu", NUM_ENVS), calm)
     assert f"--num-envs (now {NUM_ENVS})" in text
     assert "this machine" in text

@@ -12,7 +12,7 @@ from rollouts import AGENT, collect, make_data, make_learner, train_config
 from tensordict import TensorDict
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mjlab_dist.learn.distribution import BoundedGaussian
+from mjlab_dist.learn.networks import BoundedGaussian
 
 NUM_ENVS = 8
 

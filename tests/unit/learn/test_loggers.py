@@ -15,8 +15,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from mjlab_dist.config import registry
 from mjlab_dist.errors import UserError
+from mjlab_dist.learn.loggers import check_loggers
 from mjlab_dist.learn.loggers.all_loggers import LoggerGroup
-from mjlab_dist.learn.loggers.base import check_loggers
 from mjlab_dist.learn.metrics import Row
 from mjlab_dist.messages import Event, listening
 

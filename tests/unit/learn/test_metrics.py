@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from mjlab_dist.env import EpisodeTotals
-from mjlab_dist.learn.clock import Clock
-from mjlab_dist.learn.metrics import WINDOW_EPISODES, Metrics, Row, Sample
+from mjlab_dist.learn.metrics import WINDOW_EPISODES, Clock, Metrics, Row, Sample
 
 COLUMNS = ("reward/upright", "reward/effort", "termination/time_limit", "termination/fallen", "metric/success")
 

@@ -10,7 +10,7 @@ import pytest
 from mjlab_dist.config import TrainConfig, registry
 from mjlab_dist.distributed import Rank
 from mjlab_dist.env import Env
-from mjlab_dist.learn import Runner
+from mjlab_dist.learn.runner import Runner
 from mjlab_dist.runs.run_dir import read_metrics
 from mjlab_dist.sim import start_warp
 

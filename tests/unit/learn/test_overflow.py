@@ -15,15 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mjlab_dist.config import SimConfig, registry
-from mjlab_dist.config.buffers import MARGIN, SHARED_MARGIN, larger_size
-from mjlab_dist.config.entries import replaced
-from mjlab_dist.config.values import with_values
+from mjlab_dist.config.physics import MARGIN, SHARED_MARGIN, larger_size
+from mjlab_dist.config.values import replaced, with_values
 from mjlab_dist.distributed import Rank
 from mjlab_dist.env import Env
 from mjlab_dist.errors import BufferOverflowError, Exit, NonFiniteError
-from mjlab_dist.learn import Runner, overflow
-from mjlab_dist.learn.hooks import Hook
+from mjlab_dist.learn import overflow
 from mjlab_dist.learn.overflow import OverflowCheck
+from mjlab_dist.learn.runner import Hook, Runner
 from mjlab_dist.sim import Simulation, load_model, start_warp
 
 BOX = SimConfig(model=str(Path(__file__).parents[2] / "data" / "models" / "box.xml"), njmax=3, nconmax=1, engine="warp")

@@ -48,7 +48,7 @@ def test_a_loaded_policy_computes_the_same_actions_as_in_its_env(tmp_path: Path,
 
 
 def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
-    from mjlab_dist.learn import load_policy_without_env
+    from mjlab_dist.learn.networks import load_policy_without_env
 
     file = tmp_path / "model_1.pt"
     for content in ({}, {"actor_state_dict": {}}, {"actor_state_dict": {"mlp.0.weight": torch.zeros(3, 2)}}):

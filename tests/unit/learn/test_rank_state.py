@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from mjlab_dist.errors import UserError
-from mjlab_dist.learn.random_state import random_state, restore_random_state
-from mjlab_dist.learn.rank_state import fits, pack, unpack
+from mjlab_dist.learn.rank_state import fits, pack, random_state, restore_random_state, unpack
 
 STATE = {
     "env/qpos": torch.randn(3, 5),

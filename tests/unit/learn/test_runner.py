@@ -12,7 +12,7 @@ import torch
 from mjlab_dist.config import registry
 from mjlab_dist.distributed import Rank
 from mjlab_dist.env import Env
-from mjlab_dist.learn import Runner
+from mjlab_dist.learn.runner import Runner
 from mjlab_dist.sim import start_warp
 
 

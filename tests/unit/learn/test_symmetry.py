@@ -11,7 +11,7 @@ from tensordict import TensorDict
 
 from mjlab_dist.config import SymmetryConfig
 from mjlab_dist.errors import UserError
-from mjlab_dist.learn.symmetry import symmetry_cfg
+from mjlab_dist.learn.extensions import symmetry_cfg
 
 
 def only_mirrored(env: Any, obs: TensorDict | None, actions: torch.Tensor | None) -> tuple[Any, Any]:

@@ -24,15 +24,23 @@ from wandb_files import logged_steps
 
 from mjlab_dist.config import TrainConfig, registry
 from mjlab_dist.errors import UserError
+from mjlab_dist.learn.loggers import Logger
 from mjlab_dist.learn.loggers import wandb_logger as module
-from mjlab_dist.learn.loggers.all_loggers import LoggerGroup, scalars
-from mjlab_dist.learn.loggers.base import Logger
+from mjlab_dist.learn.loggers.all_loggers import JsonlWriter, LoggerGroup, scalars, writers
 from mjlab_dist.learn.loggers.tensorboard_logger import TensorBoardLogger
 from mjlab_dist.learn.metrics import Row
-from mjlab_dist.learn.writers import JsonlWriter, writers
 from mjlab_dist.messages import Event, listening
-from mjlab_dist.runs.run_dir import METRICS_FILE, RANK_METRICS_FILE, cut_metrics, find_run_to_resume, read_metrics
-from mjlab_dist.runs.wandb_run import WANDB_FILE, WandbRun, read_wandb_run, write_wandb_run
+from mjlab_dist.runs.run_dir import (
+    METRICS_FILE,
+    RANK_METRICS_FILE,
+    WANDB_FILE,
+    WandbRun,
+    cut_metrics,
+    find_run_to_resume,
+    read_metrics,
+    read_wandb_run,
+    write_wandb_run,
+)
 
 KEY = "0123456789abcdef" * 2 + "01234567"
 

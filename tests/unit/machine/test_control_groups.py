@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from mjlab_dist.machine import doctor
-from mjlab_dist.machine.control_groups import memory_room
 from mjlab_dist.machine.findings import Status
+from mjlab_dist.machine.memory import memory_room
 
 
 def system(root: Path, groups: str, files: dict[str, str]) -> Path:

@@ -25,14 +25,21 @@ from fake_nvml import FakeGpu
 
 from mjlab_dist.config import TrainConfig, registry
 from mjlab_dist.errors import Exit, PreflightError, UserError
+from mjlab_dist.imports import require_extra
 from mjlab_dist.machine import doctor
 from mjlab_dist.machine.devices import Gpu, plan_devices
 from mjlab_dist.machine.findings import Status
 from mjlab_dist.machine.gpu_checks import check_warp, judge_cuda, judge_gpu
-from mjlab_dist.machine.packages import require_extra
-from mjlab_dist.machine.preflight import check_directory, check_loopback, check_machine, check_versions
+from mjlab_dist.machine.preflight import (
+    WANDB_SERVER,
+    check_directory,
+    check_loopback,
+    check_machine,
+    check_versions,
+    check_wandb,
+    has_wandb_account,
+)
 from mjlab_dist.machine.processes import LAUNCH
-from mjlab_dist.machine.wandb_check import WANDB_SERVER, check_wandb, has_wandb_account
 
 H200 = Gpu(index=1, card=1, uuid="GPU-1", card_uuid="GPU-1", name="NVIDIA H200")
 
@@ -404,7 +411,7 @@ def test_a_run_is_refused_on_gpus_that_torch_or_warp_cannot_use(on_gpus: Callabl
 
 
 def test_doctor_requires_the_driver_that_the_physics_requires():
-    from mjlab_dist.sim.recording import CAPTURABLE_DRIVER
+    from mjlab_dist.sim.recorder import CAPTURABLE_DRIVER
 
     assert doctor.CAPTURABLE_DRIVER == CAPTURABLE_DRIVER
 

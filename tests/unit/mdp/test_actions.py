@@ -19,7 +19,7 @@ from manipulator import ARM, BLOCKS, SIM, drawn, make
 from mjlab_dist.config import ActionConfig
 from mjlab_dist.config.terms import action
 from mjlab_dist.env import Env
-from mjlab_dist.env.action import Action
+from mjlab_dist.env.actions import Action
 from mjlab_dist.mdp import actions
 from mjlab_dist.mdp.actions import DifferentialIK
 

@@ -16,7 +16,7 @@ from mjlab_dist.authoring.check.host_syncs import HostSyncs
 from mjlab_dist.config import TermConfig, TerrainConfig, TerrainPartConfig, registry
 from mjlab_dist.distributed import Rank
 from mjlab_dist.env import Env, EpisodeTotals
-from mjlab_dist.learn import Runner
+from mjlab_dist.learn.runner import Runner
 from mjlab_dist.mdp.curricula import TerrainLevels
 from mjlab_dist.runs.run_dir import read_metrics
 

@@ -20,15 +20,14 @@ import torch
 
 from mjlab_dist.config import TrainConfig, registry
 from mjlab_dist.config.values import with_values
-from mjlab_dist.distributed.seeding import seed_generators
+from mjlab_dist.distributed.rank import seed_generators
 from mjlab_dist.env import Env
 from mjlab_dist.errors import CheckError, UserError
 from mjlab_dist.learn.networks import make_networks
 from mjlab_dist.play import without_disturbances
 from mjlab_dist.play.export import TOLERANCE, largest_difference
 from mjlab_dist.play.export_description import actuator, describe
-from mjlab_dist.play.export_files import run_onnx, run_torchscript, to_onnx, to_torchscript
-from mjlab_dist.play.export_network import ExportedPolicy
+from mjlab_dist.play.export_network import ExportedPolicy, run_onnx, run_torchscript, to_onnx, to_torchscript
 from mjlab_dist.sim import build_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.load` is deprecated")

@@ -8,7 +8,7 @@ from configs import value_at
 from mjlab_dist.config import TrainConfig, registry
 from mjlab_dist.config.values import with_values
 from mjlab_dist.errors import UserError
-from mjlab_dist.play.vary import Axis, changes_of, make_points, parse_axis
+from mjlab_dist.play.evaluate import Axis, changes_of, make_points, parse_axis
 
 
 @pytest.fixture(scope="module")

@@ -50,7 +50,7 @@ def test_a_variable_that_mujoco_has_already_read_is_not_set() -> None:
 def test_triton_can_be_imported_after_rendering() -> None:
     code = """
 import mujoco
-from mjlab_dist.play.video import _renderer
+from mjlab_dist.sim.render import _renderer
 model = mujoco.MjModel.from_xml_string("<mujoco><worldbody><geom size='.1'/></worldbody></mujoco>")
 _renderer(model, (8, 8), -1)({})
 import triton

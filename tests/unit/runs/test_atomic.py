@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from mjlab_dist.runs.atomic import write_atomically
+from mjlab_dist.runs.outputs import write_atomically
 
 
 def test_a_file_is_created_and_replaced(tmp_path: Path):

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from mjlab_dist.errors import UserError
-from mjlab_dist.runs.figure_files import save_png
-from mjlab_dist.runs.outputs import check_output, write_output
+from mjlab_dist.runs.outputs import check_output, save_png, write_output
 
 
 def test_a_file_that_can_be_written_is_accepted(tmp_path: Path):

@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from mjlab_dist.errors import UserError
-from mjlab_dist.runs.pack_file import (
+from mjlab_dist.runs.run_dir import find_any_run, find_run, find_run_to_resume, read_config_file
+from mjlab_dist.runs.run_files import (
     CHECKPOINT,
     LIMITS,
     MANIFEST,
@@ -26,7 +27,6 @@ from mjlab_dist.runs.pack_file import (
     read_part,
     write_pack,
 )
-from mjlab_dist.runs.run_dir import find_any_run, find_run, find_run_to_resume, read_config_file
 
 GOOD: dict[str, bytes] = {
     MANIFEST: json.dumps({"format": 1, "task": "walk", "checkpoint": "model_3"}).encode(),

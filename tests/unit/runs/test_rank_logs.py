@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mjlab_dist.config import registry
-from mjlab_dist.runs.rank_logs import log_dir
+from mjlab_dist.runs.run_dir import log_dir
 
 RUN_DIR = Path("logs/run")
 

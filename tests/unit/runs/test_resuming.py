@@ -15,8 +15,7 @@ import mjlab_dist
 from mjlab_dist.config import TrainConfig, registry
 from mjlab_dist.errors import Exit, UserError
 from mjlab_dist.launch.train import train
-from mjlab_dist.runs.resuming import check_same_run, find_named_run, is_complete
-from mjlab_dist.runs.run_dir import CONFIG_FILE, checkpoint_path, to_yaml
+from mjlab_dist.runs.run_dir import CONFIG_FILE, check_same_run, checkpoint_path, find_named_run, is_complete, to_yaml
 
 TASK = "cartpole-balance"
 

@@ -10,7 +10,7 @@ import pytest
 import warp as wp
 
 from mjlab_dist.messages import listening
-from mjlab_dist.sim import kernels, start_warp
+from mjlab_dist.sim import recorder, start_warp
 
 pytestmark = pytest.mark.slow
 
@@ -51,7 +51,7 @@ def program(*values: int, module: str | None = None) -> tuple[Callable[[], None]
 def result(*values: int, module: str | None = None) -> int:
     """Compile the kernels of a program, and return the sum that it computes."""
     launch, total = program(*values, module=module)
-    kernels.prepare("cpu", launch)
+    recorder.prepare("cpu", launch)
     launch()
     return int(total.numpy()[0])
 
@@ -77,10 +77,10 @@ def test_a_loaded_module_is_compiled_again_only_if_a_kernel_was_added() -> None:
         assert set(events) == {"compiling"}
         events.clear()
         added, total = program(8, module="shared")
-        kernels.prepare("cpu", added)
+        recorder.prepare("cpu", added)
         assert set(events) == {"compiling"}
         events.clear()
-        kernels.prepare("cpu", added)
+        recorder.prepare("cpu", added)
         assert events == []
     added()
     assert total.numpy() == 8

@@ -11,7 +11,7 @@ from conftest import Command
 from warp._src import context
 
 from mjlab_dist.sim import start_warp
-from mjlab_dist.sim.recording import why_not_capturable
+from mjlab_dist.sim.recorder import why_not_capturable
 
 IN_THREADS = """
 import sys

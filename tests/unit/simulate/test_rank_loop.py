@@ -18,9 +18,8 @@ from torch._C._distributed_c10d import TCPStore
 import mjlab_dist
 from mjlab_dist.distributed import Rank, group
 from mjlab_dist.errors import PreflightError
-from mjlab_dist.simulate.job import Job
-from mjlab_dist.simulate.rank_loop import CLOSE, PROGRESS, check_same_variants, execute
-from mjlab_dist.simulate.shard import Shard
+from mjlab_dist.simulate.ranks import CLOSE, PROGRESS, check_same_variants, execute
+from mjlab_dist.simulate.shard import Job, Shard
 
 XML = '<mujoco><worldbody><body><joint damping="{}"/><geom size="0.1"/></body></worldbody></mujoco>'
 
@@ -83,7 +82,7 @@ def test_a_rollout_reports_progress_and_a_policy_that_cannot_be_unpickled_is_ref
 @pytest.mark.slow
 def test_a_program_that_only_starts_ranks_does_not_import_their_libraries() -> None:
     libraries = '{"rsl_rl", "tensordict", "warp", "mujoco", "torch._dynamo"}'
-    imports = "import sys, mjlab_dist.simulate.live_ranks, mjlab_dist.simulate.envs"
+    imports = "import sys, mjlab_dist.simulate.ranks, mjlab_dist.simulate.envs"
     code = f"{imports}; sys.exit(str({libraries} & {{*sys.modules}} or ''))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stderr.strip() == ""

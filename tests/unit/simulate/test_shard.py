@@ -8,8 +8,7 @@ from configs import changed
 from every_task import NAMES, config_of
 
 from mjlab_dist.config import TrainConfig
-from mjlab_dist.simulate.job import Job, Tensors
-from mjlab_dist.simulate.shard import Shard
+from mjlab_dist.simulate.shard import Job, Shard, Tensors
 
 NUM_ENVS = 33
 

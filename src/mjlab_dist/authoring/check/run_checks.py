@@ -10,7 +10,9 @@ from pathlib import Path
 import torch
 
 from mjlab_dist.authoring.buffer_sizes import BufferGauge
-from mjlab_dist.authoring.check.checks import (
+from mjlab_dist.authoring.check.physics_check import PhysicsProbe
+from mjlab_dist.authoring.check.step_replay import is_library
+from mjlab_dist.authoring.check.task_checks import (
     NUM_RECORDED,
     Check,
     check_buffers,
@@ -24,18 +26,15 @@ from mjlab_dist.authoring.check.checks import (
     measure_speed,
     passed,
 )
-from mjlab_dist.authoring.check.physics import PhysicsProbe
-from mjlab_dist.authoring.check.step_replay import is_library
 from mjlab_dist.authoring.check.watched_env import RETURNED, Entry, WatchedEnv
 from mjlab_dist.config import TrainConfig
-from mjlab_dist.config.buffers import MARGIN
 from mjlab_dist.config.checks import validate
-from mjlab_dist.distributed.seeding import seed_generators
-from mjlab_dist.errors import UserError
+from mjlab_dist.config.physics import MARGIN
+from mjlab_dist.distributed.rank import seed_generators
+from mjlab_dist.errors import UserError, named, with_notes
 from mjlab_dist.launch.budget import total_num_envs
-from mjlab_dist.learn.random_state import random_state, restore_random_state
+from mjlab_dist.learn.rank_state import random_state, restore_random_state
 from mjlab_dist.messages import emit
-from mjlab_dist.places import named, with_notes
 from mjlab_dist.sim import start_warp
 
 # Number of steps of a rollout. The first episode of every env ends within these steps.

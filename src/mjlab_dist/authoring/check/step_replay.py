@@ -31,7 +31,7 @@ import torch
 import warp as wp
 
 from mjlab_dist.authoring.check.host_syncs import HostReads, HostSyncs, pausing
-from mjlab_dist.patching import patched
+from mjlab_dist.imports import patched
 from mjlab_dist.sim import Simulation
 
 aten: Any = torch.ops.aten

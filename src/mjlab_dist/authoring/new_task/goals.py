@@ -10,11 +10,17 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from mjlab_dist.authoring.new_task.base import GRAVITY_M_S2, has_weight
-from mjlab_dist.authoring.new_task.joints import followers, is_below, is_finger, is_hinge, simple_joints
-from mjlab_dist.authoring.new_task.legs import corners_below
-from mjlab_dist.errors import UserError
-from mjlab_dist.wording import listed
+from mjlab_dist.authoring.new_task.joints import (
+    GRAVITY_M_S2,
+    corners_below,
+    followers,
+    has_weight,
+    is_below,
+    is_finger,
+    is_hinge,
+    simple_joints,
+)
+from mjlab_dist.errors import UserError, listed
 
 if TYPE_CHECKING:
     import mujoco

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from mjlab_dist.authoring.new_task.joints import mocap_welds
+import numpy as np
+
+from mjlab_dist.authoring.new_task.action_blocks import Block, action_inputs
+from mjlab_dist.authoring.new_task.joints import actuated_joint, box_corners, is_below, is_hinge, mocap_welds
 from mjlab_dist.sim.names import new_name
+from mjlab_dist.sim.render import VIDEO_SIZE
 
 if TYPE_CHECKING:
     import mujoco
-
+    from numpy.typing import NDArray
 
 # Type of a free joint, `mujoco.mjtJoint.mjJNT_FREE`
 FREE = 0
@@ -148,3 +154,177 @@ def _new_names(names: Sequence[str], wishes: Sequence[str]) -> dict[int, str]:
             found[i] = new_name(wish, taken)
             taken.add(found[i])
     return found
+
+
+# Width of a video frame divided by its height
+ASPECT = VIDEO_SIZE[0] / VIDEO_SIZE[1]
+
+# Minimum share of the corners of a robot's bounding boxes that a camera must show
+MIN_INSIDE = 0.8
+
+# Minimum size of the robot in the picture, as a share of the picture's height
+MIN_SIZE = 0.02
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """The part of the scene that a camera must show."""
+
+    # Center of this part
+    center_m: tuple[float, float, float]
+    # Diagonal of the box around this part
+    extent_m: float
+    # Height of the lowest point of this part and of all fixed geoms, on which the robot stands; None without fixed
+    # geoms.
+    stand_m: float | None
+
+
+def find_view(model: mujoco.MjModel, start: mujoco.MjData) -> View:
+    """Return the view that contains all moving bodies and the bodies that they are attached to."""
+    corners = box_corners(model, start, _shown(model))
+    if not len(corners):
+        return View(center_m=(0.0, 0.0, 0.0), extent_m=1.0, stand_m=None)
+    low, high = corners.min(axis=0), corners.max(axis=0)
+    x, y, z = map(float, (low + high) / 2)
+    fixed = box_corners(model, start, (model.body_weldid[model.geom_bodyid] == 0) & (model.geom_rbound > 0.0))
+    stand_m = float(min(low[2], fixed[:, 2].min())) if len(fixed) else None
+    return View(center_m=(x, y, z), extent_m=float(np.linalg.norm(high - low)), stand_m=stand_m)
+
+
+def shows_robot(model: mujoco.MjModel, start: mujoco.MjData) -> bool:
+    """Return whether the first camera, which videos use, shows ``MIN_INSIDE`` of the robot in the start state."""
+    corners = box_corners(model, start, _shown(model))
+    if not model.ncam or not len(corners):
+        return bool(model.ncam)
+    # Corners in the coordinate system of the camera, which looks along -z
+    local = (corners - start.cam_xpos[0]) @ start.cam_xmat[0].reshape(3, 3)
+    depth_m = -local[:, 2]
+    in_front = depth_m > model.vis.map.znear * model.stat.extent
+    # Corners in the picture, with y = 1 at the top of the picture
+    picture = local[:, :2] / np.where(in_front, depth_m, 1.0)[:, None]
+    picture /= math.tan(math.radians(float(model.cam_fovy[0])) / 2)
+    inside = in_front & (np.abs(picture) <= (ASPECT, 1.0)).all(axis=1)
+    if inside.mean() < MIN_INSIDE:
+        return False
+    return bool(np.ptp(picture[inside], axis=0).max() >= 2 * MIN_SIZE)
+
+
+def _shown(model: mujoco.MjModel) -> NDArray[np.bool_]:
+    """Return which geoms belong to a kinematic tree that can move, (num_geoms,)."""
+    roots = np.unique(model.body_rootid[model.body_weldid != 0])
+    return np.isin(model.body_rootid[model.geom_bodyid], roots) & (model.geom_bodyid != 0)
+
+
+# Maximum distance between geoms that count as touching, in m
+TOUCHING_M = 1e-3
+
+# Number of random poses in which contacts are looked for
+NUM_POSES = 64
+
+# Change of a hinge that counts as motion, in rad
+REACH_RAD = 0.1
+
+# Change of a slide joint that counts as motion, in m
+REACH_M = 0.01
+
+# Time in which an action of 1 or -1 must move a joint, in simulated seconds
+MOVED_S = 5.0
+
+
+def find_touching(
+    model: mujoco.MjModel, start: mujoco.MjData, joints: Sequence[int], root: Sequence[int]
+) -> list[tuple[int, int]]:
+    """Find pairs of bodies whose contact no joint can open, and links that touch the fixed body they are attached to.
+
+    MuJoCo ignores contacts between a link and its parent only if both can move. A contact that the joints cannot open
+    has no solution: it holds the joints, and MuJoCo Warp can compute infinite numbers.
+    """
+    import mujoco
+
+    # Ignore the ground, on which robots may slide
+    model, joints = copy.copy(model), list(joints)
+    model.geom_margin[:] = TOUCHING_M
+    is_ground = np.isin(model.geom_type, (int(mujoco.mjtGeom.mjGEOM_PLANE), int(mujoco.mjtGeom.mjGEOM_HFIELD)))
+    model.geom_contype[is_ground] = model.geom_conaffinity[is_ground] = 0
+    # Ranges of the joints
+    limited = model.jnt_limited[joints].astype(bool)
+    width = np.array([np.pi if is_hinge(model, j) else 0.1 for j in joints])
+    columns = model.jnt_qposadr[joints]
+    low = np.where(limited, model.jnt_range[joints, 0], start.qpos[columns] - width)
+    high = np.where(limited, model.jnt_range[joints, 1], start.qpos[columns] + width)
+    # Pairs that touch in the start state, and in all poses
+    data, rng = copy.copy(start), np.random.default_rng(0)
+    at_start = always = _touching(model, data)
+    for _ in range(NUM_POSES):
+        if not always:
+            break
+        data.qpos[columns] = rng.uniform(low, high)
+        always = always & _touching(model, data)
+    # Links on a fixed body. For other pairs, a driven joint must be between the two: a cube on a table also touches it
+    # in every pose of an arm.
+    fixed, parents = model.body_weldid == 0, model.body_parentid
+    on_base = {(a, b) for a, b in at_start if a and fixed[a] and fixed[parents[b]] and is_below(model, b, a)}
+    moved = [{j for j in joints if is_below(model, body, int(model.jnt_bodyid[j]))} for body in range(model.nbody)]
+    stuck = {(a, b) for a, b in always if moved[a] != moved[b] and not (root and (fixed[a] or fixed[b]))}
+    return sorted(on_base | stuck)
+
+
+def _touching(model: mujoco.MjModel, data: mujoco.MjData) -> set[tuple[int, int]]:
+    """Return the pairs of bodies that touch, with the smaller id first."""
+    import mujoco
+
+    mujoco.mj_fwdPosition(model, data)
+    contact = data.contact
+    touch = (contact.geom >= 0).all(axis=1) & (contact.dist < TOUCHING_M)  # -1 stands for a flex
+    bodies = np.sort(model.geom_bodyid[contact.geom[touch]], axis=1)
+    return {(int(a), int(b)) for a, b in bodies}
+
+
+def find_jams(
+    model: mujoco.MjModel, start: mujoco.MjData, blocks: Mapping[str, Block], root: Sequence[int]
+) -> dict[str, str]:
+    """Find joints that their motors do not move, one by one, in either direction, without gravity and ground.
+
+    Returns:
+        The reasons by name of the joint.
+    """
+    model = copy.copy(model)
+    model.opt.gravity[:] = 0.0
+    if root:
+        fixed = model.body_weldid[model.geom_bodyid] == 0
+        model.geom_contype[fixed] = model.geom_conaffinity[fixed] = 0
+    inputs = action_inputs(model, start.qpos, blocks)
+    driven = {j: i for i in range(model.nu) if inputs.scales[i] and (j := actuated_joint(model, i)) is not None}
+    found: dict[str, str] = {}
+    for joint, actuator in driven.items():
+        reasons = [
+            _reason(model, start, joint, inputs.of(action * (np.arange(model.nu) == actuator)))
+            for action in (1.0, -1.0)
+        ]
+        if all(reasons):
+            found[model.joint(joint).name] = reasons[0]
+    return found
+
+
+def _reason(model: mujoco.MjModel, start: mujoco.MjData, joint: int, inputs: NDArray[np.float64]) -> str:
+    """Return why a joint does not move with the given inputs of all actuators, (nu,); empty if it does."""
+    import mujoco
+
+    data, column = copy.copy(start), model.jnt_qposadr[joint]
+    data.ctrl[:] = inputs
+    reach = REACH_RAD if is_hinge(model, joint) else REACH_M
+    if model.jnt_limited[joint]:
+        reach = min(reach, 0.25 * float(np.ptp(model.jnt_range[joint])))
+    for _ in range(round(MOVED_S / model.opt.timestep)):
+        mujoco.mj_step(model, data)
+        if abs(data.qpos[column] - start.qpos[column]) >= reach:
+            return ""
+    body = int(model.jnt_bodyid[joint])
+    for a, b in _touching(model, data):
+        if is_below(model, a, body) != is_below(model, b, body):
+            return f"{_name(model, a)} and {_name(model, b)} touch"
+    return "its motor is too weak"
+
+
+def _name(model: mujoco.MjModel, body: int) -> str:
+    return model.body(body).name or f"body {body}"

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from mjlab_dist.authoring.buffer_sizes import can_constrain, can_touch
 from mjlab_dist.authoring.new_task.action_blocks import Block
-from mjlab_dist.authoring.new_task.base import UPRIGHT, Base, find_base
-from mjlab_dist.authoring.new_task.camera import View, find_view, shows_robot
 from mjlab_dist.authoring.new_task.goals import (
     EndEffector,
     Goal,
@@ -20,28 +18,40 @@ from mjlab_dist.authoring.new_task.goals import (
     find_pendulum,
     possible_goals,
 )
-from mjlab_dist.authoring.new_task.jams import find_jams, find_touching
 from mjlab_dist.authoring.new_task.joints import (
+    UPRIGHT,
+    Base,
     Trees,
     ball_joints,
     driven_balls,
     driven_joints,
+    find_base,
     find_root,
     find_trees,
     is_endless,
     simple_joints,
     thrusters,
 )
-from mjlab_dist.authoring.new_task.lacks import Lacks, find_names, find_scenery, names_of, supply
+from mjlab_dist.authoring.new_task.lacks import (
+    Lacks,
+    View,
+    find_jams,
+    find_names,
+    find_scenery,
+    find_touching,
+    find_view,
+    names_of,
+    shows_robot,
+    supply,
+)
 from mjlab_dist.authoring.new_task.loading import compile_spec, load, put_on_device
 from mjlab_dist.authoring.new_task.presets import Preset, find_preset
 from mjlab_dist.authoring.new_task.sampling import calmed, sample_sizes
 from mjlab_dist.authoring.new_task.settling import Actuation, actuate, add_motors, find_key, start_state
 from mjlab_dist.config import ActuatorConfig
-from mjlab_dist.config.buffers import MARGIN, size_for
-from mjlab_dist.errors import UserError
+from mjlab_dist.config.physics import MARGIN, size_for
+from mjlab_dist.errors import UserError, listed
 from mjlab_dist.sim.names import new_name
-from mjlab_dist.wording import listed
 
 if TYPE_CHECKING:
     import mujoco

@@ -16,12 +16,12 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from mjlab_dist.config import TrainConfig
-from mjlab_dist.config.hosts import HostEntry, parse_host
+from mjlab_dist.config.checks import HostEntry, parse_host
 from mjlab_dist.distributed import RankDevice
 from mjlab_dist.errors import PreflightError, UserError
 from mjlab_dist.launch.hosts.device_answer import DeviceAnswer, DeviceRequest
@@ -35,6 +35,7 @@ from mjlab_dist.launch.hosts.ssh import (
     own_address,
     run_on,
 )
+from mjlab_dist.machine.findings import Finding, Status
 from mjlab_dist.messages import emit
 
 # Packages whose versions must be equal on all machines, because all ranks must communicate in the same way and simulate
@@ -282,3 +283,31 @@ def _compare_python(kind: str, version: str, library: str | None) -> str | None:
     if version != own_version and library is not None:
         return f"{has}; both machines have {library}, but its modules work only with {own_version}; {SAME}"
     return None
+
+
+# Checks that matter only on the machine of rank 0, because only rank 0 writes files and logs metrics
+ONLY_HERE = ("log root", "--logger wandb")
+
+# Seconds to wait for a machine's result of mjlab-dist doctor
+TIMEOUT_S = 60
+
+
+def examine_hosts(hosts: Sequence[str], ssh_config: str | None) -> dict[str, list[Finding]]:
+    """Run the checks of ``mjlab-dist doctor`` on other machines, in parallel."""
+    with ThreadPoolExecutor(max(1, len(hosts))) as pool:
+        return dict(zip(hosts, pool.map(lambda host: _examine(host, ssh_config), hosts), strict=True))
+
+
+def _examine(host: str, ssh_config: str | None) -> list[Finding]:
+    import dacite  # not needed without other machines
+
+    command = ("-m", "mjlab_dist", "doctor", "--json")
+    try:
+        answer = Remote(host, ssh_config, time.monotonic() + TIMEOUT_S).run(*command)
+        report = json.loads(answer.stdout.strip().rpartition("\n")[2])  # the shell may print lines first
+        found = [dacite.from_dict(Finding, check, dacite.Config(cast=[Status])) for check in report["checks"]]
+    except Exception as error:  # noqa: BLE001 (whatever prevents the checks is their result)
+        fix = f"run `ssh {host} {shlex.join((sys.executable, *command))}` to see why"
+        figure = str(error).strip().rpartition("\n")[2] or type(error).__name__
+        return [Finding(name="doctor", figure=figure, status=Status.FAIL, fix=fix)]
+    return [finding for finding in found if finding.name not in ONLY_HERE]

@@ -19,13 +19,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mjlab_dist.config import TrainConfig
-from mjlab_dist.config.references import resolve
 from mjlab_dist.config.serialization import paths, to_plain
+from mjlab_dist.config.terms import resolve
 from mjlab_dist.config.trust import INSTALLED, is_installed
 from mjlab_dist.distributed.rank import in_words
 from mjlab_dist.distributed.rank_info import exchange
-from mjlab_dist.errors import PreflightError
-from mjlab_dist.wording import listed
+from mjlab_dist.errors import PreflightError, listed
 
 if TYPE_CHECKING:
     from types import ModuleType

@@ -15,19 +15,26 @@ from mjlab_dist.config import TrainConfig
 from mjlab_dist.distributed import outside_launcher
 from mjlab_dist.distributed.heartbeat import Control
 from mjlab_dist.distributed.rank_info import RankInfo
-from mjlab_dist.errors import UserError
+from mjlab_dist.errors import UserError, listed
 from mjlab_dist.launch.budget import Budget, budget_of, total_num_envs, validate_training
 from mjlab_dist.launch.hosts.ssh import Host
 from mjlab_dist.launch.plan import RunPlan, devices_of, plan_envs, plan_hosts
-from mjlab_dist.launch.verify.evidence import Evidence, verify_rank
-from mjlab_dist.launch.verify.judge import Check, judge
-from mjlab_dist.launch.verify.limits import find_limits, verdict
-from mjlab_dist.launch.verify.speeds import SKIPPED, Mode, Reached, Round, Speeds, as_round, as_row
+from mjlab_dist.launch.verify.evidence import Check, Evidence, judge, verify_rank
+from mjlab_dist.launch.verify.speeds import (
+    SKIPPED,
+    Mode,
+    Reached,
+    Round,
+    Speeds,
+    as_round,
+    as_row,
+    find_limits,
+    verdict,
+)
 from mjlab_dist.machine.devices import Gpu, cores, find_gpus
 from mjlab_dist.machine.memory import check_memory
 from mjlab_dist.messages import Event, emit, send
 from mjlab_dist.runs.run_dir import create_run_dir
-from mjlab_dist.wording import listed
 
 # Interval in iterations that no run reaches, for work that should not be measured
 NEVER = 10**12

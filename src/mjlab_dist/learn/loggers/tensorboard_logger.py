@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mjlab_dist.config import TrainConfig
-from mjlab_dist.learn.loggers.base import Logger
+from mjlab_dist.learn.loggers import Logger
 from mjlab_dist.runs.run_dir import animation_path
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.config.serialization import to_plain
-from mjlab_dist.learn.loggers.base import Logger
+from mjlab_dist.learn.loggers import Logger
 from mjlab_dist.messages import emit
 
 

@@ -14,12 +14,19 @@ from typing import Any
 
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.config.serialization import to_plain
-from mjlab_dist.learn.loggers.base import Logger
+from mjlab_dist.imports import patched
+from mjlab_dist.learn.loggers import Logger
 from mjlab_dist.messages import emit
-from mjlab_dist.patching import patched
-from mjlab_dist.runs.masking import masked
-from mjlab_dist.runs.run_dir import BEST_LINK, CHECKPOINTS_DIR, follow_link
-from mjlab_dist.runs.wandb_run import WANDB_FILE, WandbRun, read_wandb_run, write_wandb_run
+from mjlab_dist.runs.provenance import masked
+from mjlab_dist.runs.run_dir import (
+    BEST_LINK,
+    CHECKPOINTS_DIR,
+    WANDB_FILE,
+    WandbRun,
+    follow_link,
+    read_wandb_run,
+    write_wandb_run,
+)
 
 # Maximum seconds for the server to answer at the start; after that, rows are stored offline
 INIT_S = 15.0

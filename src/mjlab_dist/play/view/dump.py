@@ -14,8 +14,8 @@ import viser
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.errors import UserError
 from mjlab_dist.learn import finite
-from mjlab_dist.play.view.guard import guarded
-from mjlab_dist.play.view.robot import Robot
+from mjlab_dist.play.view.gate import guarded
+from mjlab_dist.play.view.player import Robot
 from mjlab_dist.play.view.viser_scene import Scene
 from mjlab_dist.sim import build_model
 

@@ -12,8 +12,9 @@ import ipaddress
 import logging
 import secrets
 import socket
+import traceback
 from asyncio import BaseTransport, get_running_loop
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
@@ -28,9 +29,36 @@ from websockets.datastructures import Headers
 from websockets.http11 import Request, Response
 from websockets.protocol import State
 
-from mjlab_dist.errors import UserError
-from mjlab_dist.patching import patched
-from mjlab_dist.play.view.guard import guarded, report
+from mjlab_dist.errors import UserError, printable
+from mjlab_dist.imports import patched
+from mjlab_dist.messages import emit
+
+_reported: set[tuple[object, ...]] = set()
+
+
+@contextlib.contextmanager
+def guarded() -> Iterator[None]:
+    """Report an error of the block, and go on after the block."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 (any input may be wrong in a way that nobody expects)
+        report(error)
+
+
+def report(error: BaseException) -> None:
+    """Print a warning with an error, once for each line of code that raises it."""
+    place = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)[-1:]]
+    kind = (type(error), *place)
+    if kind not in _reported:
+        _reported.add(kind)
+        emit("warning", text=f"the viewer continues after an error: {one_line(error)}")
+
+
+def one_line(error: BaseException) -> str:
+    """Return the message of an error, which may quote any file or client, as one short line."""
+    text = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+    return printable(text)[:500]
+
 
 # Port that is tried first
 FIRST_PORT = 8080

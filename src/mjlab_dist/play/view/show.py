@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import os
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from mjlab_dist.config import PlayConfig, TrainConfig, WatchConfig
+from mjlab_dist.errors import UserError
+from mjlab_dist.imports import import_triton
 from mjlab_dist.messages import emit
 from mjlab_dist.play import load_env_and_policy
-from mjlab_dist.play.view.choice import choose_viewer, is_reachable_from_elsewhere
-from mjlab_dist.runs.pack_file import is_pack
+from mjlab_dist.play.choice import choose_viewer, is_reachable_from_elsewhere
 from mjlab_dist.runs.run_dir import CHECKPOINTS_DIR, list_checkpoints
-from mjlab_dist.runs.run_files import run_of
+from mjlab_dist.runs.run_files import is_pack, run_of
 
 if TYPE_CHECKING:
     from mjlab_dist.play.view.gate import Server
@@ -22,6 +28,12 @@ if TYPE_CHECKING:
 
 # Number added to the niceness of a process that watches a run, so that ranks on the same cores have priority
 NICE = 10
+
+# Time between two updates of the window, in s
+FRAME_S = 1 / 60
+
+# GLFW's key codes
+SPACE, BACKSPACE, RIGHT = 32, 259, 262
 
 
 def view(train_config: TrainConfig, checkpoint: Path, config: PlayConfig) -> None:
@@ -32,9 +44,9 @@ def view(train_config: TrainConfig, checkpoint: Path, config: PlayConfig) -> Non
     with contextlib.suppress(KeyboardInterrupt):
         if choose_viewer(config, os.environ) == "native":
             # Needs a display. Imported before the env is loaded, which would choose another MUJOCO_GL
-            from mjlab_dist.play.view.native import run_native
+            import mujoco.viewer  # noqa: F401
 
-            run_native(_load(train_config, checkpoint, config))
+            _show_in_window(_load(train_config, checkpoint, config))
             return
 
         server = serve(config)
@@ -88,7 +100,7 @@ def watch(run_dir: Path, train_config: TrainConfig, config: WatchConfig) -> None
 def _load(train_config: TrainConfig, checkpoint: Path, config: PlayConfig) -> Player:
     env, policy = load_env_and_policy(train_config, checkpoint, config.num_played, config.seed)
 
-    from mjlab_dist.learn import load_policy  # imports torch
+    from mjlab_dist.learn.networks import load_policy  # imports torch
     from mjlab_dist.play.view.player import Player  # imports torch
 
     return Player(env, policy, functools.partial(load_policy, env, train_config))
@@ -105,3 +117,45 @@ def serve(config: PlayConfig | WatchConfig) -> Server:
             "connection is not encrypted; an SSH tunnel to 127.0.0.1 is safer",
         )
     return open_server(config.host, config.port)
+
+
+def _show_in_window(player: Player) -> None:
+    """Show a player until its window is closed. Space pauses, the right arrow steps, backspace resets, and P pushes."""
+    import mujoco.viewer
+
+    # Keys
+    keys: dict[int, Callable[[], object]] = {
+        SPACE: lambda: player.pause(not player.paused),
+        BACKSPACE: player.reset,
+        RIGHT: player.step_once,
+        ord("P"): player.push,
+    }
+
+    def press(key: int) -> None:
+        keys.get(key, lambda: None)()
+
+    # Window
+    import_triton()
+    model = copy.copy(player.env.sim.model)
+    data = mujoco.MjData(model)
+    try:
+        window = mujoco.viewer.launch_passive(model, data, key_callback=press, show_left_ui=False, show_right_ui=False)
+    except Exception as error:  # without a usable display, GLFW and MuJoCo raise various errors
+        raise UserError(f"--viewer native: no window can be opened ({error}); use --viewer web") from error
+    # Show the first env until the window is closed
+    with window:
+        player.start()
+        text = "Viewer: space pauses, right arrow steps, backspace resets, P pushes; close the window to end"
+        emit("status", text=text)
+        window.cam.type, window.cam.trackbodyid = mujoco.mjtCamera.mjCAMERA_TRACKING, player.robot.body
+        while window.is_running() and player.failure is None:
+            frame = player.frame
+            with window.lock():
+                for name, value in frame.state.items():
+                    if np.isfinite(value[0]).all():
+                        getattr(data, name)[:] = value[0]
+                mujoco.mj_forward(model, data)
+            window.sync()
+            time.sleep(FRAME_S)
+    if player.failure is not None:
+        raise player.failure

@@ -12,7 +12,7 @@ import viser
 from mjviser import ViserMujocoScene
 from mjviser.conversions import create_primitive_mesh, is_fixed_body, merge_geoms
 
-from mjlab_dist.play.view.robot import Robot
+from mjlab_dist.play.view.player import Robot
 from mjlab_dist.sim.terrain import FLOOR, crop_terrain
 
 # Arrays by name

@@ -2,25 +2,192 @@
 
 from __future__ import annotations
 
+import functools
 import html
+import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 import viser
 
 from mjlab_dist.config import TrainConfig, WatchConfig
-from mjlab_dist.errors import UserError
-from mjlab_dist.play.view.curves import Curves
-from mjlab_dist.play.view.follow import Follower
-from mjlab_dist.play.view.gate import Server
-from mjlab_dist.play.view.guard import guarded, one_line, report
-from mjlab_dist.play.view.page import Page
-from mjlab_dist.play.view.runs import STATES, Listed, Run, RunList
+from mjlab_dist.errors import UserError, printable
+from mjlab_dist.play.policy_episodes import load_env
+from mjlab_dist.play.view.gate import Server, guarded, one_line, report
+from mjlab_dist.play.view.page import MAX_LINES, Page, add_plot
+from mjlab_dist.play.view.runs import STATES, History, Listed, Run, RunList, stamp_of
 from mjlab_dist.runs.run_dir import read_config_file
-from mjlab_dist.wording import printable
+
+if TYPE_CHECKING:
+    from mjlab_dist.env import Env
+    from mjlab_dist.play.view.player import Player
+
+# Columns of metrics.jsonl that are plotted, by the title of the plot
+OF_RUN = {"return": "mean_return", "episode length": "mean_episode_length", "steps/s": "steps_per_s"}
+
+# Columns of rank_metrics.jsonl that are plotted, by the title of the plot
+OF_RANKS = {"return of each rank": "mean_return", "steps/s of each rank": "steps_per_s"}
+
+
+class Curves:
+    """Plots of a run in a tab. They appear when there are rows of metrics."""
+
+    def __init__(self, server: viser.ViserServer) -> None:
+        """Add the plots to the current tab of the page."""
+        self._server = server
+        self._empty = server.gui.add_html('<div style="padding:0 0.8em">The first iteration has not ended yet.</div>')
+        self._folder = server.gui.add_folder(None)
+        self._plots: dict[str, viser.GuiUplotHandle] = {}
+        self._lines: dict[str, tuple[str, ...]] = {}
+
+    def update(self, run: Run) -> None:
+        """Show all rows that the run has."""
+        plots = {title: [("", run.history, column)] for title, column in OF_RUN.items()}
+        terms = [name for name in run.history.newest or {} if name.startswith("reward/")]
+        plots["reward terms"] = [(name.removeprefix("reward/"), run.history, name) for name in terms]
+        for title, column in OF_RANKS.items():
+            plots[title] = [(f"rank {rank}", history, column) for rank, history in sorted(run.ranks.items())]
+        with self._server.atomic():
+            self._empty.visible = run.history.newest is None
+            for title, lines in plots.items():
+                self._show(title, lines[:MAX_LINES], len(lines))
+
+    def _show(self, title: str, lines: Sequence[tuple[str, History, str]], num_lines: int) -> None:
+        """Show a plot. Each line is a tuple: its label, the rows of metrics, and the name of their column."""
+        data = _joined([(history, column) for _, history, column in lines])
+        labels = tuple(label for label, _, _ in lines)
+        is_same = title in self._plots and labels == self._lines[title]
+        if is_same and len(data[0]):
+            self._plots[title].data = data
+            return
+        if title in self._plots:
+            self._plots.pop(title).remove()
+        if not len(data[0]):
+            return
+        shown = f"{title} (first {len(lines)} of {num_lines})" if num_lines > len(lines) else title
+        order = float([*OF_RUN, "reward terms", *OF_RANKS].index(title))
+        with self._folder:
+            self._plots[title] = add_plot(
+                self._server,
+                shown,
+                "iteration",
+                [label or title for label in labels],
+                data,
+                has_legend=len(lines) > 1,
+                order=order,
+            )
+        self._lines[title] = labels
+
+
+def _joined(lines: Sequence[tuple[History, str]]) -> tuple[np.ndarray, ...]:
+    """Return iterations, and the values of each line, starting at the first iteration at which all lines have values.
+
+    A value can be missing, for example if no episode of a rank has ended. Repeat the previous value then: if there is a
+    NaN, uPlot draws nothing.
+    """
+    values: list[Mapping[float, float]] = []
+    for history, column in lines:
+        pairs = zip(history.column("iteration"), history.column(column), strict=True)
+        values.append({iteration: value for iteration, value in pairs if math.isfinite(value)})
+    rows: list[list[float]] = []
+    latest: dict[int, float] = {}
+    for iteration in sorted(set().union(*values)):
+        latest |= {i: line[iteration] for i, line in enumerate(values) if iteration in line}
+        if len(latest) == len(lines):
+            rows.append([iteration, *(latest[i] for i in range(len(lines)))])
+    return tuple(np.array(rows, dtype=np.float64).reshape(-1, 1 + len(lines)).T.copy())
+
+
+# Seed of the start states
+SEED = 1
+
+
+class Follower:
+    """Creates the player of a run when there is a checkpoint, and loads later checkpoints into it.
+
+    A checkpoint that cannot be read is skipped until its file changes: it may have been removed, or may not have been
+    copied completely yet.
+    """
+
+    def __init__(self, run: Run, train_config: TrainConfig, num_envs: int) -> None:
+        """Start without a player."""
+        self.run, self.player = run, None
+        self.player: Player | None
+        self.shown: Path | None = None
+        self.chosen: Path | None = None  # the newest
+        self._train_config, self._num_envs = train_config, num_envs
+        self._env: Env | None = None
+        self._loading: tuple[Path, tuple[int, int], Future[None]] | None = None
+        self._refused: dict[Path, tuple[int, int]] = {}
+
+    @property
+    def unreadable(self) -> Path | None:
+        """The checkpoint that should be played but cannot be read; None if there is none."""
+        due = self.chosen or next(reversed(self.run.checkpoints.values()), None)
+        return due if due is not None and self._is_refused(due) else None
+
+    def update(self) -> None:
+        """Create the player when there is a checkpoint. Later, start or finish loading the checkpoint to play."""
+        if self.player is None:
+            self._make_player()
+            return
+        if self._loading is not None and self._loading[2].done():
+            path, stamp, done = self._loading
+            self._loading = None
+            if (error := done.exception()) is None:
+                self.shown = path
+            else:
+                self._refuse(path, stamp, error)
+        if self._loading is None and (path := self._wanted()) is not None:
+            self._loading = (path, stamp_of(path), self.player.load(path))
+
+    def close(self) -> None:
+        """Stop the player."""
+        if self.player is not None:
+            self.player.stop()
+
+    def _make_player(self) -> None:
+        from mjlab_dist.learn.networks import load_policy  # imports torch
+        from mjlab_dist.play.view.player import Player  # imports torch
+
+        readable = [path for path in reversed(self.run.checkpoints.values()) if not self._is_refused(path)]
+        if readable and self._env is None:
+            self._env = load_env(self._train_config, self._num_envs, SEED)
+        for path in readable:
+            assert self._env is not None
+            stamp = stamp_of(path)
+            try:
+                policy = load_policy(self._env, self._train_config, path)
+            except Exception as error:  # noqa: BLE001 (a file may be damaged in any way)
+                self._refuse(path, stamp, error)
+                continue
+            self.player = Player(self._env, policy, functools.partial(load_policy, self._env, self._train_config))
+            self.shown = path
+            return
+
+    def _wanted(self) -> Path | None:
+        """Return the checkpoint to load now; None if there is none to load."""
+        for path in [self.chosen] if self.chosen is not None else reversed(self.run.checkpoints.values()):
+            if path == self.shown:
+                return None
+            if not self._is_refused(path):
+                return path
+        return None
+
+    def _refuse(self, path: Path, stamp: tuple[int, int], error: BaseException) -> None:
+        self._refused[path] = stamp
+        if not isinstance(error, UserError):  # the page names the checkpoint; only other errors need more words
+            report(error)
+
+    def _is_refused(self, path: Path) -> bool:
+        return path in self._refused and self._refused[path] == stamp_of(path)
+
 
 # Time between two reads of the files of the run, in s
 LOOK_S = 1.0

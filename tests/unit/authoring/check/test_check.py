@@ -15,13 +15,13 @@ from conftest import Command
 from every_task import NAMES, config_of
 
 import mjlab_dist
-from mjlab_dist.authoring.check import checks, run_checks
-from mjlab_dist.authoring.check.checks import Check
+from mjlab_dist.authoring.check import run_checks, task_checks
 from mjlab_dist.authoring.check.host_syncs import HostSyncs
 from mjlab_dist.authoring.check.run_checks import check, try_out
+from mjlab_dist.authoring.check.task_checks import Check
 from mjlab_dist.config import TrainConfig, event, observation, reward, term, termination
 from mjlab_dist.errors import CheckError, UserError
-from mjlab_dist.learn.random_state import random_state
+from mjlab_dist.learn.rank_state import random_state
 
 NAMES_OF_CHECKS = [
     "terms", "physics", "finite", "seeds", "resume", "host syncs", "replay", "episodes", "buffers", "speed",
@@ -35,7 +35,7 @@ NUM_STEPS = 75
 @pytest.fixture(autouse=True)
 def _measure_the_speed_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the measurement of the speed. An installed command, which is another process, measures for longer."""
-    monkeypatch.setattr(checks, "SPEED_S", 0.01)
+    monkeypatch.setattr(task_checks, "SPEED_S", 0.01)
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ import mujoco
 import pytest
 import torch
 
-from mjlab_dist.authoring.check.checks import Check
-from mjlab_dist.authoring.check.physics import PhysicsProbe
+from mjlab_dist.authoring.check.physics_check import PhysicsProbe
 from mjlab_dist.authoring.check.run_checks import try_out
+from mjlab_dist.authoring.check.task_checks import Check
 from mjlab_dist.authoring.check.watched_env import WatchedEnv
 from mjlab_dist.config import ActionConfig, EnvConfig, SimConfig, TrainConfig, observation, reward
 from mjlab_dist.mdp import observations, rewards

@@ -16,11 +16,10 @@ import trimesh
 from trimesh.exchange.stl import export_stl, export_stl_ascii
 
 import mjlab_dist.authoring.new_task as new_task
-from mjlab_dist.authoring.check.checks import Check
-from mjlab_dist.authoring.new_task import NewTask, create
-from mjlab_dist.authoring.new_task.files import parse
+from mjlab_dist.authoring.check.task_checks import Check
+from mjlab_dist.authoring.new_task import NewTask, create, importable
+from mjlab_dist.authoring.new_task.loading import parse
 from mjlab_dist.authoring.new_task.source import Names
-from mjlab_dist.authoring.new_task.trial import importable
 from mjlab_dist.authoring.new_task.urdf import convert
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.errors import UserError

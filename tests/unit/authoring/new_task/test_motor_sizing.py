@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from mjlab_dist.authoring.new_task.action_blocks import action_inputs, find_blocks
-from mjlab_dist.authoring.new_task.joints import driven_joints, find_root, simple_joints
-from mjlab_dist.authoring.new_task.legs import find_legs
+from mjlab_dist.authoring.new_task.joints import driven_joints, find_legs, find_root, simple_joints
 from mjlab_dist.authoring.new_task.motor_sizing import joint_loads
 from mjlab_dist.authoring.new_task.sampling import calmed, sample_sizes
 from mjlab_dist.authoring.new_task.settling import Actuation, actuate, add_motors, start_state

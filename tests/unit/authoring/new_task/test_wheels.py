@@ -12,10 +12,10 @@ import torch
 
 import mjlab_dist
 from mjlab_dist.authoring.new_task import create
-from mjlab_dist.authoring.new_task.base import find_base
+from mjlab_dist.authoring.new_task.joints import find_base
+from mjlab_dist.authoring.new_task.motor_sizing import find_wheels
 from mjlab_dist.authoring.new_task.robot import examine
 from mjlab_dist.authoring.new_task.settling import start_state
-from mjlab_dist.authoring.new_task.wheels import find_wheels
 from mjlab_dist.env import Env
 
 PLACES = {"fl": (0.2, 0.15), "fr": (0.2, -0.15), "rl": (-0.2, 0.15), "rr": (-0.2, -0.15)}

@@ -10,8 +10,7 @@ import pytest
 from rank_evidence import evidence
 
 from mjlab_dist.config import SyncConfig, TrainConfig, registry
-from mjlab_dist.launch.verify.evidence import Evidence
-from mjlab_dist.launch.verify.judge import Check, judge
+from mjlab_dist.launch.verify.evidence import Check, Evidence, judge
 
 
 def checks(config: TrainConfig, second: Evidence) -> dict[str, Check]:

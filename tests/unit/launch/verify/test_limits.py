@@ -8,8 +8,7 @@ import pytest
 
 from mjlab_dist.config import TrainConfig, registry
 from mjlab_dist.distributed import RankDevice
-from mjlab_dist.launch.verify.limits import find_limits, verdict
-from mjlab_dist.launch.verify.speeds import Round, Row, Shares
+from mjlab_dist.launch.verify.speeds import Round, Row, Shares, find_limits, verdict
 from mjlab_dist.machine.devices import cores
 
 CPUS = (RankDevice(device="cpu", name="cpu", torch_threads=1, backend="gloo"),) * 4

@@ -24,7 +24,7 @@ class Runs:
         self.launched: list[tuple[int, Any]] = []
         self.faulty: set[tuple[int, Any]] = set()
 
-    def verification(self, case: Any, until_return: float | None) -> tuple[list[Evidence], Reached | None]:
+    def run(self, case: Any, until_return: float | None) -> tuple[list[Evidence], Reached | None]:
         self.launched.append(case.key)
         reached = None if until_return is None else Reached(seconds=until_return + len(self.launched), steps=1)
         return [self._evidence(rank, *case.key) for rank in range(case.num_ranks)], reached

@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
-from mjlab_dist.play.view.curves import _joined
-from mjlab_dist.play.view.rows import History
+from mjlab_dist.play.view.runs import History
+from mjlab_dist.play.view.watch import _joined
 
 
 def _history(*values: float | None, first: int = 1) -> History:

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import mjlab_dist
-from mjlab_dist import learn
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.env import Env
+from mjlab_dist.learn import networks
 from mjlab_dist.messages import Event, listening
-from mjlab_dist.play.view import guard
-from mjlab_dist.play.view.follow import Follower
+from mjlab_dist.play.view import gate
 from mjlab_dist.play.view.runs import Run
+from mjlab_dist.play.view.watch import Follower
 from mjlab_dist.runs.run_dir import checkpoint_path, read_config_file
 
 if TYPE_CHECKING:
@@ -98,17 +98,17 @@ def test_a_damaged_checkpoint_is_skipped_until_it_changes(follower: Follower, tr
 def test_an_unexpected_error_of_a_checkpoint_is_reported_and_the_checkpoint_skipped(
     follower: Follower, trained: Path, copy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(guard, "_reported", set())
+    monkeypatch.setattr(gate, "_reported", set())
     first, second = (checkpoint_path(copy, iteration) for iteration in (1, 2))
     _save(trained, copy, 1)
-    load, events = learn.load_policy, list[Event]()
+    load, events = networks.load_policy, list[Event]()
 
     def load_or_fail(env: Env, config: TrainConfig, path: Path) -> MLPModel:
         if path in bad:
             raise RecursionError("nested too deeply")
         return load(env, config, path)
 
-    monkeypatch.setattr(learn, "load_policy", load_or_fail)
+    monkeypatch.setattr(networks, "load_policy", load_or_fail)
     with listening(events.append):
         bad = [first]
         assert _update(follower) is None

@@ -26,7 +26,7 @@ from websockets.typing import Origin, Subprotocol
 
 from mjlab_dist.errors import UserError
 from mjlab_dist.messages import Event, listening
-from mjlab_dist.play.view import gate, guard
+from mjlab_dist.play.view import gate
 from mjlab_dist.play.view.gate import MAX_HALF_OPEN, Gate, Server, open_server
 
 
@@ -254,7 +254,7 @@ def test_a_control_gets_only_values_that_the_page_offers(
 def test_a_message_that_no_page_sends_is_ignored_and_reported_once(
     local: Callable[..., Server], wait_for: Callable[[Callable[[], bool]], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(guard, "_reported", set())
+    monkeypatch.setattr(gate, "_reported", set())
     events: list[Event] = []
     one = local()
     slider = one.gui.add_slider("slider", min=0.0, max=1.0, step=0.1, initial_value=0.5)

@@ -55,7 +55,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     checkpoints = list(list_checkpoints(result.run_dir).values())
     assert len(checkpoints) == 2
     env, policy = load_env_and_policy(config, checkpoints[-1], 2, 1)
-    from mjlab_dist.learn import load_policy
+    from mjlab_dist.learn.networks import load_policy
 
     loaded: list[Path] = []
 

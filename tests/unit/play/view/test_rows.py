@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from mjlab_dist.play.view import rows
-from mjlab_dist.play.view.rows import MAX_POINTS, History, RowReader
+from mjlab_dist.play.view import runs
+from mjlab_dist.play.view.runs import MAX_POINTS, History, RowReader
 from mjlab_dist.runs.run_dir import cut_metrics
 
 
@@ -116,7 +116,7 @@ def test_a_replaced_file_and_one_that_is_gone(file: Path) -> None:
 
 
 def test_long_files_are_read_in_parts(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "CHUNK", 300)
+    monkeypatch.setattr(runs, "CHUNK", 300)
     _append(file, *range(1, 101))
     reader, found = RowReader(file), list[int]()
     while not (new := reader.read()).is_complete:

@@ -14,7 +14,7 @@ import pytest
 from mjlab_dist.config.registry import task_config
 from mjlab_dist.errors import UserError
 from mjlab_dist.messages import Event, listening
-from mjlab_dist.play.view import guard
+from mjlab_dist.play.view import gate
 from mjlab_dist.play.view.runs import MAX_LISTED, Run, RunList
 from mjlab_dist.runs.lease import EXPIRED_S, LEASE_FILE, Held, LeaseWatch, acquire
 from mjlab_dist.runs.run_dir import to_yaml
@@ -227,7 +227,7 @@ def test_files_of_one_run_that_no_run_writes_leave_the_others_alone(tmp_path: Pa
 
 
 def test_a_run_that_cannot_be_read_is_listed_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard, "_reported", set())
+    monkeypatch.setattr(gate, "_reported", set())
     good, bad = (_make_run(tmp_path, f"2026-01-0{day}_00-00-00") for day in (1, 2))
     look = LeaseWatch.look
 

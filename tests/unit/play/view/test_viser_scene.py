@@ -11,8 +11,7 @@ import torch
 from mjlab_dist.env import Env
 from mjlab_dist.play.view.gate import Server, open_server
 from mjlab_dist.play.view.page import Page
-from mjlab_dist.play.view.player import Player
-from mjlab_dist.play.view.robot import Robot
+from mjlab_dist.play.view.player import Player, Robot
 from mjlab_dist.play.view.viser_scene import Scene
 
 TASKS = ("arm-lift-cube", "gym-reacher", "quadruped-tracking", "quadruped-velocity-rough", "everything")

@@ -14,7 +14,7 @@ from mjlab_dist.config.registry import task_config
 from mjlab_dist.env import Env
 from mjlab_dist.errors import UserError
 from mjlab_dist.messages import Event, listening
-from mjlab_dist.play.view import guard
+from mjlab_dist.play.view import gate
 from mjlab_dist.play.view.gate import Server, open_server
 from mjlab_dist.play.view.page import Page
 from mjlab_dist.play.view.player import Player
@@ -26,7 +26,7 @@ TASK = "cartpole-balance"
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    monkeypatch.setattr(guard, "_reported", set())
+    monkeypatch.setattr(gate, "_reported", set())
     server = open_server("127.0.0.1", None)
     yield server
     server.stop()

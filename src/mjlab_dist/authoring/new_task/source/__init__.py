@@ -2,8 +2,14 @@
 
 from mjlab_dist.authoring.new_task.source.config import config_source
 from mjlab_dist.authoring.new_task.source.model import model_source
-from mjlab_dist.authoring.new_task.source.names import Names, function_name
-from mjlab_dist.authoring.new_task.source.package import STUB_SOURCE, entry_point, package_source, project_source
+from mjlab_dist.authoring.new_task.source.package import (
+    STUB_SOURCE,
+    Names,
+    entry_point,
+    function_name,
+    package_source,
+    project_source,
+)
 from mjlab_dist.authoring.new_task.source.terms import terms_source
 
 __all__ = [

@@ -31,3 +31,13 @@ def joined(lines: Iterable[str]) -> str:
 def indented(lines: Iterable[str], spaces: int) -> str:
     """Join lines and indent those that are not empty."""
     return "\n".join(" " * spaces + line if line else "" for line in lines)
+
+
+def rounded(number: float) -> float:
+    """Return a number rounded to two significant digits."""
+    return float(f"{number:.2g}")
+
+
+def rounded_up(length_m: float) -> float:
+    """Return a length in m, rounded up to the next centimeter."""
+    return round(length_m + 0.005, 2)

@@ -11,7 +11,8 @@ from mjlab_dist.config import CheckpointConfig, TrainConfig
 from mjlab_dist.config.checks import validate
 from mjlab_dist.config.registry import task_config
 from mjlab_dist.errors import UserError
-from mjlab_dist.runs.video_schedule import due_checkpoint, note
+from mjlab_dist.launch.plan import video_note
+from mjlab_dist.learn.video_process import due_checkpoint
 
 
 def config_with(checkpoints: int | str = 50, **fields: Any) -> TrainConfig:
@@ -42,10 +43,10 @@ def test_a_video_is_due_for_the_first_checkpoint_after_each_interval(
 
 
 def test_only_intervals_that_do_not_fit_are_noted() -> None:
-    assert note(config_with()) is None
-    assert note(config_with(video_interval=100)) is None
+    assert video_note(config_with()) is None
+    assert video_note(config_with(video_interval=100)) is None
     for interval, checkpoints in ((5, 50), (75, 50), (100, "60s")):
-        text = note(config_with(checkpoints, video_interval=interval))
+        text = video_note(config_with(checkpoints, video_interval=interval))
         assert text is not None
         assert f"--video-interval {interval}" in text
 

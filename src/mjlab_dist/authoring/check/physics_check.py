@@ -9,7 +9,7 @@ import mujoco
 import torch
 import warp as wp
 
-from mjlab_dist.authoring.check.checks import Check, failed, passed
+from mjlab_dist.authoring.check.task_checks import Check, failed, passed
 from mjlab_dist.authoring.check.watched_env import WatchedEnv
 from mjlab_dist.sim import Simulation
 from mjlab_dist.sim.quiet import quiet

@@ -13,7 +13,7 @@ from mjlab_dist.authoring.buffer_sizes import Usage, larger_sizes
 from mjlab_dist.authoring.check.host_syncs import HostReads, HostSyncs, pausing
 from mjlab_dist.authoring.check.step_replay import Recorder, ReplayError
 from mjlab_dist.authoring.check.watched_env import PHYSICS, Entry, WatchedEnv
-from mjlab_dist.wording import listed
+from mjlab_dist.errors import listed
 
 # Number of steps that the replay check records. All of them must issue the same operations.
 NUM_RECORDED = 40
