@@ -14,6 +14,22 @@ from mjlab_dist.errors import UserError
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
+T = TypeVar("T")
+
+# Packages that rsl_rl imports for its own writers of metrics. No rank uses these writers.
+UNUSED = ("wandb", "neptune")
+
+# Values of MUJOCO_GL that MuJoCo knows, and names of the library without which it cannot be imported, if any
+OPENGL_LIBRARIES = {
+    "egl": ("libEGL.so.1",),
+    "osmesa": ("libOSMesa.so.8", "libOSMesa.so.6", "libOSMesa.so"),
+    **dict.fromkeys(("", "enable", "enabled", "on", "true", "1", "glfw", "glx", "cgl"), ()),
+    **dict.fromkeys(("disable", "disabled", "off", "false", "0"), ()),
+}
+
+# This distribution
+PACKAGE = "mjlab-dist"
+
 
 @contextlib.contextmanager
 def patched(owner: object, name: str, value: object) -> Iterator[None]:
@@ -62,20 +78,6 @@ def frozen() -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
-
-
-T = TypeVar("T")
-
-# Packages that rsl_rl imports for its own writers of metrics. No rank uses these writers.
-UNUSED = ("wandb", "neptune")
-
-# Values of MUJOCO_GL that MuJoCo knows, and names of the library without which it cannot be imported, if any
-OPENGL_LIBRARIES = {
-    "egl": ("libEGL.so.1",),
-    "osmesa": ("libOSMesa.so.8", "libOSMesa.so.6", "libOSMesa.so"),
-    **dict.fromkeys(("", "enable", "enabled", "on", "true", "1", "glfw", "glx", "cgl"), ()),
-    **dict.fromkeys(("disable", "disabled", "off", "false", "0"), ()),
-}
 
 
 def start_up() -> contextlib.AbstractContextManager[None]:
@@ -167,10 +169,6 @@ def _absent(names: Sequence[str]) -> Iterator[None]:
     finally:
         for name in hidden:
             del sys.modules[name]
-
-
-# This distribution
-PACKAGE = "mjlab-dist"
 
 
 def require_extra(extra: str, user: str) -> None:

@@ -23,14 +23,10 @@ from mjlab_dist.authoring.check.host_syncs import HostSyncs
 from mjlab_dist.authoring.new_task import NewTask, create
 from mjlab_dist.authoring.new_task.loading import copy_files, find_files
 from mjlab_dist.authoring.new_task.robot import examine
-from mjlab_dist.authoring.new_task.source import (
-    Names,
-    config_source,
-    function_name,
-    model_source,
-    package_source,
-    terms_source,
-)
+from mjlab_dist.authoring.new_task.source.config import config_source
+from mjlab_dist.authoring.new_task.source.model import model_source
+from mjlab_dist.authoring.new_task.source.package import Names, function_name, package_source
+from mjlab_dist.authoring.new_task.source.terms import terms_source
 from mjlab_dist.config import ActuatorConfig, SimConfig, registry
 from mjlab_dist.env import Env
 from mjlab_dist.runs.run_dir import read_config_file, read_metrics

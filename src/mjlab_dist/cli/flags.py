@@ -15,12 +15,27 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
 from mjlab_dist.config import registry
-from mjlab_dist.config.serialization import as_tuples, is_union
+from mjlab_dist.config.limits import is_union
+from mjlab_dist.config.serialization import as_tuples
 from mjlab_dist.config.signatures import PARAMETERS, REQUIRED, Parameter, parameters_of
 from mjlab_dist.errors import UserError, listed, nearest, printable
 
 if TYPE_CHECKING:
     from tyro.constructors import PrimitiveConstructorSpec, PrimitiveTypeInfo
+
+ConfigT = TypeVar("ConfigT")
+
+# A flag, and the words after it
+Group = tuple[str, list[str]]
+
+# tyro's flag for a script that completes flags
+COMPLETION = "--tyro-print-completion"
+
+# Values of switches, in lowercase
+BOOLEANS = {
+    **dict.fromkeys(("true", "1", "yes", "on"), True),
+    **dict.fromkeys(("false", "0", "no", "off"), False),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,20 +154,6 @@ def _docs_of_module(name: str) -> dict[str, dict[str, str]]:
                     docs.setdefault(cls.name, {})[field_name] = " ".join(text.split())
     return docs
 
-
-ConfigT = TypeVar("ConfigT")
-
-# A flag, and the words after it
-Group = tuple[str, list[str]]
-
-# tyro's flag for a script that completes flags
-COMPLETION = "--tyro-print-completion"
-
-# Values of switches, in lowercase
-BOOLEANS = {
-    **dict.fromkeys(("true", "1", "yes", "on"), True),
-    **dict.fromkeys(("false", "0", "no", "off"), False),
-}
 
 # Flags of all commands that have other flags too
 HELP_FIELDS = {

@@ -6,11 +6,11 @@ import dataclasses
 import functools
 import itertools
 import math
+import types
 import typing
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-from mjlab_dist.config.serialization import is_union
 from mjlab_dist.errors import UserError
 
 
@@ -110,3 +110,8 @@ def _validate_numbers(path: str, values: Sequence[Any], limits: Sequence[object]
             raise UserError(f"{start}: must be {limit}{finite}{or_none}")
         if isinstance(limit, Ascending) and not all(low <= high for low, high in itertools.pairwise(numbers)):
             raise UserError(f"{start}: is in the wrong order; swap the two")
+
+
+def is_union(hint: Any) -> bool:
+    """Return whether a type annotation is a union, such as ``int | None``."""
+    return typing.get_origin(hint) in (typing.Union, types.UnionType)

@@ -1,4 +1,7 @@
-"""Configs of sensors that are added to a scene. The docstrings of the fields are also the help texts of the flags."""
+"""Configs of the solver, of sensors that are added to a scene, and of the buffers for contacts and constraint rows.
+
+The docstrings of the fields are also the help texts of the flags.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,41 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from mjlab_dist.config import TrainConfig
 from mjlab_dist.config.limits import PositiveFloat, PositiveInt
+
+if TYPE_CHECKING:
+    from mjlab_dist.config.run import TrainConfig
+
+ElementKind = Literal["body", "geom", "subtree"]
+"""Kind of element that contact sensors match. body: a body without its children. subtree: a body with all its
+descendants."""
+
+# Size of the buffer for constraint rows, divided by the maximum number of rows measured; both are per env
+MARGIN = 1.25
+
+# The same ratio for the list of contacts that all envs share. The size of the list is based on the mean over envs,
+# which depends more on the policy than the maximum over envs does. The ratio is therefore larger.
+SHARED_MARGIN = 1.5
+
+# Overflows that a larger njmax fixes, named as in mujoco_warp.OverflowType
+ROW_OVERFLOWS = frozenset({"NEFC", "NJMAX_NNZ"})
+
+# Overflows that a larger nconmax fixes
+CONTACT_OVERFLOWS = frozenset({"BROADPHASE", "NARROWPHASE", "CCD"})
+
+# Minimum size of a buffer, in rows or contacts per env, for a model that can have any
+MIN_SIZE = 4
+
+# Maximum size that a run chooses automatically, in rows or contacts per env. A run that needs more probably has
+# unstable physics.
+MAX_SIZE = 10_000
+
+# Minimum factor by which a buffer that was too small grows, before the margin is applied.
+#
+# The factor is needed because the measured count may be too low: it does not include the rows of dropped contacts.
+MIN_GROWTH = 1.25
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,11 +66,6 @@ class OptionsConfig:
     """Ratio of frictional to normal constraint impedance. Values above 1 reduce slip."""
     tolerance: PositiveFloat | None = None
     """Improvement of the cost below which the solver stops. MuJoCo Warp uses at least 1e-6."""
-
-
-ElementKind = Literal["body", "geom", "subtree"]
-"""Kind of element that contact sensors match. body: a body without its children. subtree: a body with all its
-descendants."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,32 +118,6 @@ class DistanceConfig:
     """Entity of the other elements. Default: the whole scene."""
     max_m: PositiveFloat
     """Maximum distance that is measured, in m. For elements that are further apart, this distance is returned."""
-
-
-# Size of the buffer for constraint rows, divided by the maximum number of rows measured; both are per env
-MARGIN = 1.25
-
-# The same ratio for the list of contacts that all envs share. The size of the list is based on the mean over envs,
-# which depends more on the policy than the maximum over envs does. The ratio is therefore larger.
-SHARED_MARGIN = 1.5
-
-# Overflows that a larger njmax fixes, named as in mujoco_warp.OverflowType
-ROW_OVERFLOWS = frozenset({"NEFC", "NJMAX_NNZ"})
-
-# Overflows that a larger nconmax fixes
-CONTACT_OVERFLOWS = frozenset({"BROADPHASE", "NARROWPHASE", "CCD"})
-
-# Minimum size of a buffer, in rows or contacts per env, for a model that can have any
-MIN_SIZE = 4
-
-# Maximum size that a run chooses automatically, in rows or contacts per env. A run that needs more probably has
-# unstable physics.
-MAX_SIZE = 10_000
-
-# Minimum factor by which a buffer that was too small grows, before the margin is applied.
-#
-# The factor is needed because the measured count may be too low: it does not include the rows of dropped contacts.
-MIN_GROWTH = 1.25
 
 
 def with_sizes(config: TrainConfig, sizes: Mapping[str, int]) -> TrainConfig:

@@ -34,6 +34,10 @@ LOGGERS = tuple[LoggerName | str, ...]
 BUILT_IN: tuple[LoggerName, ...] = typing.get_args(LoggerName)
 
 
+COMPRESSIONS = ("none", "bf16", "fp16")
+"""Number formats in which ranks can exchange gradients."""
+
+
 def validate_loggers(names: Sequence[str], *, checkpoints: bool) -> None:
     """Raise if the name of a logger is unknown or repeated. The user's own classes are not imported.
 
@@ -50,10 +54,6 @@ def validate_loggers(names: Sequence[str], *, checkpoints: bool) -> None:
             raise UserError(f"--logger {' '.join(names)}: {name} is repeated; name each logger once")
     if checkpoints and "wandb" not in names:
         raise UserError("--checkpoint.wandb: needs the logger wandb, which uploads the checkpoints; add --logger wandb")
-
-
-COMPRESSIONS = ("none", "bf16", "fp16")
-"""Number formats in which ranks can exchange gradients."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,12 +8,12 @@ import math
 import operator
 import re
 import reprlib
-import types
 import typing
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from mjlab_dist.config.limits import is_union
 from mjlab_dist.config.run import LOGGERS, TrainConfig
 from mjlab_dist.config.task import CaptureMode, ParamValue
 from mjlab_dist.config.terms import name_of
@@ -32,6 +32,17 @@ _WORDS = {
 }
 
 
+# Matches Python's spelling of YAML's null, which users write in configs
+NONE = re.compile(r"^None$")
+
+# Maximum number of values in a config file, with aliases expanded. Without this limit, a few lines with aliases could
+# expand to more values than fit into memory.
+MAX_VALUES = 1_000_000
+
+# Maximum size of a whole number. The libraries that receive it cannot represent larger ones.
+MAX_BITS = 64
+
+
 def in_words(hint: Any) -> str:
     """Describe the values of a type in words.
 
@@ -44,11 +55,6 @@ def in_words(hint: Any) -> str:
     """
     forms = list(dict.fromkeys(_forms(hint)))
     return f"{', '.join(forms[:-1])}, or {forms[-1]}" if len(forms) > 1 else forms[0]
-
-
-def is_union(hint: Any) -> bool:
-    """Return whether a type annotation is a union, such as ``int | None``."""
-    return typing.get_origin(hint) in (typing.Union, types.UnionType)
 
 
 def _forms(hint: Any) -> Iterator[str]:
@@ -71,17 +77,6 @@ def _forms(hint: Any) -> Iterator[str]:
         yield f"the fields of {hint.__name__}"
     else:
         yield _WORDS[hint][0] if hint in _WORDS else "entries by name"
-
-
-# Matches Python's spelling of YAML's null, which users write in configs
-NONE = re.compile(r"^None$")
-
-# Maximum number of values in a config file, with aliases expanded. Without this limit, a few lines with aliases could
-# expand to more values than fit into memory.
-MAX_VALUES = 1_000_000
-
-# Maximum size of a whole number. The libraries that receive it cannot represent larger ones.
-MAX_BITS = 64
 
 
 def load_yaml(text: str) -> Any:

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from mjlab_dist.env.actions import Action, ActionBlock
     from mjlab_dist.env.term import Term
 
+P = ParamSpec("P")
+
 
 class Reference(str):
     """Name of a function or class that is not imported yet."""
@@ -126,9 +128,6 @@ def name_of(term: Callable[..., Any] | str) -> str:
     if found is not term:
         raise UserError(f"{shown}: cannot be found by this name; define it at the top level of its module")
     return shown
-
-
-P = ParamSpec("P")
 
 
 def action(

@@ -21,6 +21,29 @@ if TYPE_CHECKING:
 ORDER, BY_BUS = "CUDA_DEVICE_ORDER", "PCI_BUS_ID"
 
 
+LOOPBACK = "127.0.0.1"
+
+# Variable that names the store where the ranks of our launcher meet: host:port, or the absolute path of a file
+MEETING_POINT = "MJLAB_DIST_MEETING_POINT"
+
+# Variable with the hosts of a job
+JOB_HOSTS = "SLURM_JOB_NODELIST"
+
+# Variable with the hosts of a step. One call of srun starts one step.
+STEP_HOSTS = "SLURM_STEP_NODELIST"
+
+# Matches one entry of a host list, such as `node[01-03,7]`. Commas inside brackets do not separate entries.
+_PART = re.compile(r"(?:[^,\[\]]|\[[^\[\]]+\])+")
+
+# Value of --hosts that stands for the hosts of the SLURM job
+SLURM = "slurm"
+
+# Difference between the seeds of runs resumed at two consecutive iterations.
+#
+# It is larger than any number of ranks, so that no rank of one run has the seed of a rank of the other.
+RESUME_STRIDE = 1_000_003
+
+
 @dataclass(frozen=True, kw_only=True)
 class RankDevice:
     """The device of one rank."""
@@ -65,12 +88,6 @@ def number_by_bus(environ: MutableMapping[str, str]) -> None:
 def is_numbered_by_bus(environ: Mapping[str, str]) -> bool:
     """Return whether CUDA and NVML use the same indices after :func:`number_by_bus` was called."""
     return environ.get(ORDER, BY_BUS) == BY_BUS
-
-
-LOOPBACK = "127.0.0.1"
-
-# Variable that names the store where the ranks of our launcher meet: host:port, or the absolute path of a file
-MEETING_POINT = "MJLAB_DIST_MEETING_POINT"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,20 +177,6 @@ def in_words(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {shown}"
 
 
-# Variable with the hosts of a job
-JOB_HOSTS = "SLURM_JOB_NODELIST"
-
-# Variable with the hosts of a step. One call of srun starts one step.
-STEP_HOSTS = "SLURM_STEP_NODELIST"
-
-# Matches one entry of a host list, such as `node[01-03,7]`. Commas inside brackets do not separate entries.
-_PART = re.compile(r"(?:[^,\[\]]|\[[^\[\]]+\])+")
-
-
-# Value of --hosts that stands for the hosts of the SLURM job
-SLURM = "slurm"
-
-
 def slurm_hosts(environ: Mapping[str, str], variable: str) -> tuple[str, ...]:
     """Return the hosts that a variable of SLURM lists, in the same order.
 
@@ -220,12 +223,6 @@ def _numbers(text: str) -> Iterator[str]:
             raise ValueError(f"{piece!r} is not a range of numbers")
         for number in range(int(match[1]), int(match[2] or match[1]) + 1):
             yield f"{number:0{len(match[1])}d}"
-
-
-# Difference between the seeds of runs resumed at two consecutive iterations.
-#
-# It is larger than any number of ranks, so that no rank of one run has the seed of a rank of the other.
-RESUME_STRIDE = 1_000_003
 
 
 def seed_generators(seed: int, rank: int = 0, resumed_iteration: int = 0) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 import warp as wp
@@ -13,9 +13,14 @@ from tensordict import TensorDict
 from mjlab_dist.config import Reduction
 from mjlab_dist.env import kernels
 from mjlab_dist.env.columns import is_convertible
-from mjlab_dist.env.env import Env
 from mjlab_dist.errors import UserError
 from mjlab_dist.sim import Simulation
+
+if TYPE_CHECKING:
+    from mjlab_dist.env.env import Env
+
+# Number of control steps between two checks of whether all episodes have ended; each check waits for the GPU
+CHECK_INTERVAL = 32
 
 
 class EpisodeTotals(NamedTuple):
@@ -230,10 +235,6 @@ class NotFinite:
         replaced = torch.cat([finite[name] != row for name, row in observed.items()], dim=1)
         torch.any(replaced, dim=1, out=self._episodes.broken)
         return finite
-
-
-# Number of control steps between two checks of whether all episodes have ended; each check waits for the GPU
-CHECK_INTERVAL = 32
 
 
 class Policy(Protocol):

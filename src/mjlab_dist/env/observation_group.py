@@ -5,14 +5,17 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
 from mjlab_dist.config import ObservationConfig
 from mjlab_dist.env.columns import is_convertible, write_rows
-from mjlab_dist.env.env import Env
 from mjlab_dist.errors import UserError
 from mjlab_dist.sim import Limits
+
+if TYPE_CHECKING:
+    from mjlab_dist.env.env import Env
 
 
 class ObservationGroup:

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from mjlab_dist.env.episodes import EpisodeTotals
     from mjlab_dist.sim import Simulation
 
-
 Range = tuple[float, float]
 """Minimum and maximum."""
 

@@ -39,6 +39,22 @@ PATIENCE_S = 60.0
 MAX_UNPROVEN = 64
 
 
+# Variable with the address and the port where ranks connect to the launcher, as address:port
+LAUNCHER = "MJLAB_DIST_LAUNCHER"
+
+# Maximum length of the first message: what connects, and the rank
+MAX_NAME_BYTES = 16
+
+# Seconds to wait for the last data of a process that has ended
+SETTLED_S = 0.5
+
+# Maximum length of an event, in bytes
+MAX_BYTES = 64 * 1024**2
+
+# stop: stop training after the current iteration. report: report the stack, and end, because the rank hangs.
+Request = Literal["stop", "report"]
+
+
 class NotOursError(OSError):
     """The other end does not know the secret."""
 
@@ -120,22 +136,6 @@ def _receive(connection: socket.socket, size: int, deadline: float) -> bytes:
             raise TimeoutError("the other end took too long for its proof")
         received += part
     return received
-
-
-# Variable with the address and the port where ranks connect to the launcher, as address:port
-LAUNCHER = "MJLAB_DIST_LAUNCHER"
-
-# Maximum length of the first message: what connects, and the rank
-MAX_NAME_BYTES = 16
-
-# Seconds to wait for the last data of a process that has ended
-SETTLED_S = 0.5
-
-# Maximum length of an event, in bytes
-MAX_BYTES = 64 * 1024**2
-
-# stop: stop training after the current iteration. report: report the stack, and end, because the rank hangs.
-Request = Literal["stop", "report"]
 
 
 class Channel:

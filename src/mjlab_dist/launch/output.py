@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 STANDARD = (0, 1, 2)
 
 
+# Maximum number of bytes to copy at a time
+CHUNK_BYTES = 64 * 1024
+
+
 def keep_streams_usable() -> None:
     """Make ``sys.stdout`` and ``sys.stderr`` of this process usable until it ends.
 
@@ -63,10 +67,6 @@ class _Unfailing(io.FileIO):
             os.dup2(null, self.fileno())
             os.close(null)
             return memoryview(data).nbytes
-
-
-# Maximum number of bytes to copy at a time
-CHUNK_BYTES = 64 * 1024
 
 
 def redirect_output(rank: int) -> None:

@@ -57,6 +57,30 @@ os.execve(command[0], command, {**os.environ, **environ})
 """
 
 
+# Environment variables that ranks on other machines need, as patterns
+ENVIRONMENT = (
+    "PATH",
+    "HOME",
+    "LANG",
+    "LC_*",
+    "LD_LIBRARY_PATH",
+    "LIBRARY_PATH",
+    "PYTHON*",
+    "CUDA*",
+    "TORCH*",
+    "PYTORCH*",
+    "NCCL*",
+    "GLOO*",
+    "OMP*",
+    "MKL*",
+    "MUJOCO*",
+    "WARP*",
+    "WANDB*",
+    "XDG_CACHE_HOME",
+    "MJLAB_DIST*",
+)
+
+
 @contextlib.contextmanager
 def waiting_agents(
     hosts: Sequence[str],
@@ -179,30 +203,6 @@ def _start(command: Sequence[str], errors: IO[str], **options: Any) -> subproces
         )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
-
-# Environment variables that ranks on other machines need, as patterns
-ENVIRONMENT = (
-    "PATH",
-    "HOME",
-    "LANG",
-    "LC_*",
-    "LD_LIBRARY_PATH",
-    "LIBRARY_PATH",
-    "PYTHON*",
-    "CUDA*",
-    "TORCH*",
-    "PYTORCH*",
-    "NCCL*",
-    "GLOO*",
-    "OMP*",
-    "MKL*",
-    "MUJOCO*",
-    "WARP*",
-    "WANDB*",
-    "XDG_CACHE_HOME",
-    "MJLAB_DIST*",
-)
 
 
 @dataclass(frozen=True, kw_only=True)

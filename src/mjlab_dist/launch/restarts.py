@@ -28,6 +28,10 @@ FIRST_PAUSE_S = 1.0
 MAX_PAUSE_S = 60.0
 
 
+# Seconds between two checks while too few machines answer
+RETRY_S = 5.0
+
+
 def run_with_restarts(config: TrainConfig, plan: RunPlan, control: Control) -> RunResult:
     """Start ranks, and restart them up to ``max_restarts`` times, or until two attempts in a row make no progress.
 
@@ -189,10 +193,6 @@ def _with_grown_buffers(config: TrainConfig, plan: RunPlan) -> TrainConfig:
 
 def _with_reason(error: RankError, reason: str) -> RankError:
     return RankError(f"{error}. {reason}", error.rank, error.report, error.exit_code, may_pass=error.may_pass)
-
-
-# Seconds between two checks while too few machines answer
-RETRY_S = 5.0
 
 
 class TooFewHostsError(Exception):

@@ -47,6 +47,20 @@ if TYPE_CHECKING:
     from mjlab_dist.learn.metrics import Row
     from mjlab_dist.learn.runner import Runner
 
+T = TypeVar("T")
+
+# Module-level function that a rank runs. It takes config, plan and control, and returns a dataclass of plain data.
+Entry = Callable[[TrainConfig, RankPlan, Control], T]
+
+# Environment variables that name the network interface on which gloo and NCCL listen for other ranks
+INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+
+# Environment variable that selects IPv4 or IPv6 for NCCL, where an interface has both
+FAMILY = "NCCL_SOCKET_FAMILY"
+
+# Environment variable that selects the GPU for MuJoCo's rendering through EGL
+EGL_DEVICE = "MUJOCO_EGL_DEVICE_ID"
+
 
 @dataclass(kw_only=True)
 class Learner:
@@ -103,21 +117,6 @@ def free_earlier_run(device: str) -> None:
 
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()  # return memory from PyTorch's cache, so that Warp can use it
-
-
-T = TypeVar("T")
-
-# Module-level function that a rank runs. It takes config, plan and control, and returns a dataclass of plain data.
-Entry = Callable[[TrainConfig, RankPlan, Control], T]
-
-# Environment variables that name the network interface on which gloo and NCCL listen for other ranks
-INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-
-# Environment variable that selects IPv4 or IPv6 for NCCL, where an interface has both
-FAMILY = "NCCL_SOCKET_FAMILY"
-
-# Environment variable that selects the GPU for MuJoCo's rendering through EGL
-EGL_DEVICE = "MUJOCO_EGL_DEVICE_ID"
 
 
 @dataclass(frozen=True, kw_only=True)

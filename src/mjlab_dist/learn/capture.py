@@ -15,7 +15,7 @@ from tensordict import TensorDict
 from mjlab_dist.config import AgentConfig
 from mjlab_dist.env import Env
 from mjlab_dist.imports import no_gc, patched
-from mjlab_dist.learn.ppo import Batch, copy_batch, tensors_of
+from mjlab_dist.learn.update import Batch, copy_batch, tensors_of
 from mjlab_dist.messages import emit
 from mjlab_dist.sim import Simulation
 

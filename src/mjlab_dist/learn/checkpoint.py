@@ -48,6 +48,23 @@ from mjlab_dist.runs.run_files import (
 COUNTERS: Mapping[str, tuple[type, ...]] = {"total_steps": (int,), "elapsed_s": (int, float)}
 
 
+# Entries that resuming a run requires, with their types; a dot separates the names of nested entries
+LEARNER: Mapping[str, type] = {
+    "iter": int,
+    "actor_state_dict": dict,
+    "critic_state_dict": dict,
+    "optimizer_state_dict.state": dict,
+    "optimizer_state_dict.param_groups": list,
+}
+
+_PLAIN = (bool, int, float, str, bytes, type(None))
+
+_TEMPORARY = re.compile(r"\.(model_\d+|latest|best)\.pt\.\d+\.tmp")
+
+# First bytes of a zip file
+_ZIP = b"PK\x03\x04"
+
+
 class UnreadableError(ValueError):
     """A file cannot be read; the message is the reason."""
 
@@ -124,20 +141,6 @@ def _shown(value: object) -> str:
     """Return a value of a file for a message, in one line of a few characters."""
     is_plain = value is None or isinstance(value, int | float | str)
     return printable(repr(value))[:40] if is_plain else f"a {type(value).__name__}"
-
-
-# Entries that resuming a run requires, with their types; a dot separates the names of nested entries
-LEARNER: Mapping[str, type] = {
-    "iter": int,
-    "actor_state_dict": dict,
-    "critic_state_dict": dict,
-    "optimizer_state_dict.state": dict,
-    "optimizer_state_dict.param_groups": list,
-}
-
-_PLAIN = (bool, int, float, str, bytes, type(None))
-
-_TEMPORARY = re.compile(r"\.(model_\d+|latest|best)\.pt\.\d+\.tmp")
 
 
 class CheckpointStore:
@@ -373,10 +376,6 @@ def _map_plain(value: Any, replace: Callable[[torch.Tensor], Any], name: str = "
     raise TypeError(
         f"{name} is of {type(value)}: a checkpoint holds tensors, and plain values in dicts, lists and tuples"
     )
-
-
-# First bytes of a zip file
-_ZIP = b"PK\x03\x04"
 
 
 def _read(path: Path) -> bytes:

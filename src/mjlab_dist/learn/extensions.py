@@ -18,8 +18,7 @@ from mjlab_dist.env import Env
 from mjlab_dist.env.binding import import_term, naming
 from mjlab_dist.errors import UserError, listed
 from mjlab_dist.imports import patched
-from mjlab_dist.learn.optimizer import Adam, linear, make_adam
-from mjlab_dist.learn.ppo import Batch
+from mjlab_dist.learn.update import Adam, Batch, linear, make_adam
 
 FLAG = "--agent.symmetry.func"
 

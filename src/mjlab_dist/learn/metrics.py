@@ -25,6 +25,26 @@ from mjlab_dist.messages import emit
 Mark = float | torch.cuda.Event
 
 
+# A row of metrics.jsonl. Values that are not known yet are None.
+Row = dict[str, float | int | None]
+
+# Minimum number of episodes in the mean return and the mean length. The newest episodes are used. If fewer episodes
+# have ended, all are used.
+WINDOW_EPISODES = 100
+
+# Number of iterations over which the waiting times of ranks are averaged
+WINDOW = 50
+
+# Maximum share of a rank's time spent waiting for other ranks; above this share, a warning is printed
+MAX_WAITING = 0.25
+
+# Minimum share of free memory; below this share, a warning is printed
+MIN_FREE = 0.05
+
+# Iterations between checks of the memory
+MEMORY_INTERVAL = 10
+
+
 class Clock:
     """Records timestamps, and sums the time that this rank spends in collectives (operations that all ranks join).
 
@@ -66,14 +86,6 @@ class Clock:
         self.last_waits_s = [self.seconds(start, end) for start, end in self._waits]
         self._waits.clear()
         return sum(self.last_waits_s)
-
-
-# A row of metrics.jsonl. Values that are not known yet are None.
-Row = dict[str, float | int | None]
-
-# Minimum number of episodes in the mean return and the mean length. The newest episodes are used. If fewer episodes
-# have ended, all are used.
-WINDOW_EPISODES = 100
 
 
 def memory_mb(device: torch.device) -> float:
@@ -294,19 +306,6 @@ class Metrics:
         episodes, steps, terms, terminations, metrics, unweighted = packed[: sum(sizes)].float().split(sizes)
         totals = EpisodeTotals(episodes[0], steps[0], terms, unweighted, terminations, metrics)
         return dict(zip((*scalars, *on_host), packed.tolist(), strict=True)), totals
-
-
-# Number of iterations over which the waiting times of ranks are averaged
-WINDOW = 50
-
-# Maximum share of a rank's time spent waiting for other ranks; above this share, a warning is printed
-MAX_WAITING = 0.25
-
-# Minimum share of free memory; below this share, a warning is printed
-MIN_FREE = 0.05
-
-# Iterations between checks of the memory
-MEMORY_INTERVAL = 10
 
 
 class Advice:

@@ -26,6 +26,10 @@ from mjlab_dist.learn.moments import ClippedNormalization
 MAX_STD = 1e6
 
 
+# Activations whose gradient is computed from their output, so they can overwrite their input
+IN_PLACE = (nn.ELU, nn.SELU, nn.ReLU)
+
+
 class BoundedGaussian(GaussianDistribution):
     """Gaussian whose standard deviation does not depend on the observation and stays in its range."""
 
@@ -62,10 +66,6 @@ class BoundedGaussian(GaussianDistribution):
             self.std_param.clamp_(*self.std_range)
         else:
             self.log_std_param.clamp_(*self.log_std_range)
-
-
-# Activations whose gradient is computed from their output, so they can overwrite their input
-IN_PLACE = (nn.ELU, nn.SELU, nn.ReLU)
 
 
 def make_networks(config: AgentConfig, obs: TensorDict, num_actions: int, device: str) -> tuple[MLPModel, MLPModel]:

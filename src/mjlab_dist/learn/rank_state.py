@@ -13,6 +13,9 @@ from mjlab_dist.distributed.rank import check_generator
 from mjlab_dist.errors import UserError
 from mjlab_dist.sim import check_limits
 
+# Tensors by name; names, shapes and dtypes are equal on ranks with the same number of envs of the same task
+RankState = dict[str, torch.Tensor]
+
 
 def random_state(device: str) -> dict[str, torch.Tensor]:
     """Return the state of all generators; tensors on the CPU, with the same shapes in every process."""
@@ -49,10 +52,6 @@ def restore_random_state(state: Mapping[str, torch.Tensor], device: str) -> None
     if device != "cpu" and "cuda" in state:
         check_generator("random/cuda", state["cuda"], device)
         torch.cuda.set_rng_state(state["cuda"], device)
-
-
-# Tensors by name; names, shapes and dtypes are equal on ranks with the same number of envs of the same task
-RankState = dict[str, torch.Tensor]
 
 
 def pack(state: Mapping[str, torch.Tensor]) -> torch.Tensor:

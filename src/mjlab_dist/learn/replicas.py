@@ -16,7 +16,7 @@ from mjlab_dist.distributed.rank import in_words
 from mjlab_dist.distributed.rank_info import describe_device
 from mjlab_dist.learn.metrics import Clock
 from mjlab_dist.learn.moments import NormalizerMoments
-from mjlab_dist.learn.optimizer import Adam, make_adam
+from mjlab_dist.learn.update import Adam, make_adam
 
 # Adam's state of a parameter, except the number of steps, which is the same on all ranks
 MOMENTS = ("exp_avg", "exp_avg_sq")

@@ -41,6 +41,9 @@ from mjlab_dist.runs.run_files import explaining
 if TYPE_CHECKING:
     from mjlab_dist.learn.video_process import VideoWriter
 
+# Minimum floating-point operations of a mini-batch that uses several threads; with fewer, one thread is faster
+MIN_SHARED_FLOP = 1e9
+
 
 class Hook:
     """Base class of hooks. A rank's training loop calls the hooks in :attr:`Runner.hooks`."""
@@ -70,10 +73,6 @@ class Hook:
             iteration: The iteration.
         """
         return {}
-
-
-# Minimum floating-point operations of a mini-batch that uses several threads; with fewer, one thread is faster
-MIN_SHARED_FLOP = 1e9
 
 
 class Runner:

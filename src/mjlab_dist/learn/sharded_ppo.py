@@ -15,9 +15,9 @@ from torch.distributed.tensor import DTensor, Shard
 
 from mjlab_dist.distributed.group import overwrite_by_main, world_size
 from mjlab_dist.distributed.synchronizer import FORMATS
-from mjlab_dist.learn.optimizer import make_adam
 from mjlab_dist.learn.ppo import PPO
 from mjlab_dist.learn.replicas import MOMENTS
+from mjlab_dist.learn.update import make_adam
 
 MIB = 2**20
 

@@ -17,6 +17,17 @@ from mjlab_dist.errors import UserError, byte_size
 from mjlab_dist.machine.devices import Gpu
 from mjlab_dist.machine.gpu_checks import total_bytes
 
+FLOAT_BYTES = 4
+
+# Lower bound of the bytes of a constraint row: MuJoCo Warp stores 10 numbers per row, and also a row of the Jacobian
+ROW_BYTES = 40
+
+# Maximum number of samples that a function for symmetry makes of one: 2 with one plane of symmetry, 4 with two
+MIRRORED_COPIES = 4
+
+# Lower bound of the bytes of a contact: MuJoCo Warp stores 48 numbers per contact
+CONTACT_BYTES = 160
+
 
 def cpu_quota(root: Path) -> float:
     """Return the CPU quota of this process in cores: the smallest quota of its control groups, or infinity if none."""
@@ -63,18 +74,6 @@ def _read(file: Path) -> str:
         return file.read_text().strip()
     except OSError:
         return ""
-
-
-FLOAT_BYTES = 4
-
-# Lower bound of the bytes of a constraint row: MuJoCo Warp stores 10 numbers per row, and also a row of the Jacobian
-ROW_BYTES = 40
-
-# Maximum number of samples that a function for symmetry makes of one: 2 with one plane of symmetry, 4 with two
-MIRRORED_COPIES = 4
-
-# Lower bound of the bytes of a contact: MuJoCo Warp stores 48 numbers per contact
-CONTACT_BYTES = 160
 
 
 def free_cpu_bytes() -> int:

@@ -50,6 +50,16 @@ MORE = "uv run mjlab-dist doctor checks more"
 WANDB_TIMEOUT_S = 1.0
 
 
+# Default server of Weights & Biases, whose settings can name another server
+WANDB_SERVER = "https://api.forge.coreweave.com"
+
+# Host of the same server in netrc files with older logins
+FORMER_HOST = "api.wandb.ai"
+
+# Program that connects to a server. Its arguments are the host and the port.
+CONNECT = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])))"
+
+
 def check_machine(
     config: TrainConfig,
     devices: Sequence[RankDevice],
@@ -177,16 +187,6 @@ def check_loopback() -> Finding:
             status=Status.FAIL,
             fix="sudo ip link set lo up, or allow it in the firewall: ranks in own processes need this interface",
         )
-
-
-# Default server of Weights & Biases, whose settings can name another server
-WANDB_SERVER = "https://api.forge.coreweave.com"
-
-# Host of the same server in netrc files with older logins
-FORMER_HOST = "api.wandb.ai"
-
-# Program that connects to a server. Its arguments are the host and the port.
-CONNECT = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])))"
 
 
 def check_wandb(environ: Mapping[str, str], timeout_s: float) -> Finding:

@@ -44,6 +44,19 @@ MAX_POINTS = 1000
 SYNTAX = "write NAME=START:STOP:COUNT or NAME=VALUE,VALUE,..."
 
 
+# Maximum number of progress reports
+MAX_REPORTS = 10
+
+# Half the width of a 95% confidence interval, in standard errors
+Z_95 = 1.96
+
+# Maximum number of varied parameters that a picture can show
+MAX_AXES = 2
+
+# Maximum number of cells of a heat map that contains its values as text
+MAX_LABELLED = 150
+
+
 @dataclass(frozen=True)
 class Axis:
     """A parameter that varies."""
@@ -169,10 +182,6 @@ def _varied(config: TrainConfig, values: Mapping[str, float]) -> TrainConfig:
     return varied
 
 
-# Maximum number of progress reports
-MAX_REPORTS = 10
-
-
 @dataclass(frozen=True, kw_only=True)
 class Batch:
     """Episodes that are simulated together."""
@@ -273,10 +282,6 @@ def _play_batch(job: Job, position: int, device: str, control: Control) -> Batch
         sums=dict(zip(names, values.sum(dim=1).tolist(), strict=True)),
         squares=dict(zip(names, values.square().sum(dim=1).tolist(), strict=True)),
     )
-
-
-# Half the width of a 95% confidence interval, in standard errors
-Z_95 = 1.96
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -390,13 +395,6 @@ def _combined(point: Point, actions: str, batches: Sequence[BatchSums]) -> Evalu
         error = Z_95 * math.sqrt(max(0.0, square - mean**2) / (count - 1))
         columns[name] = Estimate(mean=mean, low=mean - error, high=mean + error)
     return Evaluated(varied=point.values, actions=actions, num_episodes=count, columns=columns)
-
-
-# Maximum number of varied parameters that a picture can show
-MAX_AXES = 2
-
-# Maximum number of cells of a heat map that contains its values as text
-MAX_LABELLED = 150
 
 
 def check_plot(file: str, num_axes: int) -> None:

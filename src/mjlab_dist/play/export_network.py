@@ -32,6 +32,16 @@ ACTOR = "actor"
 LAST_ACTION = "mjlab_dist.mdp.observations:last_action"
 
 
+# Version of ONNX's set of operators, from December 2022
+OPSET = 18
+
+# Name of the description inside a TorchScript file
+DESCRIPTION = "description.json"
+
+# Function that computes one control step of n envs with an exported policy, from its inputs
+Runner = Callable[..., list[torch.Tensor]]
+
+
 @dataclass(frozen=True)
 class ObservedTerm:
     """An observation term of the policy."""
@@ -260,17 +270,6 @@ def control_limits(model: mujoco.MjModel, actuators: Sequence[int]) -> tuple[tor
         is_limited.zero_()
     low, high = limits.unbind(dim=1)
     return torch.where(is_limited, low, -math.inf), torch.where(is_limited, high, math.inf)
-
-
-# Version of ONNX's set of operators, from December 2022
-OPSET = 18
-
-# Name of the description inside a TorchScript file
-DESCRIPTION = "description.json"
-
-
-# Function that computes one control step of n envs with an exported policy, from its inputs
-Runner = Callable[..., list[torch.Tensor]]
 
 
 def to_onnx(exported: ExportedPolicy, description: Mapping[str, Any]) -> bytes:

@@ -50,6 +50,16 @@ tags:
 """
 
 
+# Entries of a checkpoint that a pack keeps: the networks with their normalizers
+LEARNED = ("actor_state_dict", "critic_state_dict")
+
+# Fields of a config that depend on the machine that trained: directories and addresses
+OF_A_MACHINE = ("hosts", "ssh_config", "port_range", "log_root", "resume", "init_from", "torchrunx_log_dir")
+
+# Fields of the provenance that depend on the machine that trained
+PRIVATE = ("host", "cpu_cores")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Packed:
     """Contents of a pack, for its card."""
@@ -186,16 +196,6 @@ def _cell(text: str) -> str:
 
 def _code(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
-
-
-# Entries of a checkpoint that a pack keeps: the networks with their normalizers
-LEARNED = ("actor_state_dict", "critic_state_dict")
-
-# Fields of a config that depend on the machine that trained: directories and addresses
-OF_A_MACHINE = ("hosts", "ssh_config", "port_range", "log_root", "resume", "init_from", "torchrunx_log_dir")
-
-# Fields of the provenance that depend on the machine that trained
-PRIVATE = ("host", "cpu_cores")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from mjlab_dist.env import Env
     from mjlab_dist.sim.render import Poses
 
-
 # Approximate maximum number of frames per second of a video. At higher control frequencies, steps are skipped.
 VIDEO_FPS = 30
 

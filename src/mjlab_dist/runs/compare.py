@@ -42,6 +42,34 @@ AXES = {"steps": "total_steps", "time": "elapsed_s", "iterations": "iteration"}
 MAX_NAMED = 2
 
 
+# Number of points of a curve
+NUM_POINTS = 200
+
+# Number of bootstrap resamples
+NUM_RESAMPLES = 2000
+
+# Share of the values that an interquartile mean leaves out at each end: the lowest and the highest quarter (Agarwal
+# et al. 2021, arXiv:2108.13264).
+CUT = 0.25
+
+# Label of each horizontal axis
+LABELS = {
+    "steps": "control steps of all ranks",
+    "time": "seconds of training",
+    "iterations": "iterations",
+}
+
+STYLE = """
+:root { color-scheme: light dark; }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
+svg { width: 100%; height: auto; background: white; }
+@media screen and (prefers-color-scheme: dark) { svg { filter: invert(0.93) hue-rotate(180deg); } }
+div { overflow-x: auto; }
+table { border-collapse: collapse; margin: 1rem 0; }
+th, td { border-bottom: 1px solid #8886; padding: 0.25rem 0.75rem; text-align: left; }
+"""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """Contents of the files of a run."""
@@ -195,17 +223,6 @@ def _origin(provenance: Mapping[str, Any]) -> dict[str, Any]:
     return origin | (provenance.get("versions") or {})
 
 
-# Number of points of a curve
-NUM_POINTS = 200
-
-# Number of bootstrap resamples
-NUM_RESAMPLES = 2000
-
-# Share of the values that an interquartile mean leaves out at each end: the lowest and the highest quarter (Agarwal
-# et al. 2021, arXiv:2108.13264).
-CUT = 0.25
-
-
 @dataclass(frozen=True, kw_only=True)
 class Reached:
     """When the runs of a group first reached a threshold. Runs that did not reach it are left out of the means."""
@@ -328,24 +345,6 @@ def _reached(group: Group, metric: str, threshold: float) -> Reached:
         return Reached(num_runs=0, steps=None, seconds=None)
     steps, seconds = np.mean(found, axis=0).tolist()
     return Reached(num_runs=len(found), steps=steps, seconds=seconds)
-
-
-# Label of each horizontal axis
-LABELS = {
-    "steps": "control steps of all ranks",
-    "time": "seconds of training",
-    "iterations": "iterations",
-}
-
-STYLE = """
-:root { color-scheme: light dark; }
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
-svg { width: 100%; height: auto; background: white; }
-@media screen and (prefers-color-scheme: dark) { svg { filter: invert(0.93) hue-rotate(180deg); } }
-div { overflow-x: auto; }
-table { border-collapse: collapse; margin: 1rem 0; }
-th, td { border-bottom: 1px solid #8886; padding: 0.25rem 0.75rem; text-align: left; }
-"""
 
 
 def write_report(

@@ -14,6 +14,9 @@ from mjlab_dist.imports import require_extra
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+# Pixels per inch of a figure
+DPI = 150
+
 
 def write_atomically(path: Path, contents: str | bytes) -> None:
     """Write a file. At any time, even after a power failure, the file has either the old contents or the new ones."""
@@ -50,10 +53,6 @@ def write_output(flag: str, file: str, contents: str | bytes) -> None:
         write_atomically(Path(file), contents)
     except OSError as error:
         raise UserError(f"{flag} {file}: cannot be written ({error.strerror}); name another file") from error
-
-
-# Pixels per inch of a figure
-DPI = 150
 
 
 def check_figure_file(flag: str, file: str, suffixes: Sequence[str]) -> None:

@@ -34,6 +34,19 @@ LOGIN = re.compile(r"(://(?:[^/:@\s]*:)?)[^/\s]*@")
 SECRET_FLAG = re.compile(r"(.*[-_])?(\w*key|\w*token|secrets?|pass(wd|word|phrase)?|cred(ential)?s?|auth)")
 
 
+_PACKAGES = (
+    "mjlab-dist",
+    "torch",
+    "torchrunx",
+    "warp-lang",
+    "mujoco",
+    "mujoco-warp",
+    "rsl-rl-lib",
+    "numpy",
+    "tensordict",
+)
+
+
 def masked(argv: Sequence[str]) -> list[str]:
     """Return a command line in which *** hides passwords in addresses, and values of secret flags and variables."""
     shown: list[str] = []
@@ -47,19 +60,6 @@ def masked(argv: Sequence[str]) -> list[str]:
         else:
             shown.append(MASK if is_secret else LOGIN.sub(rf"\1{MASK}@", arg))
     return shown
-
-
-_PACKAGES = (
-    "mjlab-dist",
-    "torch",
-    "torchrunx",
-    "warp-lang",
-    "mujoco",
-    "mujoco-warp",
-    "rsl-rl-lib",
-    "numpy",
-    "tensordict",
-)
 
 
 def write_origin(run_dir: Path, config: TrainConfig, argv: Sequence[str], devices: Sequence[str]) -> None:

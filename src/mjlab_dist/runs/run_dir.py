@@ -64,6 +64,15 @@ ERRORS_DIR = "errors"
 VIDEOS_DIR = "videos"
 
 
+# Value of --resume that requests this search by name
+AUTO = "auto"
+
+# Matches the directory name of a run with --run-name
+_NAME = re.compile(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d(?:-\d+)?_(.+)")
+
+WANDB_FILE = "wandb.json"
+
+
 def create_run_dir(config: TrainConfig) -> Path:
     """Create the directory of a new run, named by UTC time and run name. Two calls never return the same directory."""
     try:
@@ -371,13 +380,6 @@ def chosen_log_dir(config: TrainConfig, environ: Mapping[str, str]) -> str | Non
     return environ.get("TORCHRUNX_LOG_DIR", config.torchrunx_log_dir)
 
 
-# Value of --resume that requests this search by name
-AUTO = "auto"
-
-# Matches the directory name of a run with --run-name
-_NAME = re.compile(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d(?:-\d+)?_(.+)")
-
-
 def find_named_run(log_root: str, task: str, run_name: str) -> Path | None:
     """Return the newest run that has the given name and a checkpoint; None if there is none.
 
@@ -405,9 +407,6 @@ def check_same_run(config: TrainConfig, started: TrainConfig) -> None:
 def is_complete(run_dir: Path, config: TrainConfig) -> bool:
     """Return whether a run has trained all its iterations; False if their number depends on the number of ranks."""
     return config.total_timesteps is None and max(list_checkpoints(run_dir), default=0) >= config.max_iterations
-
-
-WANDB_FILE = "wandb.json"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 __all__ = ["Limits", "Simulation", "build_model", "check_limits", "copy_state", "load_model", "start_warp"]
 
 _MODULES = {
-    "saved": ("Limits", "check_limits", "copy_state"),
+    "data": ("Limits", "check_limits", "copy_state"),
     "scene": ("build_model", "load_model"),
     "simulation": ("Simulation",),
-    "start": ("start_warp",),
+    "quiet": ("start_warp",),
 }
 
 

@@ -23,6 +23,10 @@ from mjlab_dist.errors import UserError
 wp.set_module_options({"enable_backward": False, "max_unroll": 4})
 
 
+Limits = tuple[float | torch.Tensor, float | torch.Tensor]
+"""Minimum and maximum of a tensor of the state, both allowed; infinite for no limit."""
+
+
 @wp.kernel
 def clear_rows(
     mask: wp.array[wp.bool], addresses: wp.array[wp.uint64], strides: wp.array[wp.int64], sizes: wp.array[int]
@@ -149,10 +153,6 @@ def array_bytes(*holders: Any) -> dict[int, int]:
         for pointer, size in inner.items():
             found[pointer] = max(size, found.get(pointer, 0))
     return found
-
-
-Limits = tuple[float | torch.Tensor, float | torch.Tensor]
-"""Minimum and maximum of a tensor of the state, both allowed; infinite for no limit."""
 
 
 def limits_of(model: mujoco.MjModel) -> dict[str, Limits]:

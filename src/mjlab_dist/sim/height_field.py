@@ -36,6 +36,10 @@ from mjlab_dist.sim.touches import Ground, Touches, cell_of, with_box, with_caps
 wp.set_module_options({"enable_backward": False, "max_unroll": 4, "block_dim": 64})
 
 
+# Shapes that the kernel of this package handles
+_TYPES = (mujoco.mjtGeom.mjGEOM_SPHERE, mujoco.mjtGeom.mjGEOM_CAPSULE, mujoco.mjtGeom.mjGEOM_BOX)
+
+
 @wp.struct
 class Geoms:
     """Fields of ``mujoco_warp.Model`` that describe geoms and pairs of geoms."""
@@ -186,10 +190,6 @@ def collide(
             contacts.adhesion,
             num_contacts,
         )
-
-
-# Shapes that the kernel of this package handles
-_TYPES = (mujoco.mjtGeom.mjGEOM_SPHERE, mujoco.mjtGeom.mjGEOM_CAPSULE, mujoco.mjtGeom.mjGEOM_BOX)
 
 
 def take_over(model: mujoco.MjModel, put: mjw.Model) -> None:

@@ -27,6 +27,16 @@ Variant = tuple[wp.Module, int]
 PROCESSOR = ("model", "flags", "CPU", "Features")
 
 
+# Oldest CUDA driver whose graphs support conditional nodes, which the solver's loop needs
+CAPTURABLE_DRIVER = (12, 4)
+
+# Lock held while kernels run on the CPU, because all threads of a process share the memory of a kernel's tiles
+_cpu_kernels = threading.RLock()
+
+# A program that takes no arguments
+Run = Callable[[], None]
+
+
 def prepare(device: str, program: Callable[[], None]) -> None:
     """Compile and load every kernel that a program (a function that launches kernels) needs.
 
@@ -163,13 +173,6 @@ def _cache_dir() -> Path:
     return Path(wp.config.kernel_cache_dir)
 
 
-# Oldest CUDA driver whose graphs support conditional nodes, which the solver's loop needs
-CAPTURABLE_DRIVER = (12, 4)
-
-# Lock held while kernels run on the CPU, because all threads of a process share the memory of a kernel's tiles
-_cpu_kernels = threading.RLock()
-
-
 def why_not_capturable(device: str) -> str:
     """Return why no graph can be recorded on a device; empty if one can."""
     found = wp.get_device(device)
@@ -209,10 +212,6 @@ def launching(device: wp.Device) -> Iterator[None]:
     """
     with _cpu_kernels if device.is_cpu else contextlib.nullcontext():
         yield
-
-
-# A program that takes no arguments
-Run = Callable[[], None]
 
 
 class Recorder:

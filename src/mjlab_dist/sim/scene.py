@@ -41,6 +41,28 @@ _INPUTS = {
 }
 
 
+_SAME = ("body", "geom", "site", "light", "mesh", "actuator", "sensor", "tendon", "key", "pair")
+
+# Kinds of elements by prefix of their fields of mujoco.MjModel
+_KINDS = {name: name for name in _SAME} | {"jnt": "joint", "dof": "joint", "cam": "camera", "eq": "equality"}
+
+_OBJECTS = {
+    "body": mujoco.mjtObj.mjOBJ_BODY,
+    "geom": mujoco.mjtObj.mjOBJ_GEOM,
+    "subtree": mujoco.mjtObj.mjOBJ_XBODY,
+}
+
+# Data fields that a contact sensor must have: found (1 number) and force (3 numbers), which come first in its data
+_FOUND_AND_FORCE = 1 << int(mujoco.mjtConDataField.mjCONDATA_FOUND) | 1 << int(mujoco.mjtConDataField.mjCONDATA_FORCE)
+
+# Codes of MuJoCo's contact sensor for the values of ContactConfig.reduce
+_REDUCTIONS = {"maxforce": 2, "netforce": 3}
+
+_POINTS = mujoco.mjtSensor.mjSENS_GEOMFROMTO
+
+_DISTANCE_SENSORS = (mujoco.mjtSensor.mjSENS_GEOMDIST, _POINTS)
+
+
 @quiet()
 def build_model(config: SimConfig) -> mujoco.MjModel:
     """Assemble a scene and compile it.
@@ -281,12 +303,6 @@ def _set_options(option: mujoco.MjOption, config: OptionsConfig) -> None:
         raise UserError("--env.sim.options.solver: the MJCF uses PGS, which MuJoCo Warp does not support; set newton")
 
 
-_SAME = ("body", "geom", "site", "light", "mesh", "actuator", "sensor", "tendon", "key", "pair")
-
-# Kinds of elements by prefix of their fields of mujoco.MjModel
-_KINDS = {name: name for name in _SAME} | {"jnt": "joint", "dof": "joint", "cam": "camera", "eq": "equality"}
-
-
 def refuse_bad_numbers(flag: str, model: mujoco.MjModel) -> None:
     """Raise if a value of an MJCF is NaN, infinite, or too large for float32.
 
@@ -318,24 +334,6 @@ def _element(model: mujoco.MjModel, field: str, row: int) -> str:
     kind = _KINDS[prefix]
     index = int(model.dof_jntid[row]) if prefix == "dof" else row
     return f"{kind} {getattr(model, kind)(index).name or index}: {attribute}"
-
-
-_OBJECTS = {
-    "body": mujoco.mjtObj.mjOBJ_BODY,
-    "geom": mujoco.mjtObj.mjOBJ_GEOM,
-    "subtree": mujoco.mjtObj.mjOBJ_XBODY,
-}
-
-# Data fields that a contact sensor must have: found (1 number) and force (3 numbers), which come first in its data
-_FOUND_AND_FORCE = 1 << int(mujoco.mjtConDataField.mjCONDATA_FOUND) | 1 << int(mujoco.mjtConDataField.mjCONDATA_FORCE)
-
-# Codes of MuJoCo's contact sensor for the values of ContactConfig.reduce
-_REDUCTIONS = {"maxforce": 2, "netforce": 3}
-
-
-_POINTS = mujoco.mjtSensor.mjSENS_GEOMFROMTO
-
-_DISTANCE_SENSORS = (mujoco.mjtSensor.mjSENS_GEOMDIST, _POINTS)
 
 
 class ContactRow(NamedTuple):

@@ -11,6 +11,21 @@ import warp as wp
 # ruff: noqa: PLR0911, UP018
 
 
+# A distance in m that stands for no contact
+_FAR = wp.constant(1.0e6)
+
+# Two contacts of a sphere can be different contacts only if the cosine of the angle between their normals is below
+# this number.
+_OTHER_WAY = wp.constant(0.9)
+
+# Maximum number of contacts of one geom with the ground
+_MAX_TOUCHES = wp.constant(8)
+
+_Numbers = wp.types.vector(length=8, dtype=float)
+
+_Vectors = wp.types.matrix(shape=(8, 3), dtype=float)
+
+
 @wp.struct
 class Ground:
     """A height field in the frame of its geom; x points along rows, y across them."""
@@ -131,20 +146,6 @@ def closest_on_segments(a: wp.vec3, b: wp.vec3, c: wp.vec3, d: wp.vec3) -> wp.ve
 # pyright: reportCallIssue=false, reportGeneralTypeIssues=false, reportIndexIssue=false
 # pyright: reportInvalidTypeForm=false, reportOperatorIssue=false
 # ruff: noqa: PLR0917, UP018
-
-
-# A distance in m that stands for no contact
-_FAR = wp.constant(1.0e6)
-
-# Two contacts of a sphere can be different contacts only if the cosine of the angle between their normals is below
-# this number.
-_OTHER_WAY = wp.constant(0.9)
-
-# Maximum number of contacts of one geom with the ground
-_MAX_TOUCHES = wp.constant(8)
-
-_Numbers = wp.types.vector(length=8, dtype=float)
-_Vectors = wp.types.matrix(shape=(8, 3), dtype=float)
 
 
 @wp.struct

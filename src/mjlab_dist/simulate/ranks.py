@@ -53,6 +53,10 @@ CLOSE = b""
 PROGRESS_S = 0.5
 
 
+# Maximum seconds to wait until all ranks have ended, or until the report of a failed rank arrives
+PATIENCE_S = 30.0
+
+
 @dataclass(frozen=True, kw_only=True)
 class Served:
     """Result of a rank that ended because the launcher closed the envs."""
@@ -144,10 +148,6 @@ def _execute_next(shard: Shard, connection: Connection, report_progress: Callabl
     else:
         connection.send((None, {name: tensor.cpu().numpy() for name, tensor in tensors.items()}))
     return True
-
-
-# Maximum seconds to wait until all ranks have ended, or until the report of a failed rank arrives
-PATIENCE_S = 30.0
 
 
 class Ranks:

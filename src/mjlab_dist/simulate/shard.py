@@ -29,6 +29,20 @@ FINAL = "final_observations"
 LAST = "last_observations"
 
 
+# Number added to the seed of the envs; the sum is the seed of a policy's draws
+POLICY_SEED = 7_919
+
+# Names of tensors in the state of an `Env` that are sums over the envs of a rank. Only training uses these sums, so
+# the state of a simulation does not include them.
+SUMS = ("totals", "outcome_totals", "nan_resets")
+
+# Prefix of the latest observations in the state
+OBSERVED = "observed."
+
+# Function from observations, by group, to actions, (num_envs, num_actions)
+Policy = Callable[[Tensors], Any]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """A simulation: the envs of all ranks."""
@@ -73,20 +87,6 @@ def require_same(sizes: Sequence[Sizes]) -> Sizes:
             if first != second:
                 raise UserError(f"variants: have different {field.name} ({first} and {second}); use the same for all")
     return sizes[0]
-
-
-# Number added to the seed of the envs; the sum is the seed of a policy's draws
-POLICY_SEED = 7_919
-
-# Names of tensors in the state of an `Env` that are sums over the envs of a rank. Only training uses these sums, so
-# the state of a simulation does not include them.
-SUMS = ("totals", "outcome_totals", "nan_resets")
-
-# Prefix of the latest observations in the state
-OBSERVED = "observed."
-
-# Function from observations, by group, to actions, (num_envs, num_actions)
-Policy = Callable[[Tensors], Any]
 
 
 @dataclass(kw_only=True)

@@ -26,7 +26,7 @@ from mjlab_dist.env import Env, sizing
 from mjlab_dist.env.sizing import MAX_NUM_ENVS, Room, choose_num_envs
 from mjlab_dist.errors import UserError
 from mjlab_dist.launch import worker
-from mjlab_dist.learn import ppo
+from mjlab_dist.learn import update
 from mjlab_dist.machine.memory import learner_bytes, min_env_bytes
 from mjlab_dist.messages import listening
 from mjlab_dist.runs.run_dir import checkpoint_path, create_run_dir
@@ -156,8 +156,8 @@ def test_the_mini_batch_of_recorded_updates_is_counted_on_a_gpu() -> None:
     agent, num_envs = rollouts.AGENT, 64
     learner = rollouts.make_learner(rollouts.train_config(agent), num_envs)
     rollouts.collect(learner, rollouts.make_data(num_envs, 0))
-    static = ppo.copy_batch(learner._mini_batches()[0])
-    held = sum(tensor.nbytes for tensor in ppo.tensors_of(static)) / num_envs
+    static = update.copy_batch(learner._mini_batches()[0])
+    held = sum(tensor.nbytes for tensor in update.tensors_of(static)) / num_envs
     on_cpu, on_gpu, without = (
         learner_bytes(dataclasses.replace(agent, capture=captures), rollouts.NUM_OBS, rollouts.NUM_ACTIONS, device)
         for captures, device in ((True, "cpu"), (True, "cuda:0"), (False, "cuda:0"))

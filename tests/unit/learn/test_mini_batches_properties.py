@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 
-from mjlab_dist.learn.ppo import copy_batch, recurrent_mini_batches, shuffled_mini_batches, tensors_of
+from mjlab_dist.learn.update import copy_batch, recurrent_mini_batches, shuffled_mini_batches, tensors_of
 
 
 def rollout(steps: int, envs: int, kind: str) -> RolloutStorage:

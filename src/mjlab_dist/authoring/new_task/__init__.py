@@ -22,17 +22,17 @@ from mjlab_dist.authoring.new_task.lacks import Lacks
 from mjlab_dist.authoring.new_task.loading import copy_files, find_files, load, parse
 from mjlab_dist.authoring.new_task.presets import matched_joints
 from mjlab_dist.authoring.new_task.robot import Robot, examine
-from mjlab_dist.authoring.new_task.source import (
+from mjlab_dist.authoring.new_task.source.config import config_source
+from mjlab_dist.authoring.new_task.source.model import model_source
+from mjlab_dist.authoring.new_task.source.package import (
     STUB_SOURCE,
     Names,
-    config_source,
     entry_point,
     function_name,
-    model_source,
     package_source,
     project_source,
-    terms_source,
 )
+from mjlab_dist.authoring.new_task.source.terms import terms_source
 from mjlab_dist.authoring.new_task.urdf import convert
 from mjlab_dist.config import TrainConfig, registry
 from mjlab_dist.errors import UserError, describe, listed
@@ -49,6 +49,10 @@ MAX_RETRIES = 3
 
 # Header of the section of a pyproject.toml that lists tasks
 HEADER = f'[project.entry-points."{registry.GROUP}"]'
+
+
+# Number of envs that are stepped
+NUM_ENVS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,10 +244,6 @@ def _register(project: Path, names: Names, folder: Path) -> None:
     except UserError:
         shutil.rmtree(folder)
         raise
-
-
-# Number of envs that are stepped
-NUM_ENVS = 8
 
 
 def try_task(names: Names, parent: Path) -> tuple[TrainConfig | None, list[Check]]:

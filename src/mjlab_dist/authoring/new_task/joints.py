@@ -21,6 +21,39 @@ FINGER_M = 0.12
 MAX_DAMPING = 1e6
 
 
+GRAVITY_M_S2 = 9.81
+
+# Maximum penetration of the ground at the start. If a robot is deeper in the ground, it is lifted.
+TOLERATED_DEPTH_M = 0.01
+
+# Minimum cosine of the angle between the z axis of an upright body and the vertical
+UPRIGHT = 0.8
+
+# A robot has fallen if the ground clearance of its base is below this share of the clearance at the start
+FALLEN_SHARE = 0.2
+
+# Maximum distance from the origin of a standing robot's base to the lowest point of the base, as a share of the
+# height of the origin above the ground.
+MAX_BELLY = 0.9
+
+# Maximum height of an origin that is near the ground, as a share of the height of the robot
+LOW_ORIGIN = 0.1
+
+# Minimum density of the medium in which a robot swims. Air has 1.2 kg/m³, and water has 1000 kg/m³.
+FLUID_KG_M3 = 100.0
+
+# Froude number v² / (g h) of the walking speed v of a base at height h.
+#
+# Animals walk at Froude numbers of up to about 0.5 (Alexander 1984, The gaits of bipedal and quadrupedal animals).
+FROUDE = 0.25
+
+# Maximum height of a foot above the lowest foot, as a share of the height of the base
+SAME_HEIGHT = 0.15
+
+# Maximum height of a point of the sole above the sole's lowest point, as a share of the height of the base
+SOLE = 0.02
+
+
 class Trees(NamedTuple):
     """Robots and other objects with hinges or slide joints, named after their first body or joint."""
 
@@ -215,33 +248,6 @@ def _carts(model: mujoco.MjModel, joints: list[int]) -> list[int]:
     return slides
 
 
-GRAVITY_M_S2 = 9.81
-
-# Maximum penetration of the ground at the start. If a robot is deeper in the ground, it is lifted.
-TOLERATED_DEPTH_M = 0.01
-
-# Minimum cosine of the angle between the z axis of an upright body and the vertical
-UPRIGHT = 0.8
-
-# A robot has fallen if the ground clearance of its base is below this share of the clearance at the start
-FALLEN_SHARE = 0.2
-
-# Maximum distance from the origin of a standing robot's base to the lowest point of the base, as a share of the
-# height of the origin above the ground.
-MAX_BELLY = 0.9
-
-# Maximum height of an origin that is near the ground, as a share of the height of the robot
-LOW_ORIGIN = 0.1
-
-# Minimum density of the medium in which a robot swims. Air has 1.2 kg/m³, and water has 1000 kg/m³.
-FLUID_KG_M3 = 100.0
-
-# Froude number v² / (g h) of the walking speed v of a base at height h.
-#
-# Animals walk at Froude numbers of up to about 0.5 (Alexander 1984, The gaits of bipedal and quadrupedal animals).
-FROUDE = 0.25
-
-
 @dataclass(frozen=True, kw_only=True)
 class Base:
     """The base of a robot that moves: a floating base, or a base on slide joints and hinges, as in a planar robot."""
@@ -337,13 +343,6 @@ def _clearance(model: mujoco.MjModel, data: mujoco.MjData, body: int) -> float:
     centre, half = model.geom_aabb[fixed, :3], model.geom_aabb[fixed, 3:]
     lowest_m = data.geom_xpos[fixed, 2] + (up * centre).sum(axis=1) - (np.abs(up) * half).sum(axis=1)
     return float(data.xpos[body, 2] - lowest_m.min()) if fixed.any() else 0.0
-
-
-# Maximum height of a foot above the lowest foot, as a share of the height of the base
-SAME_HEIGHT = 0.15
-
-# Maximum height of a point of the sole above the sole's lowest point, as a share of the height of the base
-SOLE = 0.02
 
 
 @dataclass(frozen=True, kw_only=True)

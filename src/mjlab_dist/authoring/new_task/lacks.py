@@ -26,6 +26,31 @@ FREE = 0
 HOME = "home"
 
 
+# Width of a video frame divided by its height
+ASPECT = VIDEO_SIZE[0] / VIDEO_SIZE[1]
+
+# Minimum share of the corners of a robot's bounding boxes that a camera must show
+MIN_INSIDE = 0.8
+
+# Minimum size of the robot in the picture, as a share of the picture's height
+MIN_SIZE = 0.02
+
+# Maximum distance between geoms that count as touching, in m
+TOUCHING_M = 1e-3
+
+# Number of random poses in which contacts are looked for
+NUM_POSES = 64
+
+# Change of a hinge that counts as motion, in rad
+REACH_RAD = 0.1
+
+# Change of a slide joint that counts as motion, in m
+REACH_M = 0.01
+
+# Time in which an action of 1 or -1 must move a joint, in simulated seconds
+MOVED_S = 5.0
+
+
 @dataclass(frozen=True, kw_only=True)
 class Lacks:
     """Parts that an MJCF lacks and that a config or a video needs."""
@@ -156,16 +181,6 @@ def _new_names(names: Sequence[str], wishes: Sequence[str]) -> dict[int, str]:
     return found
 
 
-# Width of a video frame divided by its height
-ASPECT = VIDEO_SIZE[0] / VIDEO_SIZE[1]
-
-# Minimum share of the corners of a robot's bounding boxes that a camera must show
-MIN_INSIDE = 0.8
-
-# Minimum size of the robot in the picture, as a share of the picture's height
-MIN_SIZE = 0.02
-
-
 @dataclass(frozen=True, kw_only=True)
 class View:
     """The part of the scene that a camera must show."""
@@ -213,22 +228,6 @@ def _shown(model: mujoco.MjModel) -> NDArray[np.bool_]:
     """Return which geoms belong to a kinematic tree that can move, (num_geoms,)."""
     roots = np.unique(model.body_rootid[model.body_weldid != 0])
     return np.isin(model.body_rootid[model.geom_bodyid], roots) & (model.geom_bodyid != 0)
-
-
-# Maximum distance between geoms that count as touching, in m
-TOUCHING_M = 1e-3
-
-# Number of random poses in which contacts are looked for
-NUM_POSES = 64
-
-# Change of a hinge that counts as motion, in rad
-REACH_RAD = 0.1
-
-# Change of a slide joint that counts as motion, in m
-REACH_M = 0.01
-
-# Time in which an action of 1 or -1 must move a joint, in simulated seconds
-MOVED_S = 5.0
 
 
 def find_touching(

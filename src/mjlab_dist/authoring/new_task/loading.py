@@ -30,6 +30,19 @@ _FOLDERS = ("meshdir", "texturedir", "assetdir")
 ROOTS = ("mujoco", "mujocoinclude", "robot")
 
 
+# Minimum timestep. With a smaller one, a control step of 20 ms would take more than 200 physics steps.
+MIN_TIMESTEP_S = 1e-4
+
+# Maximum timestep. Robots with contacts usually need a timestep that is several times smaller.
+MAX_TIMESTEP_S = 0.05
+
+# Suffixes of the files of robots, in order of preference
+SUFFIXES = (".xml", ".urdf")
+
+# Modules of robot_descriptions with the URDF of a robot, in order of preference
+MODULES = ("{name}_description", "{name}")
+
+
 class Files(NamedTuple):
     """An MJCF and all files that it refers to."""
 
@@ -171,13 +184,6 @@ def _normal(path: Path) -> Path:
     return Path(os.path.abspath(path))  # noqa: PTH100 (resolve() follows links)
 
 
-# Minimum timestep. With a smaller one, a control step of 20 ms would take more than 200 physics steps.
-MIN_TIMESTEP_S = 1e-4
-
-# Maximum timestep. Robots with contacts usually need a timestep that is several times smaller.
-MAX_TIMESTEP_S = 0.05
-
-
 def load(flag: str, mjcf: Path) -> tuple[mujoco.MjSpec, mujoco.MjModel]:
     """Load an MJCF and compile it."""
     spec = read(flag, mjcf)
@@ -242,13 +248,6 @@ def put_on_device(flag: str, model: mujoco.MjModel) -> mjw.Model:
             return mjw.put_model(model)
     except (NotImplementedError, ValueError) as error:
         raise UserError(f"{flag}: MuJoCo Warp: {' '.join(str(error).split())}") from error
-
-
-# Suffixes of the files of robots, in order of preference
-SUFFIXES = (".xml", ".urdf")
-
-# Modules of robot_descriptions with the URDF of a robot, in order of preference
-MODULES = ("{name}_description", "{name}")
 
 
 def find_robot(name: str, directory: Path | None) -> Path:

@@ -60,6 +60,22 @@ VERTICAL = 0.99
 MIN_LEG_SHARE = 0.25
 
 
+# Maximum cosine of the angle between the axis of a wheel and the vertical
+LEVEL = 0.2
+
+# Maximum distance between the axis and the center of a wheel, as a share of the wheel's radius
+CENTERED = 0.1
+
+# Maximum height of a wheel above the lowest point of the robot, as a share of the wheel's radius
+REACHES = 0.25
+
+# Ratio of the robot's speed for actions of 1 to the speed at which the reward is 1
+FULL_SPEED = 2.0
+
+# Velocity error at which a motor reaches its torque limit, as a share of the target velocity for an action of 1
+LAG = 0.25
+
+
 def make_motors(
     model: mujoco.MjModel, start: mujoco.MjData, joints: Sequence[int], legs: Sequence[Leg], *, is_moving: bool
 ) -> dict[str, ActuatorConfig]:
@@ -236,22 +252,6 @@ def _grouped(model: mujoco.MjModel, made: dict[int, ActuatorConfig]) -> dict[str
             armature=rounded(armature) if armature else None,
         )
     return groups
-
-
-# Maximum cosine of the angle between the axis of a wheel and the vertical
-LEVEL = 0.2
-
-# Maximum distance between the axis and the center of a wheel, as a share of the wheel's radius
-CENTERED = 0.1
-
-# Maximum height of a wheel above the lowest point of the robot, as a share of the wheel's radius
-REACHES = 0.25
-
-# Ratio of the robot's speed for actions of 1 to the speed at which the reward is 1
-FULL_SPEED = 2.0
-
-# Velocity error at which a motor reaches its torque limit, as a share of the target velocity for an action of 1
-LAG = 0.25
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -64,6 +64,16 @@ LEVEL = 0.3
 NUM_STARTS = 6
 
 
+# Names of keyframes to start from, in order of preference; without any of these, the first keyframe is used
+HOME_NAMES = ("home", "stand", "standing", "default")
+
+# A robot sags if a hinge moves by more than this angle in rad within `SETTLED_S`
+SAGGED_RAD = 0.1
+
+# A robot sags if a slide joint moves by more than this distance in m within `SETTLED_S`
+SAGGED_M = 0.05
+
+
 def find_stance(
     model: mujoco.MjModel,
     base: int,
@@ -220,17 +230,6 @@ def posed(model: mujoco.MjModel, pose: NDArray[np.float64]) -> mujoco.MjData:
 def _length_m(data: mujoco.MjData, leg: Leg) -> float:
     points = [*(data.xanchor[joint] for joint in leg.joints), leg.foot(data)]
     return float(sum(np.linalg.norm(b - a) for a, b in itertools.pairwise(points)))
-
-
-# Names of keyframes to start from, in order of preference; without any of these, the first keyframe is used
-HOME_NAMES = ("home", "stand", "standing", "default")
-
-
-# A robot sags if a hinge moves by more than this angle in rad within `SETTLED_S`
-SAGGED_RAD = 0.1
-
-# A robot sags if a slide joint moves by more than this distance in m within `SETTLED_S`
-SAGGED_M = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)

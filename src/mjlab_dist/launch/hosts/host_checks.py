@@ -63,6 +63,13 @@ NO_DIRECTORY = 120
 SAME = "install the same environment there, under the same path"
 
 
+# Checks that matter only on the machine of rank 0, because only rank 0 writes files and logs metrics
+ONLY_HERE = ("log root", "--logger wandb")
+
+# Seconds to wait for a machine's result of mjlab-dist doctor
+TIMEOUT_S = 60
+
+
 class HostError(Exception):
     """Reason why ranks cannot be started on a host, with the fix."""
 
@@ -283,13 +290,6 @@ def _compare_python(kind: str, version: str, library: str | None) -> str | None:
     if version != own_version and library is not None:
         return f"{has}; both machines have {library}, but its modules work only with {own_version}; {SAME}"
     return None
-
-
-# Checks that matter only on the machine of rank 0, because only rank 0 writes files and logs metrics
-ONLY_HERE = ("log root", "--logger wandb")
-
-# Seconds to wait for a machine's result of mjlab-dist doctor
-TIMEOUT_S = 60
 
 
 def examine_hosts(hosts: Sequence[str], ssh_config: str | None) -> dict[str, list[Finding]]:

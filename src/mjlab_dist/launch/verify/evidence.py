@@ -22,6 +22,12 @@ from mjlab_dist.runs.run_dir import ERRORS_DIR
 if TYPE_CHECKING:
     import torch
 
+# Maximum allowed WatchedSynchronizer.difference, for each number format of --sync.compression
+TOLERANCE = {"none": 1e-5, "bf16": 1e-2, "fp16": 1e-2}
+
+# Maximum number of collectives (exchanges between all ranks) per iteration, in addition to one per mini-batch
+MAX_COLLECTIVES = 3
+
 
 @dataclass(frozen=True, kw_only=True)
 class IterationTimes:
@@ -146,14 +152,6 @@ class _Written:
             return ""
         full = os.path.realpath(os.fsdecode(path))
         return full.removeprefix(self._root) if full.startswith(self._root) else ""
-
-
-# Maximum allowed WatchedSynchronizer.difference, for each number format of --sync.compression
-TOLERANCE = {"none": 1e-5, "bf16": 1e-2, "fp16": 1e-2}
-
-
-# Maximum number of collectives (exchanges between all ranks) per iteration, in addition to one per mini-batch
-MAX_COLLECTIVES = 3
 
 
 @dataclass(frozen=True, kw_only=True)

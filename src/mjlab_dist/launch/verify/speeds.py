@@ -24,6 +24,32 @@ Mode = Literal["weak", "strong"]
 SKIPPED = 2
 
 
+# Efficiencies from which on a speed is called good, and doubtful
+GOOD = 0.9
+
+DOUBTFUL = 1.1
+
+# Larger shares of an iteration's time for communication, waiting or update are reported as a limit
+MAX_COMMUNICATION = 0.15
+
+MAX_WAITING = 0.15
+
+MAX_UPDATE = 0.5
+
+# Memory is reported as a limit if a larger share of it is in use
+MAX_MEMORY = 0.9
+
+# A rank limits the others if its computing time is at least this multiple of the median rank's
+SLOW_RANK = 1.15
+
+# Ranks slow each other down if their computing time is at least this multiple of a single rank's
+SLOWED = 1.2
+
+# Ranks have too few envs if their computing time is at least this multiple of the expected time, which is proportional
+# to their number of envs.
+FIXED = 1.3
+
+
 @dataclass(frozen=True, kw_only=True)
 class Shares:
     """Shares of the time of an iteration, means over ranks. They add up to 1."""
@@ -159,29 +185,6 @@ def _memory_share(ranks: Sequence[Evidence]) -> float:
     for rank in ranks:
         used[rank.info.host] = used.get(rank.info.host, 0.0) + rank.memory_mb / 1e3 / max(1, rank.info.memory_gb)
     return max(used.values())
-
-
-# Efficiencies from which on a speed is called good, and doubtful
-GOOD = 0.9
-DOUBTFUL = 1.1
-
-# Larger shares of an iteration's time for communication, waiting or update are reported as a limit
-MAX_COMMUNICATION = 0.15
-MAX_WAITING = 0.15
-MAX_UPDATE = 0.5
-
-# Memory is reported as a limit if a larger share of it is in use
-MAX_MEMORY = 0.9
-
-# A rank limits the others if its computing time is at least this multiple of the median rank's
-SLOW_RANK = 1.15
-
-# Ranks slow each other down if their computing time is at least this multiple of a single rank's
-SLOWED = 1.2
-
-# Ranks have too few envs if their computing time is at least this multiple of the expected time, which is proportional
-# to their number of envs.
-FIXED = 1.3
 
 
 def verdict(rows: Sequence[Row]) -> str:

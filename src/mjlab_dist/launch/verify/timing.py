@@ -26,6 +26,19 @@ from mjlab_dist.learn.runner import Hook, Runner
 COLLECTIVES = ("reduce", "gather", "broadcast", "scatter", "alltoall", "all_to_all", "barrier", "send", "recv")
 
 
+P = ParamSpec("P")
+
+T = TypeVar("T")
+
+WARM_UP_STEPS = 10
+
+# Number of control steps that are measured separately if the rollout is replayed from CUDA graphs
+NUM_STEPS = 50
+
+# Standard deviation of the random actions of these steps
+ACTION_STD = 0.5
+
+
 class Collectives:
     """Counter of this process's collectives: calls of the process group's methods, and sums over local sockets."""
 
@@ -124,18 +137,6 @@ class Watch(Hook):
         """
         total, reducing, calls = (end - start for start, end in zip(self._counts[0], self._counts[-1], strict=True))
         return reducing / calls, (total - reducing) / (len(self._counts) - 1)
-
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-WARM_UP_STEPS = 10
-
-# Number of control steps that are measured separately if the rollout is replayed from CUDA graphs
-NUM_STEPS = 50
-
-# Standard deviation of the random actions of these steps
-ACTION_STD = 0.5
 
 
 class Stopwatch:

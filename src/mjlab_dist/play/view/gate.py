@@ -36,6 +36,29 @@ from mjlab_dist.messages import emit
 _reported: set[tuple[object, ...]] = set()
 
 
+# Port that is tried first
+FIRST_PORT = 8080
+
+# Number of ports that are tried; if all are taken, any free port is used
+NUM_PORTS = 100
+
+# Names of this machine in URLs. Other names of 127.0.0.1 are refused, because an attacker may have registered them.
+LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "::1"})
+
+# Seconds that a connection has for its request and the response
+HANDSHAKE_S = 10.0
+
+# Maximum number of connections without a complete response. A further one closes the oldest, which is hardly that of a
+# browser: a browser sends its request at once.
+MAX_HALF_OPEN = 64
+
+# Maximum number of open pages
+MAX_PAGES = 32
+
+# Maximum size of a message of a page, in bytes. Pages send values of controls and poses of cameras.
+MAX_MESSAGE_BYTES = 1 << 16
+
+
 @contextlib.contextmanager
 def guarded() -> Iterator[None]:
     """Report an error of the block, and go on after the block."""
@@ -58,29 +81,6 @@ def one_line(error: BaseException) -> str:
     """Return the message of an error, which may quote any file or client, as one short line."""
     text = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
     return printable(text)[:500]
-
-
-# Port that is tried first
-FIRST_PORT = 8080
-
-# Number of ports that are tried; if all are taken, any free port is used
-NUM_PORTS = 100
-
-# Names of this machine in URLs. Other names of 127.0.0.1 are refused, because an attacker may have registered them.
-LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "::1"})
-
-# Seconds that a connection has for its request and the response
-HANDSHAKE_S = 10.0
-
-# Maximum number of connections without a complete response. A further one closes the oldest, which is hardly that of a
-# browser: a browser sends its request at once.
-MAX_HALF_OPEN = 64
-
-# Maximum number of open pages
-MAX_PAGES = 32
-
-# Maximum size of a message of a page, in bytes. Pages send values of controls and poses of cameras.
-MAX_MESSAGE_BYTES = 1 << 16
 
 
 class Server(viser.ViserServer):

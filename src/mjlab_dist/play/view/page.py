@@ -34,6 +34,19 @@ PADDING = (8, 24, 0, 0)
 AXES: tuple[uplot.Axis, ...] = ({"ticks": {"show": False}, "size": 30}, {"ticks": {"show": False}, "size": 72})
 
 
+# Time between two updates of the scene, in s
+FRAME_S = 1 / 30
+
+# Time between two updates of charts, in s
+CHARTS_S = 0.15
+
+# Time between two checks for new checkpoints, in s
+FILES_S = 2.0
+
+# Speeds to choose from, relative to real time
+SPEEDS = ("0.1", "0.25", "0.5", "1", "2", "4")
+
+
 class RewardBars:
     """A bar for each reward term. It shows the term's weighted value in the latest step of an env.
 
@@ -109,19 +122,6 @@ def add_plot(
         padding=PADDING,
         order=order,
     )
-
-
-# Time between two updates of the scene, in s
-FRAME_S = 1 / 30
-
-# Time between two updates of charts, in s
-CHARTS_S = 0.15
-
-# Time between two checks for new checkpoints, in s
-FILES_S = 2.0
-
-# Speeds to choose from, relative to real time
-SPEEDS = ("0.1", "0.25", "0.5", "1", "2", "4")
 
 
 class Page:

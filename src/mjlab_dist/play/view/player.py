@@ -24,6 +24,19 @@ if TYPE_CHECKING:
 
     from mjlab_dist.env import Env
 
+# Where actions come from: the policy, zeros, or uniform numbers in [-1, 1]
+Source = Literal["policy", "zero", "random"]
+
+# All sources of actions
+SOURCES: tuple[Source, ...] = ("policy", "zero", "random")
+
+# Length of the plots: simulated time of the steps that are kept, in s
+HISTORY_S = 6.0
+
+# Maximum delay behind real time that the player makes up with faster steps, in s. The player ignores the rest of a
+# longer delay, because otherwise it would run too fast for a long time.
+MAX_LAG_S = 0.1
+
 
 class Robot(NamedTuple):
     """The tree of bodies that actuators move; objects and markers are not part of it."""
@@ -63,20 +76,6 @@ class Policy(Protocol):
 
     def reset(self, dones: torch.Tensor, /) -> None:
         """Reset the hidden state of the envs for which ``dones``, (num_envs,) of bool, is True."""
-
-
-# Where actions come from: the policy, zeros, or uniform numbers in [-1, 1]
-Source = Literal["policy", "zero", "random"]
-
-# All sources of actions
-SOURCES: tuple[Source, ...] = ("policy", "zero", "random")
-
-# Length of the plots: simulated time of the steps that are kept, in s
-HISTORY_S = 6.0
-
-# Maximum delay behind real time that the player makes up with faster steps, in s. The player ignores the rest of a
-# longer delay, because otherwise it would run too fast for a long time.
-MAX_LAG_S = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)

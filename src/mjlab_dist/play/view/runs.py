@@ -36,6 +36,28 @@ MAX_POINTS = 500
 CHUNK = 1 << 22
 
 
+# State of a run. lost: the processes that train the run were killed, or no longer renew its lease (the file that shows
+# that they are alive). unknown: the lease could not be read, or was not watched for long enough. unreadable: a file is
+# damaged.
+State = Literal["running", "finished", "stopped", "lost", "unknown", "unreadable"]
+
+# The texts that describe the states
+STATES: dict[State, str] = {
+    "running": "running",
+    "finished": "finished",
+    "stopped": "stopped before its last iteration",
+    "lost": "lost (its launch has ended or is suspended, or this directory is a copy)",
+    "unknown": "not known yet whether it is running",
+    "unreadable": "unreadable (one of its files is damaged)",
+}
+
+# Maximum number of runs in a list. Older runs are left out.
+MAX_LISTED = 50
+
+# Number of bytes to read at the end of a file of metrics, enough for its last two rows
+TAIL_BYTES = 1 << 16
+
+
 class New(NamedTuple):
     """Result of reading new rows of a file."""
 
@@ -122,28 +144,6 @@ class History:
     def column(self, name: str) -> list[float]:
         """Return the values of a column in :attr:`rows`; NaN for rows without a value."""
         return [math.nan if (value := row.get(name)) is None else float(value) for row in self.rows]
-
-
-# State of a run. lost: the processes that train the run were killed, or no longer renew its lease (the file that shows
-# that they are alive). unknown: the lease could not be read, or was not watched for long enough. unreadable: a file is
-# damaged.
-State = Literal["running", "finished", "stopped", "lost", "unknown", "unreadable"]
-
-# The texts that describe the states
-STATES: dict[State, str] = {
-    "running": "running",
-    "finished": "finished",
-    "stopped": "stopped before its last iteration",
-    "lost": "lost (its launch has ended or is suspended, or this directory is a copy)",
-    "unknown": "not known yet whether it is running",
-    "unreadable": "unreadable (one of its files is damaged)",
-}
-
-# Maximum number of runs in a list. Older runs are left out.
-MAX_LISTED = 50
-
-# Number of bytes to read at the end of a file of metrics, enough for its last two rows
-TAIL_BYTES = 1 << 16
 
 
 class Length(NamedTuple):

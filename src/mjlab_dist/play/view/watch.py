@@ -35,6 +35,25 @@ OF_RUN = {"return": "mean_return", "episode length": "mean_episode_length", "ste
 OF_RANKS = {"return of each rank": "mean_return", "steps/s of each rank": "steps_per_s"}
 
 
+# Seed of the start states
+SEED = 1
+
+# Time between two reads of the files of the run, in s
+LOOK_S = 1.0
+
+# Time between two reads of the other runs, in s
+LIST_S = 5.0
+
+# Time between two updates of the scene, in s
+FRAME_S = 1 / 20
+
+# Text that is shown in a menu without entries
+NO_CHOICE: str = "-"
+
+# CSS style of texts on the page
+STYLE = "font-size:0.85em;padding:0 0.8em 0.4em"
+
+
 class Curves:
     """Plots of a run in a tab. They appear when there are rows of metrics."""
 
@@ -102,10 +121,6 @@ def _joined(lines: Sequence[tuple[History, str]]) -> tuple[np.ndarray, ...]:
         if len(latest) == len(lines):
             rows.append([iteration, *(latest[i] for i in range(len(lines)))])
     return tuple(np.array(rows, dtype=np.float64).reshape(-1, 1 + len(lines)).T.copy())
-
-
-# Seed of the start states
-SEED = 1
 
 
 class Follower:
@@ -187,22 +202,6 @@ class Follower:
 
     def _is_refused(self, path: Path) -> bool:
         return path in self._refused and self._refused[path] == stamp_of(path)
-
-
-# Time between two reads of the files of the run, in s
-LOOK_S = 1.0
-
-# Time between two reads of the other runs, in s
-LIST_S = 5.0
-
-# Time between two updates of the scene, in s
-FRAME_S = 1 / 20
-
-# Text that is shown in a menu without entries
-NO_CHOICE: str = "-"
-
-# CSS style of texts on the page
-STYLE = "font-size:0.85em;padding:0 0.8em 0.4em"
 
 
 class Watcher:

@@ -11,6 +11,14 @@ FUNCTIONS = ("event", "metric", "observation", "reward", "term", "termination")
 MODULES = ("commands", "events", "observations", "rewards", "terminations")
 
 
+# Text of typings/mujoco/__init__.pyi of a separate package
+STUB_SOURCE = """# MuJoCo's bindings are compiled and have no types. Type checkers look for stubs in the folder typings.
+from typing import Any
+
+def __getattr__(name: str) -> Any: ...
+"""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Names:
     """Names of a task and its files."""
@@ -31,14 +39,6 @@ def function_name(module: str) -> str:
     It is the module's name. If the config imports something with this name, the function's name also ends in ``_task``.
     """
     return f"{module}_task" if module in (*FUNCTIONS, *MODULES, "terms") else module
-
-
-# Text of typings/mujoco/__init__.pyi of a separate package
-STUB_SOURCE = """# MuJoCo's bindings are compiled and have no types. Type checkers look for stubs in the folder typings.
-from typing import Any
-
-def __getattr__(name: str) -> Any: ...
-"""
 
 
 def package_source(names: Names) -> str:

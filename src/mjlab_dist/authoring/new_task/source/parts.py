@@ -10,6 +10,16 @@ from mjlab_dist.authoring.new_task.robot import Robot
 from mjlab_dist.authoring.new_task.source.python import rounded, rounded_up, text
 from mjlab_dist.sim.names import exactly
 
+# Minimum height of a balanced pendulum, as a share of its range of heights; below this height, it has fallen
+FALLEN_SHARE = 0.8
+
+_NO_TERMINATIONS = [
+    "# Conditions that end an episode before its time limit: none.",
+    "terminations={",
+    '    # "broken": termination(terms.your_function),  # import termination from mjlab_dist.config',
+    "},",
+]
+
 
 def env_parts(observed: list[str], rewards: list[str], terminations: list[str], events: list[str]) -> list[str]:
     """Return the lines of the terms of an env."""
@@ -76,10 +86,6 @@ def call(start: str, items: list[str]) -> list[str]:
     return [start, *(f"    {item}" for item in items), "),"]
 
 
-# Minimum height of a balanced pendulum, as a share of its range of heights; below this height, it has fallen
-FALLEN_SHARE = 0.8
-
-
 def fixed_source(robot: Robot) -> list[str]:
     """Return the source lines of the env's commands, observations, rewards, terminations and events."""
     # Terms of the goal
@@ -125,14 +131,6 @@ def fixed_source(robot: Robot) -> list[str]:
             events=[f"# The {what} begin at random {where}.", start],
         ),
     ]
-
-
-_NO_TERMINATIONS = [
-    "# Conditions that end an episode before its time limit: none.",
-    "terminations={",
-    '    # "broken": termination(terms.your_function),  # import termination from mjlab_dist.config',
-    "},",
-]
 
 
 def _turning(robot: Robot) -> str:
