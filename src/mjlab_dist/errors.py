@@ -1,4 +1,7 @@
-"""Errors that a user can cause, and exit codes of the commands. The command line prints each error as one line."""
+"""Errors that a user can cause, exit codes of the commands, and the words of messages.
+
+The command line prints each error as one line, with the place in the user's code that raised it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Import the libraries of a rank quickly. This module itself imports only the standard library."""
+"""Import the libraries of a rank quickly, and say which optional packages are missing.
+
+This module itself imports only the standard library.
+"""
 
 from __future__ import annotations
 

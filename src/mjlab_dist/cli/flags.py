@@ -1,4 +1,4 @@
-"""Flags of a config, one for each of its values. tyro reads them, and prints help and errors."""
+"""Flags of a config, one for each of its values, with types and help texts. tyro reads them, and prints help."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conversion of configs to plain data and back, for files and the command line."""
+"""Conversion of configs to plain data and back, for files and the command line. Errors name the line and the type."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """Functions that make the terms of a config from real functions and their parameters.
 
+The config stores references "package.module:name", so that it can be read without importing the functions' modules.
 Editors jump from the config to the functions, and type checkers check the parameters. Example::
 
     from mjlab_dist.config import reward

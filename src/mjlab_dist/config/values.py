@@ -1,4 +1,4 @@
-"""Set values of a config by their dotted names, as flags, ``train(...)`` in Python and ``--vary`` do."""
+"""Read and set values of a config by their dotted names, as flags, ``train(...)`` in Python and ``--vary`` do."""
 
 from __future__ import annotations
 

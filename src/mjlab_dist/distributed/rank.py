@@ -1,4 +1,7 @@
-"""Rank and world size of this process; the only module that reads RANK and related variables. Imports no torch."""
+"""What a rank is: its rank and world size, its device and plan, and the seeds of its random generators.
+
+This is the only module that reads RANK and related variables, and those of SLURM. Imports no torch.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conversion of the policy's output to actuator inputs."""
+"""Base class of action terms, and the conversion of the policy's output to actuator inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Construction of the terms of a task from their names in the config."""
+"""Construction of the terms of a task from their names in the config, and the calls of its commands."""
 
 from __future__ import annotations
 

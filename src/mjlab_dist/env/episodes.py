@@ -1,4 +1,7 @@
-"""Determine which episodes end, and sum rewards and metrics: per running episode, and in total over ended episodes."""
+"""Determine which episodes end, and sum rewards and metrics: per running episode, and in total over ended episodes.
+
+Also play whole episodes: the first episode of every env, from its start to its end.
+"""
 
 from __future__ import annotations
 

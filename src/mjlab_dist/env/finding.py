@@ -1,4 +1,4 @@
-"""Selection of joints, bodies, sites and geoms of a scene by name."""
+"""Selection of joints, bodies, sites and geoms of a scene by name, with the columns of joints in the state."""
 
 from __future__ import annotations
 

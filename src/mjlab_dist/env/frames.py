@@ -1,4 +1,4 @@
-"""Poses and velocities of bodies, sites and geoms, computed once per state of the envs."""
+"""Poses and velocities of bodies, sites, geoms and floating bases, computed once per state of the envs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Observation groups: terms with noise, clip, scale, delay and history."""
+"""Observation groups: terms with noise, clip, scale, delay and history. Also observations of the last states."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Connections between a rank and its launcher, and their first use: events and requests. Imports no torch.
 
-User code in a rank may change the settings of logging, the standard streams and the signal handlers, so none of them
-carries events or requests.
+Both ends of a connection prove that they belong to one launch (start of ranks). User code in a rank may change the
+settings of logging, the standard streams and the signal handlers, so none of them carries events or requests.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""What ranks print and log, and the files that the launcher writes it to. Imports no torch."""
+"""Standard streams whose writes never fail, and what ranks print and log: the launcher writes it to files.
+
+Imports no torch.
+"""
 
 from __future__ import annotations
 

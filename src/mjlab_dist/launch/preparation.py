@@ -1,6 +1,10 @@
 """Prepare a launch before torchrunx starts its ranks: secret, sockets, temporary files, agents. Imports no torch.
 
-Here, a launch is one start of the ranks of a run; every restart is another launch.
+Here, a launch is one start of the ranks of a run; every restart is another launch. An agent starts the ranks of one
+machine. torchrunx itself would start agents with a shell command that contains the environment. Every user of a machine
+can read its command lines, and thus any secrets in the environment. In this module, the agent on the launcher's machine
+inherits its environment from the launcher, and agents on other machines read their environment from the standard input
+of an SSH session.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Start ranks, and restart them from the newest checkpoint after a failure."""
+"""Start ranks, and restart them from the newest checkpoint after a failure.
+
+A restart uses all machines that answer, if at least ``--min-hosts`` of them do.
+"""
 
 from __future__ import annotations
 

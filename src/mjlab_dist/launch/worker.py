@@ -1,4 +1,7 @@
-"""One rank from start to end: device, seed, env, process group, runner, teardown.
+"""One rank from start to end: device, seed, env, process group, learner, runner, teardown.
+
+If a buffer of the physics was too small, and ``--env.sim.on-overflow`` allows larger buffers, env and learner are built
+again in the same process.
 
 PyTorch and Warp are imported inside functions, so that importing this module is fast. torchrunx's launcher and agents
 (an agent is the process that starts the ranks of one machine) import it too: they unpickle a reference to :func:`run`.

@@ -1,6 +1,7 @@
 """Checkpoints: written in a thread, pruned by age and return, and read without running code.
 
-A reader never sees a checkpoint that is incomplete.
+A reader never sees a checkpoint that is incomplete. The content of a file, which may be damaged or come from someone
+else, is checked before anything is believed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The intrinsic reward of random network distillation, for a whole rollout and over all ranks."""
+"""rsl_rl's extensions of PPO: mirrored samples, and the intrinsic reward of random network distillation.
+
+Intrinsic rewards are computed for a whole rollout, and their scale over all ranks.
+"""
 
 from __future__ import annotations
 

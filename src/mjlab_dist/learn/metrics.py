@@ -1,4 +1,8 @@
-"""Metrics of an iteration. One collective sums them over all ranks; returns are means over the newest episodes."""
+"""Metrics of an iteration. One collective sums them over all ranks; returns are means over the newest episodes.
+
+Times are measured on the device's stream, without waiting for the device. Warnings say when ranks wait for others, or
+when memory is nearly full.
+"""
 
 from __future__ import annotations
 

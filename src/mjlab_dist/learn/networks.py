@@ -1,4 +1,7 @@
-"""The policy and the value function: rsl_rl's networks, built from the agent's config or read from a checkpoint."""
+"""The policy and the value function: rsl_rl's networks, built from the agent's config or read from a checkpoint.
+
+The policy's Gaussian has a bounded standard deviation. ``Policy`` is a trained policy as a function.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Per-rank state needed for an exact resume, as one flat tensor that rank 0 gathers in one collective."""
+"""Per-rank state needed for an exact resume, as one flat tensor that rank 0 gathers in one collective.
+
+It includes the state of all random generators of the process: torch's, NumPy's and Python's.
+"""
 
 from __future__ import annotations
 

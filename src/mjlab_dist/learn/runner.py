@@ -1,4 +1,4 @@
-"""The training loop of one rank: rollout, update, metrics, checkpoint."""
+"""The training loop of one rank, with its hooks: rollout, update, metrics, checkpoint."""
 
 from __future__ import annotations
 

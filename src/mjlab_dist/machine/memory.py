@@ -1,4 +1,7 @@
-"""Memory of this machine, and lower bounds of the memory that a run needs. Imports no torch."""
+"""Memory and cores of this machine, and lower bounds of the memory that a run needs. Imports no torch.
+
+Control groups of Linux (of a container or a SLURM job) may limit both.
+"""
 
 from __future__ import annotations
 

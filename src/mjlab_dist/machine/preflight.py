@@ -1,4 +1,4 @@
-"""Checks of this machine before ranks start. Imports no torch.
+"""Checks of this machine before ranks start, and of the access to Weights & Biases. Imports no torch.
 
 ``mjlab-dist doctor`` checks the same, and more: :mod:`mjlab_dist.machine.doctor`.
 """

@@ -1,4 +1,7 @@
-"""Action terms that compute the torques of motors in every physics step, for actuators whose input is a torque."""
+"""Action terms that compute the torques of motors in every physics step, for actuators whose input is a torque.
+
+The network of a learned motor is read from a file.
+"""
 
 from __future__ import annotations
 

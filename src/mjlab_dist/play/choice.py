@@ -1,4 +1,4 @@
-"""Find the run, checkpoint or dump to play, without importing torch."""
+"""Find the run, checkpoint or dump to play, and choose the viewer. Imports neither torch nor a viewer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Evaluate a policy: plan the batches, play them on all ranks, and combine the results. Imports no torch."""
+"""Evaluate a policy: plan the batches of episodes, play them on all ranks, combine and plot the results.
+
+Each batch is played by one rank. The random seed depends on the batch, not on the rank, so all ranks get the same
+result for a batch. ``--vary`` evaluates a grid of configs. Imports no torch.
+"""
 
 from __future__ import annotations
 

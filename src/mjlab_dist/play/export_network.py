@@ -1,4 +1,7 @@
-"""A torch module with a policy and all computations between the measured observations and the actuators."""
+"""A torch module with a policy and all computations between the measured observations and the actuators.
+
+It is converted to the contents of files, and such files are run, to check them.
+"""
 
 from __future__ import annotations
 

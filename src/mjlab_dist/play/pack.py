@@ -1,4 +1,7 @@
-"""Pack a run into one file, without the data that only further training needs, and without data about the machine."""
+"""Pack a run into one file with a model card.
+
+The pack has no data that only further training needs, and no data about the machine.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Statistics of groups of runs: curves, final values, time to a threshold."""
+"""Compare runs by their files: curves, final values, time to a threshold, and configs. Imports no torch.
+
+Runs that differ only in the seed form one group.
+"""
 
 from __future__ import annotations
 

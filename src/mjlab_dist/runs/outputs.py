@@ -1,4 +1,7 @@
-"""Files that a command writes to a path that the user chooses. Imports the standard library only."""
+"""Files that are replaced atomically, and files that a command writes to a path that the user chooses.
+
+Imports the standard library only.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Write and read the files that make a run reproducible: config, provenance, uncommitted changes."""
+"""Write and read the files that make a run reproducible: config, provenance, uncommitted changes.
+
+Secrets are masked.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,18 @@
-"""Files of a run, in its directory or in a pack. Imports the standard library only."""
+"""Files of a run, in its directory or in a pack. Imports the standard library only.
+
+A pack is a run in one file, for other people. It is a zip file that is read in place: nothing is ever extracted.
+
+    pack.json          version of the format, task, checkpoint, iteration, versions of the packages at packing
+    README.md          model card
+    config.yaml        the run's config, without settings specific to the training machine
+    checkpoint.pt      policy and value function with their normalizers
+    provenance.json    command line, commit, devices, and versions of the packages in training
+    metrics.jsonl      one row per iteration
+    policy.onnx        the exported policy
+
+A pack may come from someone who is not trusted, so only these names are accepted, each at most once. No file may be
+larger than its maximum size in :data:`LIMITS`; a file without a maximum size may not be larger than the whole pack.
+"""
 
 from __future__ import annotations
 

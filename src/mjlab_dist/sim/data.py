@@ -1,4 +1,7 @@
-"""MuJoCo Warp's data: start state, buffers, fields, and its device memory."""
+"""MuJoCo Warp's data: start state, buffers, fields, its device memory, and kernels that clear rows of some envs.
+
+A saved state, which may come from a damaged or hostile file, is checked before it is copied.
+"""
 
 from __future__ import annotations
 

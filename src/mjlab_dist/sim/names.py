@@ -1,4 +1,4 @@
-"""Names of elements of a scene: selection by regular expressions and by entity, and new names."""
+"""Names of elements of a scene, by entity: selection by regular expressions, and new names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Warnings of MuJoCo and MuJoCo Warp as events, instead of lines on stderr and in a file MUJOCO_LOG.TXT."""
+"""Start Warp without its output, and turn warnings of MuJoCo and MuJoCo Warp into events.
+
+Otherwise, warnings would be lines on stderr and in a file MUJOCO_LOG.TXT.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Record programs of Warp kernels on one device, once, and replay them."""
+"""Compile Warp kernels, record programs of them on one device, once, and replay them.
+
+In this package, a program is a function that launches Warp kernels. Its recording is a CUDA graph on a GPU, or Warp's
+recorded launches on the CPU. Kernels are compiled once per machine and architecture.
+"""
 
 from __future__ import annotations
 

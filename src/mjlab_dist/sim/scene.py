@@ -1,4 +1,7 @@
-"""Build a MuJoCo model from a config: load the MJCF, then add terrain, entities, motors, sensors and options."""
+"""Build a MuJoCo model from a config: load the MJCF, then add terrain, entities, motors, sensors and options.
+
+Numbers in a model that no simulation can use are refused, before they turn up as NaN in all envs.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Contacts of spheres, capsules and boxes with the surface of a height field."""
+"""Contacts of spheres, capsules and boxes with the surface of a height field.
+
+MuJoCo uses the same surface: each grid cell is split into two triangles along the diagonal from the corner with the
+smallest x and y to the corner with the largest.
+"""
 
 from __future__ import annotations
 

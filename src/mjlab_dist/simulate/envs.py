@@ -1,4 +1,4 @@
-"""The envs that :func:`mjlab_dist.make` returns."""
+"""The envs that :func:`mjlab_dist.make` returns, and the choice between this process and ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Simulation in ranks that stay alive between calls. This module runs in the process that starts them."""
+"""Simulation in ranks that stay alive between calls: what a rank executes, and the process that sends the commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The envs of one rank."""
+"""The envs of one rank, the description of a simulation, and the arrays that users pass and receive."""
 
 from __future__ import annotations
 

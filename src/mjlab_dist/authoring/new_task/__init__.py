@@ -1,4 +1,4 @@
-"""Creation of a task from an MJCF, as files for the user to edit."""
+"""Creation of a task from an MJCF, as files for the user to edit; a test of the new task, and a summary of it."""
 
 from __future__ import annotations
 

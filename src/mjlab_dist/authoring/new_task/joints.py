@@ -1,4 +1,4 @@
-"""Joints of an MJCF: the driven joints, and the joints that connect a moving robot to the world."""
+"""Joints of an MJCF: the driven joints, the joints that connect a moving robot to the world, and its legs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Parts that a task needs and an MJCF may lack: names, a start pose, a ground, a camera."""
+"""Parts that a task needs and an MJCF may lack: names, a start pose, a ground, a camera that shows the robot.
+
+Also contacts that keep joints from moving, and joints that their motors do not move.
+"""
 
 from __future__ import annotations
 

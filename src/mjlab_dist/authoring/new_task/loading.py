@@ -1,4 +1,4 @@
-"""Loading of the MJCF of a robot, by MuJoCo and by MuJoCo Warp, with errors in one line."""
+"""Find the file of a robot by its name, copy the files that an MJCF refers to, and load it, with errors in one line."""
 
 from __future__ import annotations
 

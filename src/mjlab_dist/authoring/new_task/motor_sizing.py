@@ -1,4 +1,7 @@
-"""Position motors for the joints of an MJCF without actuators. Their parameters follow from the loads of the joints."""
+"""Motors for the joints of an MJCF without actuators. Their parameters follow from the loads of the joints.
+
+Joints get position motors; wheels get velocity motors.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Choose the motors and the start pose of a robot: the motors must hold the pose."""
+"""Choose the motors and the start pose of a robot: the motors must hold the pose.
+
+For a robot with legs, search for a pose in which it stands on bent legs.
+"""
 
 from __future__ import annotations
 

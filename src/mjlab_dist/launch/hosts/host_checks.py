@@ -1,6 +1,7 @@
 """Checks of other machines before ranks start on them, and the choice of a run's machines. Imports no torch.
 
 The checks do what a launch does: they use the same name lookup, SSH client, Python interpreter and working directory.
+``mjlab-dist doctor`` runs its own checks on other machines in the same way.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Evidence that each rank gathers about itself during a short training run."""
+"""Evidence that each rank gathers about itself during a short training run, and the judgement of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compute speeds, efficiencies and shares of the time of runs with different numbers of ranks. Imports no torch."""
+"""Compute, say in words and plot how fast different numbers of ranks are, and what limits them. Imports no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measure the parts of an iteration: with a hook of the training loop, and with separate control steps."""
+"""Count the collectives of a rank and check its synchronizer while it trains, and measure the parts of an iteration."""
 
 from __future__ import annotations
 

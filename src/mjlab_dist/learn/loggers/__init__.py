@@ -1,4 +1,7 @@
-"""The loggers of a run. Only rank 0 creates them."""
+"""The interface of loggers, which show the metrics of a run. ``--logger package.module:Class`` adds your own.
+
+docs/run-files.md explains the interface, and docs/examples/csv_logger.py is an example. Only rank 0 creates loggers.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Combine all loggers of a run into one writer of rows."""
+"""Write rows of metrics to metrics.jsonl, and to all loggers of a run. Only rank 0 writes."""
 
 from __future__ import annotations
 

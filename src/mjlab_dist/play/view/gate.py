@@ -1,4 +1,7 @@
-"""The web server of a page. It decides who may connect and what they may send, and chooses address and port."""
+"""The web server of a page. It decides who may connect and what they may send, and chooses address and port.
+
+The error of one input is reported, and the loop that serves all inputs goes on.
+"""
 
 from __future__ import annotations
 

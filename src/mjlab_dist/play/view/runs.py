@@ -1,6 +1,7 @@
 """Read the progress, the checkpoints and the state of runs from files that another process or machine writes.
 
-Nothing is written. The files may be copies, or on a network file system.
+Nothing is written. The files may be copies, or on a network file system. Each read of metrics returns only the rows
+that are new. For the curves, at most :data:`MAX_POINTS` rows of a file are kept.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Show a policy in a viewer until Ctrl-C."""
+"""Show a policy in a viewer: on a web page until Ctrl-C, or in MuJoCo's own window."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text of the ``__init__.py`` of a new task, and of the ``pyproject.toml`` of a task that is a separate package."""
+"""Names of a new task, and text of its ``__init__.py`` and of the ``pyproject.toml`` of a separate package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Commands, observations, rewards, terminations and events of a new task for a robot that is fixed to the world."""
+"""Parts of the config of a new task: commands, observations, rewards, terminations and events.
+
+They differ between robots that are fixed to the world and robots that move.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Python source code in the style of the formatter."""
+"""Python source code in the style of the formatter, with rounded numbers."""
 
 from __future__ import annotations
 
