@@ -22,7 +22,7 @@ from mujoco.batch import Batch
 from timed import spread
 
 from mjlab_dist.config import registry
-from mjlab_dist.config.values import replaced
+from mjlab_dist.config.dotted_names import replaced
 from mjlab_dist.env import Env
 from mjlab_dist.sim import start_warp
 

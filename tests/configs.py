@@ -12,7 +12,7 @@ from mjlab_dist.cli.flags import by_flag
 from mjlab_dist.cli.run_flags import config_of, flag_values, read_flags
 from mjlab_dist.cli.train import ON_SHORT_PAGE, TrainFlags
 from mjlab_dist.config import TrainConfig
-from mjlab_dist.config.values import with_values
+from mjlab_dist.config.dotted_names import with_values
 
 LEGGED = TrainConfig(task="legged", env=EVERYTHING)
 """A task with every kind of term."""

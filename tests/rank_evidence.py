@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from mjlab_dist.distributed.rank_info import DeviceInfo, RankInfo
+from mjlab_dist.distributed.exchange import DeviceInfo, RankInfo
 from mjlab_dist.launch.verify.evidence import Evidence, IterationTimes
 
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from mjlab_dist.authoring.check import NUM_CHECKED
 from mjlab_dist.config import TrainConfig, registry
+from mjlab_dist.config.dotted_names import with_values
 from mjlab_dist.config.trust import chosen_places
-from mjlab_dist.config.values import with_values
 from mjlab_dist.errors import CheckError, UserError
 from mjlab_dist.imports import prepare_opengl
 from mjlab_dist.messages import Listener

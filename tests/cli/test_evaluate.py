@@ -15,7 +15,7 @@ from conftest import Command
 
 from mjlab_dist import play
 from mjlab_dist.config import EvaluateConfig, PlayConfig
-from mjlab_dist.config.values import with_values
+from mjlab_dist.config.dotted_names import with_values
 from mjlab_dist.play.evaluate import evaluate
 
 TASK = "quadruped-velocity-flat"

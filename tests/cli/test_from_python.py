@@ -18,7 +18,7 @@ from conftest import Command
 from processes import AGENT_MODULE, with_argument
 
 import mjlab_dist
-from mjlab_dist.config.values import with_values
+from mjlab_dist.config.dotted_names import with_values
 from mjlab_dist.runs.run_dir import METRICS_FILE, read_history, read_metrics
 
 if TYPE_CHECKING:

@@ -145,7 +145,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Use a directory with a run as the working directory, and let all commands end before they start anything."""
     import mjlab_dist.authoring.buffer_sizes
     import mjlab_dist.authoring.check.run_checks
-    import mjlab_dist.authoring.new_task.loading
+    import mjlab_dist.authoring.new_task.robot_files
     import mjlab_dist.cli.check
     import mjlab_dist.cli.export
     import mjlab_dist.cli.play
@@ -187,7 +187,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setattr(mjlab_dist.authoring.buffer_sizes, "measure", accept)
         patch.setattr(mjlab_dist.machine.doctor, "examine", accept)
         patch.setattr(mjlab_dist.authoring.new_task, "create", accept)
-        patch.setattr(mjlab_dist.authoring.new_task.loading, "find_robot", accept)
+        patch.setattr(mjlab_dist.authoring.new_task.robot_files, "find_robot", accept)
         yield folder
 
 

@@ -36,7 +36,7 @@ TRAIN = ("train", "cartpole-balance", "--gpu-ids", "None", "--max-iterations", "
         (("list-tasks",), "mjlab_dist.config.registry"),
         (("mjlab-dist", "doctor"), "mjlab_dist.machine.doctor"),
         (("mjlab-dist", "check", "cartpole-balance"), "mujoco"),
-        (("mjlab-dist", "compare", "."), "mjlab_dist.compare"),
+        (("mjlab-dist", "compare", "."), "mjlab_dist.runs.compare"),
         (("mjlab-dist", "new-task", "two", "--robot", "go2"), "mjlab_dist.authoring.new_task"),
     ],
 )

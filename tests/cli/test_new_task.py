@@ -21,8 +21,8 @@ from conftest import BIN, Command, Done
 
 from mjlab_dist.authoring.check.host_syncs import HostSyncs
 from mjlab_dist.authoring.new_task import NewTask, create
-from mjlab_dist.authoring.new_task.loading import copy_files, find_files
 from mjlab_dist.authoring.new_task.robot import examine
+from mjlab_dist.authoring.new_task.robot_files import copy_files, find_files
 from mjlab_dist.authoring.new_task.source.config import config_source
 from mjlab_dist.authoring.new_task.source.model import model_source
 from mjlab_dist.authoring.new_task.source.package import Names, function_name, package_source

@@ -10,7 +10,7 @@ import warp as wp
 from warp_as_cuda import variants_that_a_recording_loads, variants_that_the_dry_run_finds
 
 from mjlab_dist.config import registry
-from mjlab_dist.config.values import replaced
+from mjlab_dist.config.dotted_names import replaced
 from mjlab_dist.env import Env
 from mjlab_dist.sim import recorder, start_warp
 from mjlab_dist.sim.ordering import Ordering

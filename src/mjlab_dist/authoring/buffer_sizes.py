@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mjlab_dist.config import SimConfig, TrainConfig
+from mjlab_dist.config.dotted_names import replaced
 from mjlab_dist.config.physics import (
     CONTACT_OVERFLOWS,
     MARGIN,
@@ -17,7 +18,6 @@ from mjlab_dist.config.physics import (
     size_for,
     with_sizes,
 )
-from mjlab_dist.config.values import replaced
 from mjlab_dist.distributed import Rank, RankDevice
 from mjlab_dist.errors import listed
 from mjlab_dist.imports import start_up

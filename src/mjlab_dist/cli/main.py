@@ -112,6 +112,8 @@ def _run(command: str, argv: Sequence[str], prog: str) -> None:
 
 def _command(name: str) -> Callable[[Sequence[str], str], None]:
     """Return a command's function. To start fast, import only the command's module."""
+    if name == "list-tasks":
+        return _print_tasks
     return importlib.import_module(f"mjlab_dist.cli.{name.replace('-', '_')}").main
 
 
@@ -132,7 +134,7 @@ def _leave(code: int) -> None:
         sys.exit(code)
 
 
-def main(argv: Sequence[str], prog: str) -> None:
+def _print_tasks(argv: Sequence[str], prog: str) -> None:
     """Print every installed task with its summary."""
     if argv and argv[0] in ("-h", "--help"):
         print(f"usage: {prog}\n\nPrint the installed tasks, one per line.")

@@ -58,7 +58,7 @@ def main(argv: Sequence[str], prog: str) -> None:
         raise UserError(f"--robots-dir {config.robots_dir}: needs a robot to search for; add --robot NAME")
 
     from mjlab_dist.authoring.new_task import create  # --help does not need it
-    from mjlab_dist.authoring.new_task.loading import find_robot
+    from mjlab_dist.authoring.new_task.robot_files import find_robot
 
     with EventPrinter(make_console(soft_wrap=True)) as printer, listening(printer.listen):
         directory = None if config.dir is None else Path(config.dir)

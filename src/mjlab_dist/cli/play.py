@@ -15,7 +15,7 @@ from mjlab_dist.cli.flags import Group, by_flag, known_task, parse, split_task, 
 from mjlab_dist.cli.run_flags import flag_values
 from mjlab_dist.config import PlayConfig, TrainConfig
 from mjlab_dist.config.checks import validate
-from mjlab_dist.config.values import with_values
+from mjlab_dist.config.dotted_names import with_values
 from mjlab_dist.errors import Exit
 from mjlab_dist.imports import import_learner
 from mjlab_dist.messages import listening

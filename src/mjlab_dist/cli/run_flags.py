@@ -27,9 +27,9 @@ from mjlab_dist.cli.flags import (
     values_of,
 )
 from mjlab_dist.config import TrainConfig, registry
+from mjlab_dist.config.dotted_names import with_values
 from mjlab_dist.config.limits import validate_limits
 from mjlab_dist.config.trust import chosen_places
-from mjlab_dist.config.values import with_values
 from mjlab_dist.errors import UserError, did_you_mean
 from mjlab_dist.messages import listening
 from mjlab_dist.runs.run_dir import AUTO, check_same_run, find_named_run, find_run_to_resume, read_config_file

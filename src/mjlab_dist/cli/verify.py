@@ -20,7 +20,7 @@ from mjlab_dist.errors import Exit, UserError
 from mjlab_dist.runs.outputs import check_figure_file
 
 if TYPE_CHECKING:
-    from mjlab_dist.distributed.rank_info import RankInfo
+    from mjlab_dist.distributed.exchange import RankInfo
     from mjlab_dist.launch.verify.evidence import Check
     from mjlab_dist.launch.verify.speeds import Mode, Row, Speeds
 

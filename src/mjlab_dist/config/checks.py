@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from mjlab_dist.config.agent import AgentConfig
+from mjlab_dist.config.dotted_names import entry
 from mjlab_dist.config.limits import validate_limits
 from mjlab_dist.config.run import COMPRESSIONS, SyncConfig, TrainConfig, validate_loggers
 from mjlab_dist.config.serialization import FieldError, as_tuples, from_plain, paths, to_plain
 from mjlab_dist.config.signatures import PARAMETERS, check_model_params, parameters_of
 from mjlab_dist.config.task import EnvConfig, TerrainConfig, TerrainPartConfig
-from mjlab_dist.config.values import entry
 from mjlab_dist.errors import UserError, listed
 
 # Matches a name, an IPv4 address, or an IPv6 address in brackets; a number of ranks may follow

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mjlab_dist.config import TrainConfig
+from mjlab_dist.config.dotted_names import entries
 from mjlab_dist.config.registry import GROUP
 from mjlab_dist.config.signatures import PARAMETERS, definition, find_module, is_function, made_from, member
-from mjlab_dist.config.values import entries
 from mjlab_dist.errors import UserError
 
 # Modules of this package whose functions are meant for configs. Functions of its other modules may run programs.

@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch._C._distributed_c10d import Store
 
+from mjlab_dist.distributed.exchange import exchange
 from mjlab_dist.distributed.heartbeat import slices
 from mjlab_dist.distributed.rank import LOOPBACK, in_words
-from mjlab_dist.distributed.rank_info import exchange
 from mjlab_dist.errors import LostRankError
 
 # A rank that waits for data polls its sockets for this many seconds, and then sleeps until data arrives.

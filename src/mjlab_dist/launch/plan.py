@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.config.checks import HostEntry, episode_steps, parse_host, parse_interval
-from mjlab_dist.config.values import replaced
+from mjlab_dist.config.dotted_names import replaced
 from mjlab_dist.distributed import RankDevice, RankPlan, outside_launcher
 from mjlab_dist.distributed.rank import named_hosts
 from mjlab_dist.errors import UserError, listed

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.distributed import RankPlan, outside_launcher, rank_from_environment
+from mjlab_dist.distributed.exchange import exchange
 from mjlab_dist.distributed.heartbeat import Control
 from mjlab_dist.distributed.rank import RankDevice, number_by_bus
-from mjlab_dist.distributed.rank_info import exchange
 from mjlab_dist.errors import UserError
 from mjlab_dist.imports import import_learner, start_up
 from mjlab_dist.launch import worker

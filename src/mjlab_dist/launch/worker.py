@@ -24,9 +24,7 @@ from typing import TYPE_CHECKING, TypeVar
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.config.physics import with_sizes
 from mjlab_dist.distributed import Rank, RankDevice, RankPlan, rank_from_environment
-from mjlab_dist.distributed.heartbeat import Control
-from mjlab_dist.distributed.rank import LOOPBACK, number_by_bus, seed_generators
-from mjlab_dist.distributed.rank_info import (
+from mjlab_dist.distributed.exchange import (
     DeviceInfo,
     RankInfo,
     compare_devices,
@@ -34,6 +32,8 @@ from mjlab_dist.distributed.rank_info import (
     exchange,
     require_same,
 )
+from mjlab_dist.distributed.heartbeat import Control
+from mjlab_dist.distributed.rank import LOOPBACK, number_by_bus, seed_generators
 from mjlab_dist.errors import BufferOverflowError, UserError
 from mjlab_dist.imports import start_up
 from mjlab_dist.launch.budget import budget_of

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
+from mjlab_dist.distributed.exchange import describe_device
 from mjlab_dist.distributed.group import checksum, gather, overwrite_by_main, sum_over_ranks, world_size
 from mjlab_dist.distributed.rank import in_words
-from mjlab_dist.distributed.rank_info import describe_device
 from mjlab_dist.learn.metrics import Clock
 from mjlab_dist.learn.moments import NormalizerMoments
 from mjlab_dist.learn.update import Adam, make_adam

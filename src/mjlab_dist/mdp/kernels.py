@@ -7,7 +7,7 @@
 
 import warp as wp
 
-from mjlab_dist.sim.touches import Ground, depth_of
+from mjlab_dist.sim.height_field_contacts import Ground, depth_of
 
 wp.set_module_options({"enable_backward": False, "max_unroll": 4})
 

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 from mjlab_dist.config import EvaluateConfig, EventConfig, RandomizationConfig, TrainConfig
 from mjlab_dist.config.checks import validate
+from mjlab_dist.config.dotted_names import value_of, with_values
 from mjlab_dist.config.limits import validate_limits
 from mjlab_dist.config.serialization import paths, to_plain
 from mjlab_dist.config.signatures import REQUIRED
-from mjlab_dist.config.values import value_of, with_values
 from mjlab_dist.distributed import RankDevice, RankPlan, outside_launcher, rank_from_environment
 from mjlab_dist.distributed.heartbeat import Control
 from mjlab_dist.distributed.rank import seed_generators

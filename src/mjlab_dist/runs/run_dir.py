@@ -42,7 +42,7 @@ from mjlab_dist.config.serialization import (
     to_plain,
 )
 from mjlab_dist.config.trust import refuse_foreign
-from mjlab_dist.distributed.rank_info import RankInfo
+from mjlab_dist.distributed.exchange import RankInfo
 from mjlab_dist.errors import UserError
 from mjlab_dist.messages import emit
 from mjlab_dist.runs.outputs import write_atomically

@@ -20,7 +20,7 @@ from mujoco_warp._src.collision_core import contact_params, write_contact
 from mujoco_warp._src.math import make_frame, upper_trid_index
 from mujoco_warp._src.types import GeomType, vec5
 
-from mjlab_dist.sim.touches import Ground, Touches, cell_of, with_box, with_capsule, with_sphere
+from mjlab_dist.sim.height_field_contacts import Ground, Touches, cell_of, with_box, with_capsule, with_sphere
 
 # Warp reads the annotations of kernels at run time, and its language is not Python's: no type checker understands it.
 # pyright: reportArgumentType=false, reportAssignmentType=false, reportAttributeAccessIssue=false

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import mujoco
-import warp as wp
 
 import mjlab_dist
 from mjlab_dist.errors import PreflightError
@@ -71,6 +70,8 @@ def start_warp(device: str) -> None:
     Raises:
         PreflightError: If the directory for compiled kernels cannot be created or written to.
     """
+    import warp as wp  # not needed on the way to MuJoCo's models
+
     wp.config.log_level = wp.LOG_WARNING
     wp.config.cuda_output = "cubin"  # machine code; the driver of each rank would compile PTX again at every start
     try:

@@ -12,8 +12,8 @@ from configs import changed, typed
 
 from mjlab_dist.config import EntityConfig, TrainConfig, registry
 from mjlab_dist.config.checks import validate
+from mjlab_dist.config.dotted_names import with_values
 from mjlab_dist.config.serialization import from_plain, to_plain
-from mjlab_dist.config.values import with_values
 from mjlab_dist.errors import UserError
 from mjlab_dist.sim import build_model
 

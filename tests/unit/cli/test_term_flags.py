@@ -11,8 +11,8 @@ from configs import changed, typed, with_flags
 from legged import EVERYTHING
 
 from mjlab_dist.config import ObservationConfig, ParamValue, TermConfig, TrainConfig, registry
+from mjlab_dist.config.dotted_names import with_values
 from mjlab_dist.config.serialization import from_plain, to_plain
-from mjlab_dist.config.values import with_values
 from mjlab_dist.errors import UserError
 from mjlab_dist.play import without_disturbances
 

@@ -10,7 +10,7 @@ import torch
 from legged import EVERYTHING, make, randomize_state
 
 from mjlab_dist.config import ActionConfig, EnvConfig, RandomizationConfig, SimConfig, event, observation, reward
-from mjlab_dist.config.values import replaced
+from mjlab_dist.config.dotted_names import replaced
 from mjlab_dist.env import Env
 from mjlab_dist.errors import UserError
 from mjlab_dist.mdp import events, observations, rewards, rotation

@@ -14,7 +14,7 @@ from legged import CONFIG, DT_S, EVERYTHING, event, make, observe, refused, rewa
 
 from mjlab_dist.authoring.check.host_syncs import HostReads, HostSyncs
 from mjlab_dist.config import EnvConfig, ParamValue, RandomizationConfig, TermConfig, registry
-from mjlab_dist.config.values import replaced
+from mjlab_dist.config.dotted_names import replaced
 from mjlab_dist.distributed import Rank
 from mjlab_dist.env import Env, EpisodeTotals
 from mjlab_dist.env.term import Curriculum, Term

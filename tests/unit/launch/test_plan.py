@@ -14,7 +14,7 @@ import torch
 from configs import changed
 
 from mjlab_dist.config import EntityConfig, SyncConfig, TrainConfig, registry
-from mjlab_dist.config.values import replaced
+from mjlab_dist.config.dotted_names import replaced
 from mjlab_dist.errors import UserError
 from mjlab_dist.launch import plan
 from mjlab_dist.launch.plan import check_config, plan_run

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mjlab_dist.config import SimConfig, registry
+from mjlab_dist.config.dotted_names import replaced, with_values
 from mjlab_dist.config.physics import MARGIN, SHARED_MARGIN, larger_size
-from mjlab_dist.config.values import replaced, with_values
 from mjlab_dist.distributed import Rank
 from mjlab_dist.env import Env
 from mjlab_dist.errors import BufferOverflowError, Exit, NonFiniteError

@@ -375,7 +375,7 @@ def test_doctor_distinguishes_a_broken_driver_from_a_missing_one(on_gpus: Callab
 
 ON_GPU = """
     import dataclasses, os, sys
-    from mjlab_dist import registry
+    from mjlab_dist.config import registry
     from mjlab_dist.errors import PreflightError
     from mjlab_dist.machine.devices import find_gpus, plan_devices
     from mjlab_dist.machine.preflight import check_machine

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from mjlab_dist.config import TrainConfig, registry
-from mjlab_dist.config.values import with_values
+from mjlab_dist.config.dotted_names import with_values
 from mjlab_dist.distributed.rank import seed_generators
 from mjlab_dist.env import Env
 from mjlab_dist.errors import CheckError, UserError

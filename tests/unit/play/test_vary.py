@@ -6,7 +6,7 @@ import pytest
 from configs import value_at
 
 from mjlab_dist.config import TrainConfig, registry
-from mjlab_dist.config.values import with_values
+from mjlab_dist.config.dotted_names import with_values
 from mjlab_dist.errors import UserError
 from mjlab_dist.play.evaluate import Axis, changes_of, make_points, parse_axis
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mjlab_dist.config import registry
-from mjlab_dist.config.values import replaced
+from mjlab_dist.config.dotted_names import replaced
 from mjlab_dist.env import Env
 from mjlab_dist.sim import start_warp
 

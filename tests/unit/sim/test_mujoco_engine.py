@@ -14,7 +14,7 @@ import torch
 from mujoco.batch import Batch
 
 from mjlab_dist.config import SimConfig, registry
-from mjlab_dist.config.values import replaced
+from mjlab_dist.config.dotted_names import replaced
 from mjlab_dist.distributed import RankDevice
 from mjlab_dist.env import Env
 from mjlab_dist.errors import UserError

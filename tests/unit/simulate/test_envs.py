@@ -17,7 +17,7 @@ from configs import changed
 from tensordict import TensorDict
 
 import mjlab_dist
-from mjlab_dist.config.values import replaced
+from mjlab_dist.config.dotted_names import replaced
 from mjlab_dist.env import Env
 from mjlab_dist.errors import UserError
 from mjlab_dist.simulate.envs import Envs

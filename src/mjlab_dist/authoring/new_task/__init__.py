@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 import mjlab_dist
 from mjlab_dist.authoring.new_task.goals import Goal
 from mjlab_dist.authoring.new_task.lacks import Lacks
-from mjlab_dist.authoring.new_task.loading import copy_files, find_files, load, parse
 from mjlab_dist.authoring.new_task.presets import matched_joints
 from mjlab_dist.authoring.new_task.robot import Robot, examine
+from mjlab_dist.authoring.new_task.robot_files import copy_files, find_files, load, parse
 from mjlab_dist.authoring.new_task.source.config import config_source
 from mjlab_dist.authoring.new_task.source.model import model_source
 from mjlab_dist.authoring.new_task.source.package import (

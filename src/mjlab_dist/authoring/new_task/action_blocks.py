@@ -12,7 +12,7 @@ import numpy as np
 
 from mjlab_dist.authoring.new_task.joints import actuated_joint, is_finger, is_hinge, thrusters
 from mjlab_dist.authoring.new_task.motor_sizing import MARGIN, dof_inertias
-from mjlab_dist.authoring.new_task.source.python import rounded
+from mjlab_dist.authoring.new_task.source import rounded
 from mjlab_dist.sim.names import exactly
 
 if TYPE_CHECKING:

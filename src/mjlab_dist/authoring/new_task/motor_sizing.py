@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mjlab_dist.authoring.new_task.joints import Leg, is_below, is_endless, is_hinge, simple_joints
-from mjlab_dist.authoring.new_task.source.python import rounded
+from mjlab_dist.authoring.new_task.source import rounded
 from mjlab_dist.config import ActuatorConfig
 from mjlab_dist.sim.names import exactly
 

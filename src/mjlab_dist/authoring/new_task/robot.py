@@ -44,8 +44,8 @@ from mjlab_dist.authoring.new_task.lacks import (
     shows_robot,
     supply,
 )
-from mjlab_dist.authoring.new_task.loading import compile_spec, load, put_on_device
 from mjlab_dist.authoring.new_task.presets import Preset, find_preset
+from mjlab_dist.authoring.new_task.robot_files import compile_spec, load, put_on_device
 from mjlab_dist.authoring.new_task.sampling import calmed, sample_sizes
 from mjlab_dist.authoring.new_task.settling import Actuation, actuate, add_motors, find_key, start_state
 from mjlab_dist.config import ActuatorConfig

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mjlab_dist.authoring.new_task.action_blocks import Block, Kind, action_inputs, driving
-from mjlab_dist.authoring.new_task.source.python import rounded
+from mjlab_dist.authoring.new_task.source import rounded
 
 if TYPE_CHECKING:
     import mujoco

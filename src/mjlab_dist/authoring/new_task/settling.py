@@ -25,9 +25,9 @@ from mjlab_dist.authoring.new_task.joints import (
     is_hinge,
     simple_joints,
 )
-from mjlab_dist.authoring.new_task.loading import compile_spec
 from mjlab_dist.authoring.new_task.motor_sizing import find_wheels, joint_loads, make_motors, wheel_motors
 from mjlab_dist.authoring.new_task.presets import Preset, matched_joints
+from mjlab_dist.authoring.new_task.robot_files import compile_spec
 from mjlab_dist.config import ActuatorConfig
 from mjlab_dist.sim.names import exactly
 

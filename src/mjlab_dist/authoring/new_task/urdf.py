@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from mjlab_dist.authoring.new_task.loading import load, read
+from mjlab_dist.authoring.new_task.robot_files import load, read
 from mjlab_dist.errors import UserError
 from mjlab_dist.sim.names import new_name
 

@@ -22,8 +22,8 @@ from mjlab_dist.config import TrainConfig
 from mjlab_dist.config.serialization import paths, to_plain
 from mjlab_dist.config.terms import resolve
 from mjlab_dist.config.trust import INSTALLED, is_installed
+from mjlab_dist.distributed.exchange import exchange
 from mjlab_dist.distributed.rank import in_words
-from mjlab_dist.distributed.rank_info import exchange
 from mjlab_dist.errors import PreflightError, listed
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.distributed import RankPlan
+from mjlab_dist.distributed.exchange import RankInfo
 from mjlab_dist.distributed.heartbeat import Control
-from mjlab_dist.distributed.rank_info import RankInfo
 from mjlab_dist.errors import DesyncError
 from mjlab_dist.launch.worker import joined
 from mjlab_dist.runs.run_dir import ERRORS_DIR

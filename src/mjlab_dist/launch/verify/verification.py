@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.distributed import outside_launcher
+from mjlab_dist.distributed.exchange import RankInfo
 from mjlab_dist.distributed.heartbeat import Control
-from mjlab_dist.distributed.rank_info import RankInfo
 from mjlab_dist.errors import UserError, listed
 from mjlab_dist.launch.budget import Budget, budget_of, total_num_envs, validate_training
 from mjlab_dist.launch.hosts.ssh import Host

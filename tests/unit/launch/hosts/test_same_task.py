@@ -12,7 +12,7 @@ import pytest
 from torch._C._distributed_c10d import HashStore
 
 from mjlab_dist.config import TrainConfig, registry
-from mjlab_dist.config.values import replaced
+from mjlab_dist.config.dotted_names import replaced
 from mjlab_dist.distributed.rank import Rank
 from mjlab_dist.launch.hosts.same_task import TaskSummary, check_same_task
 from mjlab_dist.sim import build_model

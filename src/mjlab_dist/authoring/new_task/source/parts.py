@@ -10,7 +10,7 @@ import math
 from mjlab_dist.authoring.new_task.goals import EndEffector, Pendulum
 from mjlab_dist.authoring.new_task.joints import Base
 from mjlab_dist.authoring.new_task.robot import Robot
-from mjlab_dist.authoring.new_task.source.python import rounded, rounded_up, text
+from mjlab_dist.authoring.new_task.source import rounded, rounded_up, text
 from mjlab_dist.sim.names import exactly
 
 # Minimum height of a balanced pendulum, as a share of its range of heights; below this height, it has fallen

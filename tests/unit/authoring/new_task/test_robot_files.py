@@ -6,7 +6,7 @@ from types import ModuleType
 
 import pytest
 
-from mjlab_dist.authoring.new_task.loading import find_robot
+from mjlab_dist.authoring.new_task.robot_files import find_robot
 from mjlab_dist.errors import UserError
 
 MENAGERIE = {"unitree_go2": "go2", "unitree_g1": "g1", "anybotics_anymal_c": "anymal_c"}

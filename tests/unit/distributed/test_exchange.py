@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import TCPStore
 from torch.distributed import DistStoreError
 
 from mjlab_dist.distributed import Rank, group
-from mjlab_dist.distributed.rank_info import (
+from mjlab_dist.distributed.exchange import (
     DeviceInfo,
     RankInfo,
     compare_devices,
