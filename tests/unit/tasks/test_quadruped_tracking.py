@@ -13,7 +13,7 @@ from conftest import Command
 
 from mjlab_dist.authoring.check.host_syncs import HostSyncs
 from mjlab_dist.env import Env
-from mjlab_dist.mdp.motion import MotionFile, read_motions
+from mjlab_dist.mdp.data_files import MotionFile, read_motions
 from mjlab_dist.sim import load_model
 from mjlab_dist_tasks.quadruped_tracking.config import tracking
 
