@@ -9,7 +9,6 @@ import contextlib
 import gc
 import sys
 from collections.abc import Iterable, Iterator, MutableMapping, Sequence
-from importlib import metadata
 from typing import TYPE_CHECKING, TypeVar
 
 from mjlab_dist.errors import UserError
@@ -191,7 +190,9 @@ def require_extra(extra: str, user: str) -> None:
 
 def requirements(extra: str = "") -> list[Requirement]:
     """Return the requirements of an extra, or of the package itself, on this machine."""
-    from packaging.requirements import Requirement  # slow to import
+    from importlib import metadata  # slow to import, as the next one
+
+    from packaging.requirements import Requirement
 
     def holds(each: Requirement, extra: str) -> bool:
         return each.marker is None or each.marker.evaluate({"extra": extra})
@@ -202,6 +203,8 @@ def requirements(extra: str = "") -> list[Requirement]:
 
 def unmet(required: Iterable[Requirement]) -> list[str]:
     """Return a text per package that is missing or has another version than is required."""
+    from importlib import metadata
+
     wrong: list[str] = []
     for each in required:
         try:
