@@ -122,7 +122,7 @@ def make(
     config = with_values(_start(task, {}, trust=False), fields)
     configs = [one if isinstance(one, TrainConfig) else with_values(config, one) for one in variants]
 
-    from mjlab_dist.simulate.envs import make as make_envs
+    from mjlab_dist.simulate.make import make as make_envs
 
     listen = _printer(quiet=quiet)
     return make_envs(config, configs or [config], arrays, listen, final_observations=final_observations)

@@ -23,9 +23,9 @@ from mjlab_dist.authoring.check.host_syncs import HostSyncs
 from mjlab_dist.authoring.new_task import NewTask, create
 from mjlab_dist.authoring.new_task.robot import examine
 from mjlab_dist.authoring.new_task.robot_files import copy_files, find_files
+from mjlab_dist.authoring.new_task.source import Names, function_name, package_source
 from mjlab_dist.authoring.new_task.source.config import config_source
 from mjlab_dist.authoring.new_task.source.model import model_source
-from mjlab_dist.authoring.new_task.source.package import Names, function_name, package_source
 from mjlab_dist.authoring.new_task.source.terms import terms_source
 from mjlab_dist.config import ActuatorConfig, SimConfig, registry
 from mjlab_dist.env import Env

@@ -134,7 +134,7 @@ def test_a_cache_of_kernels_that_cannot_be_written_is_named(command: Command, ca
     with mounted(command, mounts) as read_only:
         checked = read_only("mjlab-dist", "check", "cartpole-balance", env=environ)
         # Start Warp without the check that commands make first
-        started = read_only("python", "-c", START_WARP, str(SOURCE / "sim" / "start.py"), env=environ)
+        started = read_only("python", "-c", START_WARP, str(SOURCE / "sim" / "quiet.py"), env=environ)
     assert checked.code == Exit.PREFLIGHT, checked.err
     (line,) = checked.err.splitlines()
     assert line.startswith("mjlab-dist check: WARP_CACHE_PATH ")

@@ -16,8 +16,7 @@ from run_files import untimed
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from mjlab_dist.errors import Exit
-from mjlab_dist.learn.video_process import unfinished_path
-from mjlab_dist.runs.run_dir import VIDEOS_DIR, list_videos, read_config_file, read_metrics, video_path
+from mjlab_dist.runs.run_dir import VIDEOS_DIR, list_videos, read_config_file, read_metrics, unfinished_path, video_path
 
 TRAIN = (
     "train", "cartpole-balance", "--gpu-ids", "None", "--num-envs", "8", "--agent.num-steps-per-env", "8",

@@ -13,8 +13,9 @@ from conftest import HANG_S
 
 import mjlab_dist
 from mjlab_dist.sim import start_warp
+from mjlab_dist.simulate.make import Job
 from mjlab_dist.simulate.ranks import CLOSE, execute
-from mjlab_dist.simulate.shard import Job, Shard
+from mjlab_dist.simulate.shard import Shard
 
 NUM_ENVS = 256
 

@@ -25,6 +25,7 @@ HEAVY = {"torch", "warp", "mujoco", "mujoco_warp", "rsl_rl", "tensordict", "torc
     "module",
     [
         *("cli.main", "cli.train", "cli.play", "cli.doctor", "machine.doctor", "mdp", "play"),
+        *("play.film", "play.choice", "sim.render", "learn.loggers", "launch.worker", "simulate.make"),
         *("launch.train", "launch.ranks", "launch.torchrunx_agent", "launch.supervision", "launch.signals"),
     ],
 )

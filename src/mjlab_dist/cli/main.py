@@ -35,7 +35,6 @@ SUMMARIES = {
     "size-buffers": "measure the buffer sizes njmax and nconmax that a task needs",
 }
 
-
 # Packages that print a warning if some of their objects still exist when the interpreter shuts down
 REPORT_LEAKS = {"onnx", "triton"}
 

@@ -23,7 +23,6 @@ HOST = re.compile(r"(?:(?P<name>\w[\w.-]*)|\[(?P<address>[\w.:]+)\])(?::(?P<num_
 # Maximum number of points of a terrain's height field
 _MAX_POINTS = 4e7
 
-
 # Matches the names of fields that are bounds. Infinity in such a field means that there is no bound.
 _BOUND = re.compile(r"(clip|low|high)|(min|max)_\w+")
 

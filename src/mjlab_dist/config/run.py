@@ -33,7 +33,6 @@ LOGGERS = tuple[LoggerName | str, ...]
 # All names of LoggerName
 BUILT_IN: tuple[LoggerName, ...] = typing.get_args(LoggerName)
 
-
 COMPRESSIONS = ("none", "bf16", "fp16")
 """Number formats in which ranks can exchange gradients."""
 

@@ -31,7 +31,6 @@ _WORDS = {
     type(None): ("None", "None, several times"),
 }
 
-
 # Matches Python's spelling of YAML's null, which users write in configs
 NONE = re.compile(r"^None$")
 

@@ -27,7 +27,6 @@ INSTALLED = {"site-packages", "dist-packages"}
 # A config may name only SSH config files in these directories, because SSH config files can run programs
 SSH_DIRS = ("~/.ssh", "/etc/ssh")
 
-
 # Fields that choose machines and directories
 PLACES = ("hosts", "log_root", "torchrunx_log_dir")
 

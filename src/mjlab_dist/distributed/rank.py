@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 # Variable that sets the order in which CUDA numbers GPUs, and its value for the order that NVML and nvidia-smi use
 ORDER, BY_BUS = "CUDA_DEVICE_ORDER", "PCI_BUS_ID"
 
-
 LOOPBACK = "127.0.0.1"
 
 # Variable that names the store where the ranks of our launcher meet: host:port, or the absolute path of a file

@@ -38,7 +38,6 @@ PATIENCE_S = 60.0
 # other programs cannot use up the descriptors and threads of the launch.
 MAX_UNPROVEN = 64
 
-
 # Variable with the address and the port where ranks connect to the launcher, as address:port
 LAUNCHER = "MJLAB_DIST_LAUNCHER"
 

@@ -18,4 +18,4 @@ with start_up(), contextlib.suppress(Exception):  # a rank repeats the import an
     import mjlab_dist.env
     import mjlab_dist.launch.rank_entry
     import mjlab_dist.launch.torchrunx
-    import mjlab_dist.learn  # noqa: F401
+    import mjlab_dist.learn.runner  # noqa: F401

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 # Descriptors of standard input, output and error
 STANDARD = (0, 1, 2)
 
-
 # Maximum number of bytes to copy at a time
 CHUNK_BYTES = 64 * 1024
 

@@ -40,7 +40,6 @@ from mjlab_dist.sim.engine_choice import choose_engine
 # read the actual length of its physics step.
 MAX_TIMESTEP_S = 0.05
 
-
 # Number of envs per rank that uses only a part of a GPU if a rank has fewer
 FEW_ON_GPU = 1024
 

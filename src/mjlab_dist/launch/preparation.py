@@ -60,7 +60,6 @@ environ, command = json.loads(Connection(os.dup(0), writable=False).recv_bytes()
 os.execve(command[0], command, {**os.environ, **environ})
 """
 
-
 # Environment variables that ranks on other machines need, as patterns
 ENVIRONMENT = (
     "PATH",

@@ -40,7 +40,6 @@ LOGGED = {
 # Maximum time to wait until the report of a failed rank is sent, in seconds. Other ranks wait for its end.
 REPORT_S = 5.0
 
-
 _logger = logging.getLogger("mjlab_dist.events")
 
 

@@ -30,7 +30,6 @@ FIRST_PAUSE_S = 1.0
 # Maximum seconds before a restart
 MAX_PAUSE_S = 60.0
 
-
 # Seconds between two checks while too few machines answer
 RETRY_S = 5.0
 

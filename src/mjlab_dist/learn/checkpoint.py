@@ -48,7 +48,6 @@ from mjlab_dist.runs.run_files import (
 # Counters of a run, with their types. They are also columns of metrics.jsonl.
 COUNTERS: Mapping[str, tuple[type, ...]] = {"total_steps": (int,), "elapsed_s": (int, float)}
 
-
 # Entries that resuming a run requires, with their types; a dot separates the names of nested entries
 LEARNER: Mapping[str, type] = {
     "iter": int,

@@ -28,7 +28,6 @@ from mjlab_dist.messages import emit
 # A timestamp: host seconds, or an event in the device's stream
 Mark = float | torch.cuda.Event
 
-
 # A row of metrics.jsonl. Values that are not known yet are None.
 Row = dict[str, float | int | None]
 

@@ -28,7 +28,6 @@ from mjlab_dist.learn.moments import ClippedNormalization
 # Upper bound of the standard deviation, as in rsl_rl. The lower bound is `min_std` here, and 1e-6 in rsl_rl.
 MAX_STD = 1e6
 
-
 # Activations whose gradient is computed from their output, so they can overwrite their input
 IN_PLACE = (nn.ELU, nn.SELU, nn.ReLU)
 

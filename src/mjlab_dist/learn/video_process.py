@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from mjlab_dist.config import TrainConfig
@@ -22,7 +22,7 @@ from mjlab_dist.learn.loggers.all_loggers import LoggerGroup
 from mjlab_dist.learn.metrics import Row
 from mjlab_dist.machine.processes import kill_with_descendants
 from mjlab_dist.messages import emit
-from mjlab_dist.runs.run_dir import list_checkpoints, list_videos, video_path
+from mjlab_dist.runs.run_dir import due_checkpoint, list_checkpoints, list_videos, remove_unfinished, video_path
 
 # Maximum number of starts of the process. After two crashes, further crashes are likely.
 MAX_STARTS = 2
@@ -34,34 +34,6 @@ LAST_S_PER_S = 10.0
 
 # Interval between checks for the last video, in seconds
 POLL_S = 0.2
-
-# Prefix of files that are being written
-UNFINISHED = ".unfinished."
-
-
-def unfinished_path(file: Path) -> Path:
-    """Return the path of a video or an animation while it is being written."""
-    return file.with_name(UNFINISHED + file.name)
-
-
-def remove_unfinished(directory: Path) -> None:
-    """Remove the unfinished files of a killed process from a directory of videos."""
-    for file in directory.glob(f"{UNFINISHED}*"):
-        file.unlink(missing_ok=True)
-
-
-def due_checkpoint(
-    checkpoints: Collection[int], videos: Collection[int], interval: int, *, is_last: bool
-) -> int | None:
-    """Return the checkpoint to make a video of; None if no video is due.
-
-    The first checkpoint at or after each multiple of ``interval`` iterations is due. If several checkpoints are due,
-    because videos take longer than training, only the newest checkpoint gets a video.
-    """
-    newest = max(checkpoints, default=0)
-    before = max((video for video in videos if video <= newest), default=0)
-    is_due = newest > before if is_last else newest // interval > before // interval
-    return newest if is_due else None
 
 
 class VideoWriter:

@@ -49,7 +49,6 @@ MORE = "uv run mjlab-dist doctor checks more"
 # Seconds to wait for the server of Weights & Biases before a run starts
 WANDB_TIMEOUT_S = 1.0
 
-
 # Default server of Weights & Biases, whose settings can name another server
 WANDB_SERVER = "https://api.forge.coreweave.com"
 

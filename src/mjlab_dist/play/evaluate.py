@@ -47,7 +47,6 @@ MAX_POINTS = 1000
 
 SYNTAX = "write NAME=START:STOP:COUNT or NAME=VALUE,VALUE,..."
 
-
 # Maximum number of progress reports
 MAX_REPORTS = 10
 
@@ -246,7 +245,7 @@ def play_batches(job: Job, config: TrainConfig, plan: RankPlan, control: Control
     with start_up():
         prepare_process(plan.device, rank, job.seed)
         import mjlab_dist.env.episodes  # imports torch
-        import mjlab_dist.learn  # noqa: F401 (imports torch)
+        import mjlab_dist.learn.networks  # noqa: F401 (imports torch)
     own = range(rank.rank, len(job.batches), rank.world_size)
     results, reported = [], 0
     with frozen():  # the garbage collector then visits only objects that are created for the batches

@@ -34,7 +34,6 @@ ACTOR = "actor"
 # Observation term of the last action. An exported policy keeps this action in its state.
 LAST_ACTION = "mjlab_dist.mdp.observations:last_action"
 
-
 # Version of ONNX's set of operators, from December 2022
 OPSET = 18
 

@@ -22,16 +22,18 @@ from mjlab_dist.config import PlayConfig, TrainConfig
 from mjlab_dist.distributed.rank import seed_generators
 from mjlab_dist.errors import with_notes
 from mjlab_dist.imports import import_learner
-from mjlab_dist.learn.video_process import due_checkpoint, remove_unfinished, unfinished_path
 from mjlab_dist.machine.processes import die_with_parent
 from mjlab_dist.messages import Event, listening
 from mjlab_dist.play.policy_episodes import load_env, play_policy
 from mjlab_dist.runs.run_dir import (
     animation_path,
     checkpoint_path,
+    due_checkpoint,
     list_checkpoints,
     list_videos,
     read_config_file,
+    remove_unfinished,
+    unfinished_path,
     video_path,
 )
 

@@ -52,7 +52,6 @@ tags:
 ---
 """
 
-
 # Entries of a checkpoint that a pack keeps: the networks with their normalizers
 LEARNED = ("actor_state_dict", "critic_state_dict")
 

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 # Approximate maximum number of frames per second of a video. At higher control frequencies, steps are skipped.
 VIDEO_FPS = 30
 
-
 # Pixels between the pictures of two envs
 GAP = 2
 

@@ -44,7 +44,6 @@ AXES = {"steps": "total_steps", "time": "elapsed_s", "iterations": "iteration"}
 # Maximum number of config values in the name of a group
 MAX_NAMED = 2
 
-
 # Number of points of a curve
 NUM_POINTS = 200
 

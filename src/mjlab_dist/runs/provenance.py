@@ -36,7 +36,6 @@ LOGIN = re.compile(r"(://(?:[^/:@\s]*:)?)[^/\s]*@")
 # Matches the last part of a secret flag's name, in lower case: for --db.password, this part is password
 SECRET_FLAG = re.compile(r"(.*[-_])?(\w*key|\w*token|secrets?|pass(wd|word|phrase)?|cred(ential)?s?|auth)")
 
-
 _PACKAGES = (
     "mjlab-dist",
     "torch",

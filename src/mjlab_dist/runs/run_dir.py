@@ -26,7 +26,7 @@ import os
 import re
 import shlex
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,8 +63,10 @@ BEST_LINK = "best.pt"
 ERRORS_DIR = "errors"
 VIDEOS_DIR = "videos"
 
+# Prefix of files that are being written
+UNFINISHED = ".unfinished."
 
-# Value of --resume that requests this search by name
+# Value of --resume that asks for the newest run with the same name
 AUTO = "auto"
 
 # Matches the directory name of a run with --run-name
@@ -282,6 +284,31 @@ def video_path(run_dir: Path, iteration: int) -> Path:
 def animation_path(run_dir: Path, iteration: int) -> Path:
     """Return the path of a video's animated GIF. The file exists only until TensorBoard's writer has read it."""
     return run_dir / VIDEOS_DIR / f".iteration_{iteration}.gif"
+
+
+def unfinished_path(file: Path) -> Path:
+    """Return the path of a video or an animation while it is being written."""
+    return file.with_name(UNFINISHED + file.name)
+
+
+def remove_unfinished(directory: Path) -> None:
+    """Remove the unfinished files of a killed process from a directory of videos."""
+    for file in directory.glob(f"{UNFINISHED}*"):
+        file.unlink(missing_ok=True)
+
+
+def due_checkpoint(
+    checkpoints: Collection[int], videos: Collection[int], interval: int, *, is_last: bool
+) -> int | None:
+    """Return the checkpoint to make a video of; None if no video is due.
+
+    The first checkpoint at or after each multiple of ``interval`` iterations is due. If several checkpoints are due,
+    because videos take longer than training, only the newest checkpoint gets a video.
+    """
+    newest = max(checkpoints, default=0)
+    before = max((video for video in videos if video <= newest), default=0)
+    is_due = newest > before if is_last else newest // interval > before // interval
+    return newest if is_due else None
 
 
 def choose_checkpoint(run_dir: Path, name: str) -> Path:

@@ -25,7 +25,6 @@ from mjlab_dist.errors import UserError
 
 wp.set_module_options({"enable_backward": False, "max_unroll": 4})
 
-
 Limits = tuple[float | torch.Tensor, float | torch.Tensor]
 """Minimum and maximum of a tensor of the state, both allowed; infinite for no limit."""
 

@@ -35,7 +35,6 @@ from mjlab_dist.sim.height_field_contacts import Ground, Touches, cell_of, with_
 # return early make room for others.
 wp.set_module_options({"enable_backward": False, "max_unroll": 4, "block_dim": 64})
 
-
 # Shapes that the kernel of this package handles
 _TYPES = (mujoco.mjtGeom.mjGEOM_SPHERE, mujoco.mjtGeom.mjGEOM_CAPSULE, mujoco.mjtGeom.mjGEOM_BOX)
 

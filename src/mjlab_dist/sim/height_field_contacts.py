@@ -14,7 +14,6 @@ import warp as wp
 # pyright: reportInvalidTypeForm=false, reportOperatorIssue=false
 # ruff: noqa: PLR0911, UP018
 
-
 # A distance in m that stands for no contact
 _FAR = wp.constant(1.0e6)
 

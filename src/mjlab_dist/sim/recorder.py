@@ -30,7 +30,6 @@ Variant = tuple[wp.Module, int]
 # Prefixes of the lines of /proc/cpuinfo that describe the processor's features, on x86 and ARM
 PROCESSOR = ("model", "flags", "CPU", "Features")
 
-
 # Oldest CUDA driver whose graphs support conditional nodes, which the solver's loop needs
 CAPTURABLE_DRIVER = (12, 4)
 

@@ -43,7 +43,6 @@ _INPUTS = {
     "effort": mujoco.mjtCtrlInput.mjINPUT_FF,
 }
 
-
 _SAME = ("body", "geom", "site", "light", "mesh", "actuator", "sensor", "tendon", "key", "pair")
 
 # Kinds of elements by prefix of their fields of mujoco.MjModel

@@ -1,6 +1,6 @@
 """Physics of the envs of one rank, with torch views of its state and results.
 
-A program is a function that launches Warp kernels, such as one physics step; see ``recording.py``.
+A program is a function that launches Warp kernels, such as one physics step; see ``recorder.py``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The envs that :func:`mjlab_dist.make` returns, and the choice between this process and ranks."""
+"""The envs that :func:`mjlab_dist.make` returns, and the arrays that users pass and receive."""
 
 from __future__ import annotations
 
@@ -11,23 +11,17 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeAlias
 
+import numpy as np
 import torch
 
 from mjlab_dist.config import TrainConfig
-from mjlab_dist.config.checks import validate
 from mjlab_dist.config.limits import validate_seed
-from mjlab_dist.distributed import outside_launcher
 from mjlab_dist.errors import UserError
-from mjlab_dist.launch.budget import total_num_envs
-from mjlab_dist.launch.plan import devices_of, plan_hosts, settled
-from mjlab_dist.machine.devices import find_gpus, in_this_process
-from mjlab_dist.machine.memory import check_memory
 from mjlab_dist.messages import Listener, listening
-from mjlab_dist.simulate.shard import FINAL, LAST, Job, Tensors, as_tensor, checked_actions
+from mjlab_dist.simulate.make import FINAL, LAST, Job, Tensors
 
 if TYPE_CHECKING:
     import mujoco
-    import numpy as np
 
     from mjlab_dist.sim.render import Renderers
     from mjlab_dist.simulate.ranks import Ranks
@@ -323,49 +317,37 @@ class Envs:
         return tensor if self._arrays == "torch" else tensor.cpu().numpy()
 
 
-def make(
-    config: TrainConfig,
-    variants: Sequence[TrainConfig],
-    arrays: Literal["torch", "numpy"],
-    listen: Listener,
-    *,
-    final_observations: bool,
-) -> Envs:
-    """Make the envs of a task on the chosen devices."""
-    # Check the arguments and the configs
-    if arrays not in ("torch", "numpy"):
-        raise UserError(f"arrays {arrays}: takes torch or numpy")
-    if launcher := outside_launcher(os.environ):
-        raise UserError(f"make: starts its own ranks; run it without {launcher}")
-    for one in variants:
-        validate(one)
+def checked_actions(what: str, actions: Any, shape: tuple[int, int], device: str) -> torch.Tensor:
+    """Return actions as a float32 tensor on a device. Copy them only if necessary.
 
-    # Machines and devices
-    gpus = find_gpus()
-    with listening(listen):
-        hosts = plan_hosts(config, os.environ, gpus)
-    own = hosts[0].devices
-    devices = devices_of(hosts)
-    config, num_ranks = settled(config, devices), len(devices)
-    variants = [settled(one, devices) for one in variants]
-    # Every rank needs an env, and all variants have the same number of envs
-    total = total_num_envs(config, num_ranks)
-    if total < num_ranks:
-        raise UserError(f"--total-num-envs {total}: is less than one env per rank; use {num_ranks} or more")
-    if extra := total % len(variants):
-        enough = total - extra + len(variants)
-        raise UserError(f"--total-num-envs {total}: does not divide into {len(variants)} variants; use {enough}")
-    check_memory(config, -(-total // num_ranks), own, gpus)
+    Args:
+        shape: The required shape, (num_envs, num_actions).
+    """
+    tensor = as_tensor(what, actions)
+    if tuple(tensor.shape) != shape:
+        raise UserError(f"{what}: wrong shape {tuple(tensor.shape)}; give (num_envs, num_actions), here {shape}")
+    if not tensor.is_floating_point():
+        given = str(tensor.dtype).removeprefix("torch.")
+        raise UserError(f"{what}: wrong type {given}; give floating-point numbers, such as float32")
+    tensor = tensor.detach().to(device, torch.float32)
+    finite = tensor.isfinite()
+    if not finite.all():
+        env, action = (~finite).nonzero()[0].tolist()
+        raise UserError(f"{what}: action {action} of env {env} is {tensor[env, action].item()}; give finite numbers")
+    return tensor
 
-    # Envs
-    job = Job(configs=tuple(variants), num_envs=total, seed=config.seed, final_observations=final_observations)
 
-    here = in_this_process(own[0], os.environ, gpus) if num_ranks == 1 else None
-    if here is not None:
-        from mjlab_dist.simulate.shard import Here  # imports rsl_rl, which ranks import themselves
-
-        with listening(listen):
-            return Envs(job, Here(job, here.device), arrays, listen)
-    from mjlab_dist.simulate.ranks import Ranks
-
-    return Envs(job, Ranks(job, config, hosts, listen), arrays, listen)
+def as_tensor(what: str, array: Any) -> torch.Tensor:
+    """Return an array as a tensor, which shares the array's memory if possible."""
+    if isinstance(array, torch.Tensor):
+        return array
+    if hasattr(array, "__dlpack__") and not isinstance(array, np.ndarray):
+        return torch.from_dlpack(array)
+    try:
+        if hasattr(array, "__array__"):
+            return torch.from_numpy(np.asarray(array))
+        if isinstance(array, Sequence) and not isinstance(array, str):
+            return torch.from_numpy(np.asarray(array, dtype=np.float32))
+    except (TypeError, ValueError):
+        pass  # objects, or sequences of different lengths
+    raise UserError(f"{what}: {type(array).__name__} is not an array of numbers; give a tensor or array")

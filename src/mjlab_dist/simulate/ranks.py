@@ -36,7 +36,7 @@ from mjlab_dist.launch.ranks import in_thread, run_ranks
 from mjlab_dist.launch.worker import meet_ranks, report_step
 from mjlab_dist.machine.processes import temporary_directory
 from mjlab_dist.messages import Listener, emit
-from mjlab_dist.simulate.shard import LAST, Job, Tensors, require_same
+from mjlab_dist.simulate.make import LAST, Job, Tensors, require_same
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -51,7 +51,6 @@ CLOSE = b""
 
 # Minimum time between two progress messages, in seconds
 PROGRESS_S = 0.5
-
 
 # Maximum seconds to wait until all ranks have ended, or until the report of a failed rank arrives
 PATIENCE_S = 30.0

@@ -1,8 +1,7 @@
-"""The envs of one rank, the description of a simulation, and the arrays that users pass and receive."""
+"""The envs of one rank."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,23 +10,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from mjlab_dist.config import TrainConfig
 from mjlab_dist.config.limits import validate_seed
 from mjlab_dist.env import Env
 from mjlab_dist.env.observation_group import FinalObservations
 from mjlab_dist.errors import UserError, with_notes
 from mjlab_dist.sim import start_warp
 from mjlab_dist.simulate.draws import Draws
-
-# Tensors by name
-Tensors = dict[str, "torch.Tensor"]
-
-# Prefix of the names of observations before resets
-FINAL = "final_observations"
-
-# Prefix of the names of the observations after a rollout
-LAST = "last_observations"
-
+from mjlab_dist.simulate.envs import checked_actions
+from mjlab_dist.simulate.make import FINAL, LAST, Job, Sizes, Tensors, require_same
 
 # Number added to the seed of the envs; the sum is the seed of a policy's draws
 POLICY_SEED = 7_919
@@ -41,52 +31,6 @@ OBSERVED = "observed."
 
 # Function from observations, by group, to actions, (num_envs, num_actions)
 Policy = Callable[[Tensors], Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """A simulation: the envs of all ranks."""
-
-    # Config of each variant. All variants have the same number of envs; the envs of variant 0 come first.
-    configs: tuple[TrainConfig, ...]
-    num_envs: int
-    # Random seed. All variants use the same random numbers.
-    seed: int
-    # Whether steps also return the observations before resets
-    final_observations: bool
-
-    @property
-    def envs_per_variant(self) -> int:
-        """Number of envs of each variant."""
-        return self.num_envs // len(self.configs)
-
-    def rows(self, rank: int, world_size: int) -> range:
-        """Return the global ids of the envs of a rank. The numbers of envs of two ranks differ by at most one."""
-        return range(self.num_envs * rank // world_size, self.num_envs * (rank + 1) // world_size)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sizes:
-    """Sizes of the envs of a task."""
-
-    # Width of each observation group
-    observations: dict[str, int]
-    num_actions: int
-    action_names: tuple[str, ...]
-    # Minimum and maximum to which each action is clipped; infinite if it is not clipped
-    action_bounds: tuple[tuple[float, float], ...]
-    # Simulated seconds per control step
-    step_dt_s: float
-
-
-def require_same(sizes: Sequence[Sizes]) -> Sizes:
-    """Return the sizes, which must be the same for all variants."""
-    for other in sizes[1:]:
-        for field in dataclasses.fields(Sizes):
-            first, second = getattr(sizes[0], field.name), getattr(other, field.name)
-            if first != second:
-                raise UserError(f"variants: have different {field.name} ({first} and {second}); use the same for all")
-    return sizes[0]
 
 
 @dataclass(kw_only=True)
@@ -343,39 +287,3 @@ def _named(prefix: str, observations: Tensors) -> Tensors:
 
 def _with_prefix(state: Mapping[str, torch.Tensor], prefix: str) -> Tensors:
     return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
-
-
-def checked_actions(what: str, actions: Any, shape: tuple[int, int], device: str) -> torch.Tensor:
-    """Return actions as a float32 tensor on a device. Copy them only if necessary.
-
-    Args:
-        shape: The required shape, (num_envs, num_actions).
-    """
-    tensor = as_tensor(what, actions)
-    if tuple(tensor.shape) != shape:
-        raise UserError(f"{what}: wrong shape {tuple(tensor.shape)}; give (num_envs, num_actions), here {shape}")
-    if not tensor.is_floating_point():
-        given = str(tensor.dtype).removeprefix("torch.")
-        raise UserError(f"{what}: wrong type {given}; give floating-point numbers, such as float32")
-    tensor = tensor.detach().to(device, torch.float32)
-    finite = tensor.isfinite()
-    if not finite.all():
-        env, action = (~finite).nonzero()[0].tolist()
-        raise UserError(f"{what}: action {action} of env {env} is {tensor[env, action].item()}; give finite numbers")
-    return tensor
-
-
-def as_tensor(what: str, array: Any) -> torch.Tensor:
-    """Return an array as a tensor, which shares the array's memory if possible."""
-    if isinstance(array, torch.Tensor):
-        return array
-    if hasattr(array, "__dlpack__") and not isinstance(array, np.ndarray):
-        return torch.from_dlpack(array)
-    try:
-        if hasattr(array, "__array__"):
-            return torch.from_numpy(np.asarray(array))
-        if isinstance(array, Sequence) and not isinstance(array, str):
-            return torch.from_numpy(np.asarray(array, dtype=np.float32))
-    except (TypeError, ValueError):
-        pass  # objects, or sequences of different lengths
-    raise UserError(f"{what}: {type(array).__name__} is not an array of numbers; give a tensor or array")

@@ -11,7 +11,7 @@ import fake_nvml
 import pytest
 
 import mjlab_dist.launch.verify.verification
-import mjlab_dist.simulate.envs
+import mjlab_dist.simulate.make
 from mjlab_dist.config import TrainConfig, registry
 from mjlab_dist.distributed import RankDevice, RankPlan, group
 from mjlab_dist.errors import UserError
@@ -154,12 +154,12 @@ def verify(config: TrainConfig) -> object:
 
 
 def make(config: TrainConfig) -> object:
-    return mjlab_dist.simulate.envs.make(config, [config], "torch", print, final_observations=False)
+    return mjlab_dist.simulate.make.make(config, [config], "torch", print, final_observations=False)
 
 
 @pytest.mark.parametrize(
     ("module", "start"),
-    [(mjlab_dist.launch.verify.verification, verify), (mjlab_dist.simulate.envs, make)],
+    [(mjlab_dist.launch.verify.verification, verify), (mjlab_dist.simulate.make, make)],
     ids=["verify", "make"],
 )
 def test_other_commands_on_gpus_use_the_number_for_gpus(

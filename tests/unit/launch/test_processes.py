@@ -16,7 +16,7 @@ FORK_SERVER = """
 import sys
 from pathlib import Path
 import mjlab_dist.launch.fork_server
-assert {"torch", "mujoco_warp", "rsl_rl", "torchrunx"} <= sys.modules.keys()
+assert {"torch", "mujoco_warp", "rsl_rl", "torchrunx", "mjlab_dist.learn.runner"} <= sys.modules.keys()
 import torch, warp
 assert not torch.cuda.is_initialized()
 assert warp._src.context.runtime is None

@@ -12,7 +12,7 @@ from mjlab_dist.config.checks import validate
 from mjlab_dist.config.registry import task_config
 from mjlab_dist.errors import UserError
 from mjlab_dist.launch.plan import video_note
-from mjlab_dist.learn.video_process import due_checkpoint
+from mjlab_dist.runs.run_dir import due_checkpoint
 
 
 def config_with(checkpoints: int | str = 50, **fields: Any) -> TrainConfig:

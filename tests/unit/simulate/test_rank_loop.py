@@ -18,8 +18,9 @@ from torch._C._distributed_c10d import TCPStore
 import mjlab_dist
 from mjlab_dist.distributed import Rank, group
 from mjlab_dist.errors import PreflightError
+from mjlab_dist.simulate.make import Job
 from mjlab_dist.simulate.ranks import CLOSE, PROGRESS, check_same_variants, execute
-from mjlab_dist.simulate.shard import Job, Shard
+from mjlab_dist.simulate.shard import Shard
 
 XML = '<mujoco><worldbody><body><joint damping="{}"/><geom size="0.1"/></body></worldbody></mujoco>'
 

@@ -8,7 +8,8 @@ from configs import changed
 from every_task import NAMES, config_of
 
 from mjlab_dist.config import TrainConfig
-from mjlab_dist.simulate.shard import Job, Shard, Tensors
+from mjlab_dist.simulate.make import Job, Tensors
+from mjlab_dist.simulate.shard import Shard
 
 NUM_ENVS = 33
 

@@ -22,9 +22,7 @@ from mjlab_dist.authoring.new_task.lacks import Lacks
 from mjlab_dist.authoring.new_task.presets import matched_joints
 from mjlab_dist.authoring.new_task.robot import Robot, examine
 from mjlab_dist.authoring.new_task.robot_files import copy_files, find_files, load, parse
-from mjlab_dist.authoring.new_task.source.config import config_source
-from mjlab_dist.authoring.new_task.source.model import model_source
-from mjlab_dist.authoring.new_task.source.package import (
+from mjlab_dist.authoring.new_task.source import (
     STUB_SOURCE,
     Names,
     entry_point,
@@ -32,6 +30,8 @@ from mjlab_dist.authoring.new_task.source.package import (
     package_source,
     project_source,
 )
+from mjlab_dist.authoring.new_task.source.config import config_source
+from mjlab_dist.authoring.new_task.source.model import model_source
 from mjlab_dist.authoring.new_task.source.terms import terms_source
 from mjlab_dist.authoring.new_task.urdf import convert
 from mjlab_dist.config import TrainConfig, registry
@@ -49,7 +49,6 @@ MAX_RETRIES = 3
 
 # Header of the section of a pyproject.toml that lists tasks
 HEADER = f'[project.entry-points."{registry.GROUP}"]'
-
 
 # Number of envs that are stepped
 NUM_ENVS = 8

@@ -20,7 +20,6 @@ FINGER_M = 0.12
 # slide joint at only 1 mm/s.
 MAX_DAMPING = 1e6
 
-
 GRAVITY_M_S2 = 9.81
 
 # Maximum penetration of the ground at the start. If a robot is deeper in the ground, it is lifted.

@@ -28,7 +28,6 @@ FREE = 0
 # Name of the keyframe for a start pose that was found by simulation
 HOME = "home"
 
-
 # Width of a video frame divided by its height
 ASPECT = VIDEO_SIZE[0] / VIDEO_SIZE[1]
 

@@ -62,7 +62,6 @@ VERTICAL = 0.99
 # Minimum load of a joint of a leg, as a share of the largest load of the joints of this leg
 MIN_LEG_SHARE = 0.25
 
-
 # Maximum cosine of the angle between the axis of a wheel and the vertical
 LEVEL = 0.2
 

@@ -29,7 +29,6 @@ _FOLDERS = ("meshdir", "texturedir", "assetdir")
 # Root elements of MJCFs, of files to include, and of URDFs
 ROOTS = ("mujoco", "mujocoinclude", "robot")
 
-
 # Minimum timestep. With a smaller one, a control step of 20 ms would take more than 200 physics steps.
 MIN_TIMESTEP_S = 1e-4
 

@@ -66,7 +66,6 @@ LEVEL = 0.3
 # Number of poses from which the search for the legs' joint positions starts
 NUM_STARTS = 6
 
-
 # Names of keyframes to start from, in order of preference; without any of these, the first keyframe is used
 HOME_NAMES = ("home", "stand", "standing", "default")
 

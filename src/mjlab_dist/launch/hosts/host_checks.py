@@ -63,7 +63,6 @@ NO_DIRECTORY = 120
 
 SAME = "install the same environment there, under the same path"
 
-
 # Checks that matter only on the machine of rank 0, because only rank 0 writes files and logs metrics
 ONLY_HERE = ("log root", "--logger wandb")
 

@@ -23,7 +23,6 @@ Mode = Literal["weak", "strong"]
 # Number of iterations at the start that are not counted, because they warm up caches and choose kernels
 SKIPPED = 2
 
-
 # Efficiencies from which on a speed is called good, and doubtful
 GOOD = 0.9
 

@@ -25,7 +25,6 @@ from mjlab_dist.learn.runner import Hook, Runner
 # Substrings of the names of ProcessGroup's methods that communicate
 COLLECTIVES = ("reduce", "gather", "broadcast", "scatter", "alltoall", "all_to_all", "barrier", "send", "recv")
 
-
 P = ParamSpec("P")
 
 T = TypeVar("T")

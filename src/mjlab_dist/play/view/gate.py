@@ -38,7 +38,6 @@ from mjlab_dist.messages import emit
 
 _reported: set[tuple[object, ...]] = set()
 
-
 # Port that is tried first
 FIRST_PORT = 8080
 

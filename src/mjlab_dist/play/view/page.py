@@ -33,7 +33,6 @@ PADDING = (8, 24, 0, 0)
 # Style of the x axis and of the y axis: no ticks, and room for a label such as 1,000,000
 AXES: tuple[uplot.Axis, ...] = ({"ticks": {"show": False}, "size": 30}, {"ticks": {"show": False}, "size": 72})
 
-
 # Time between two updates of the scene, in s
 FRAME_S = 1 / 30
 

@@ -36,7 +36,6 @@ MAX_POINTS = 500
 # Maximum number of bytes that are read at a time
 CHUNK = 1 << 22
 
-
 # State of a run. lost: the processes that train the run were killed, or no longer renew its lease (the file that shows
 # that they are alive). unknown: the lease could not be read, or was not watched for long enough. unreadable: a file is
 # damaged.

@@ -34,7 +34,6 @@ OF_RUN = {"return": "mean_return", "episode length": "mean_episode_length", "ste
 # Columns of rank_metrics.jsonl that are plotted, by the title of the plot
 OF_RANKS = {"return of each rank": "mean_return", "steps/s of each rank": "steps_per_s"}
 
-
 # Seed of the start states
 SEED = 1
 

@@ -15,9 +15,9 @@ import torch
 from mjlab_dist.authoring.new_task import create, guessed
 from mjlab_dist.authoring.new_task.goals import Goal
 from mjlab_dist.authoring.new_task.robot import Robot, examine
+from mjlab_dist.authoring.new_task.source import Names
 from mjlab_dist.authoring.new_task.source.config import config_source
 from mjlab_dist.authoring.new_task.source.model import model_source
-from mjlab_dist.authoring.new_task.source.package import Names
 from mjlab_dist.env import Env
 from mjlab_dist.errors import UserError
 from mjlab_dist.sim import start_warp

@@ -19,7 +19,7 @@ import mjlab_dist.authoring.new_task as new_task
 from mjlab_dist.authoring.check.task_checks import Check
 from mjlab_dist.authoring.new_task import NewTask, create, importable
 from mjlab_dist.authoring.new_task.robot_files import parse
-from mjlab_dist.authoring.new_task.source.package import Names
+from mjlab_dist.authoring.new_task.source import Names
 from mjlab_dist.authoring.new_task.urdf import convert
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.errors import UserError

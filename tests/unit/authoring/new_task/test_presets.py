@@ -7,8 +7,8 @@ import pytest
 from mjlab_dist.authoring.new_task import found, guessed
 from mjlab_dist.authoring.new_task.presets import find_preset, matched_joints
 from mjlab_dist.authoring.new_task.robot import Robot, examine
+from mjlab_dist.authoring.new_task.source import Names
 from mjlab_dist.authoring.new_task.source.config import config_source
-from mjlab_dist.authoring.new_task.source.package import Names
 
 LEGS = ("FR", "FL", "RR", "RL")
 UNITREE = [f"{leg}_{joint}_joint" for leg in LEGS for joint in ("hip", "thigh", "calf")]

@@ -16,7 +16,7 @@ from warp._src import context
 import mjlab_dist.authoring.new_task as new_task
 from mjlab_dist.authoring.check.task_checks import Check, failed
 from mjlab_dist.authoring.new_task import create, first_flags, try_task
-from mjlab_dist.authoring.new_task.source.package import Names
+from mjlab_dist.authoring.new_task.source import Names
 from mjlab_dist.config import ActuatorConfig, TrainConfig
 from mjlab_dist.sim import start_warp
 

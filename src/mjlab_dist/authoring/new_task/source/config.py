@@ -7,8 +7,7 @@ import textwrap
 
 from mjlab_dist.authoring.new_task.action_blocks import Block
 from mjlab_dist.authoring.new_task.robot import Robot
-from mjlab_dist.authoring.new_task.source import indented, joined, text, tuple_lines
-from mjlab_dist.authoring.new_task.source.package import FUNCTIONS, MODULES, Names
+from mjlab_dist.authoring.new_task.source import FUNCTIONS, MODULES, Names, indented, joined, text, tuple_lines
 from mjlab_dist.authoring.new_task.source.parts import fixed_source, moving_source
 from mjlab_dist.sim.names import exactly
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from mjlab_dist.authoring.new_task.lacks import HOME
 from mjlab_dist.authoring.new_task.robot import Robot
-from mjlab_dist.authoring.new_task.source import indented, rounded, text, tuple_lines
-from mjlab_dist.authoring.new_task.source.package import Names
+from mjlab_dist.authoring.new_task.source import Names, indented, rounded, text, tuple_lines
 
 
 def model_source(names: Names, robot: Robot) -> str:

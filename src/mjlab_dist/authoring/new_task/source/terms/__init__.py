@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.resources import files
 
 from mjlab_dist.authoring.new_task.robot import Robot
-from mjlab_dist.authoring.new_task.source.package import Names
+from mjlab_dist.authoring.new_task.source import Names
 
 _HEAD = '''"""Terms of the task {task}. Each term computes one tensor for all envs, with one row per env.
 
