@@ -26,6 +26,7 @@ HEAVY = {"torch", "warp", "mujoco", "mujoco_warp", "rsl_rl", "tensordict", "torc
     [
         *("cli.main", "cli.train", "cli.play", "cli.doctor", "machine.doctor", "mdp", "play"),
         *("play.film", "play.choice", "sim.render", "learn.loggers", "launch.worker", "simulate.make"),
+        "authoring.new_task",
         *("launch.train", "launch.ranks", "launch.torchrunx_agent", "launch.supervision", "launch.signals"),
     ],
 )

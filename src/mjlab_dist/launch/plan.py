@@ -212,7 +212,7 @@ def check_config(config: TrainConfig) -> None:
     """Raise if a config is invalid, whatever devices the machines have."""
     validate_training(config)
     if config.env.episode_length_s < MAX_TIMESTEP_S * config.env.sim.decimation:
-        from mjlab_dist.sim import build_model  # imports torch
+        from mjlab_dist.sim import build_model  # imports MuJoCo
 
         timestep_s = float(build_model(config.env.sim).opt.timestep)
         episode_steps(config.env, timestep_s * config.env.sim.decimation)

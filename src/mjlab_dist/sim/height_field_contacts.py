@@ -12,7 +12,7 @@ import warp as wp
 # pyright: reportArgumentType=false, reportAssignmentType=false, reportAttributeAccessIssue=false
 # pyright: reportCallIssue=false, reportGeneralTypeIssues=false, reportIndexIssue=false
 # pyright: reportInvalidTypeForm=false, reportOperatorIssue=false
-# ruff: noqa: PLR0911, UP018
+# ruff: noqa: PLR0911, PLR0917, UP018
 
 # A distance in m that stands for no contact
 _FAR = wp.constant(1.0e6)
@@ -25,7 +25,6 @@ _OTHER_WAY = wp.constant(0.9)
 _MAX_TOUCHES = wp.constant(8)
 
 _Numbers = wp.types.vector(length=8, dtype=float)
-
 _Vectors = wp.types.matrix(shape=(8, 3), dtype=float)
 
 
@@ -142,13 +141,6 @@ def closest_on_segments(a: wp.vec3, b: wp.vec3, c: wp.vec3, d: wp.vec3) -> wp.ve
         s = wp.clamp((uv * vw - vv * uw) / across, 0.0, 1.0)
     t = wp.clamp((uv * s + vw) / vv, 0.0, 1.0)
     return wp.vec2(wp.clamp((uv * t - uw) / uu, 0.0, 1.0), t)
-
-
-# Warp reads the annotations of kernels at run time, and its language is not Python's: no type checker understands it.
-# pyright: reportArgumentType=false, reportAssignmentType=false, reportAttributeAccessIssue=false
-# pyright: reportCallIssue=false, reportGeneralTypeIssues=false, reportIndexIssue=false
-# pyright: reportInvalidTypeForm=false, reportOperatorIssue=false
-# ruff: noqa: PLR0917, UP018
 
 
 @wp.struct

@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Collection, Iterable, Sequence
-
-import mujoco
+from typing import TYPE_CHECKING
 
 from mjlab_dist.errors import UserError
+
+if TYPE_CHECKING:
+    import mujoco
 
 
 def exactly(name: str) -> str:

@@ -93,7 +93,7 @@ def create(
         raise UserError(f"--mjcf {mjcf}: {'is a directory' if mjcf.is_dir() else 'there is no such file'}")
     emit("status", text=f"Reading {mjcf}...")
 
-    from mjlab_dist.sim.quiet import quiet  # imports torch, which takes a while
+    from mjlab_dist.sim.quiet import quiet  # imports MuJoCo
 
     with tempfile.TemporaryDirectory(prefix="new-task-") as scratch, quiet():
         # Find the files of the MJCF, and examine the robot

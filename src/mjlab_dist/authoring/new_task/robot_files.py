@@ -17,7 +17,6 @@ import numpy as np
 
 from mjlab_dist.errors import UserError, did_you_mean, listed
 from mjlab_dist.imports import require_extra
-from mjlab_dist.sim.scene import refuse_bad_numbers
 
 if TYPE_CHECKING:
     import mujoco
@@ -185,6 +184,8 @@ def _normal(path: Path) -> Path:
 
 def load(flag: str, mjcf: Path) -> tuple[mujoco.MjSpec, mujoco.MjModel]:
     """Load an MJCF and compile it."""
+    from mjlab_dist.sim.scene import refuse_bad_numbers  # imports MuJoCo
+
     spec = read(flag, mjcf)
     try:
         model = compile_spec(spec)
@@ -239,7 +240,7 @@ def put_on_device(flag: str, model: mujoco.MjModel) -> mjw.Model:
     import mujoco_warp as mjw
     import warp as wp
 
-    from mjlab_dist.sim.quiet import start_warp  # imports torch and Warp
+    from mjlab_dist.sim.quiet import start_warp  # imports MuJoCo
 
     start_warp("cpu")
     try:

@@ -317,7 +317,7 @@ def add_motors(spec: mujoco.MjSpec, motors: dict[str, ActuatorConfig]) -> None:
     """Add motors, and set an integrator that is stable with them, as the generated config does."""
     import mujoco
 
-    from mjlab_dist.sim import scene  # imports Warp
+    from mjlab_dist.sim import scene  # imports MuJoCo
 
     if not motors:
         return

@@ -25,14 +25,11 @@ SKIPPED = 2
 
 # Efficiencies from which on a speed is called good, and doubtful
 GOOD = 0.9
-
 DOUBTFUL = 1.1
 
 # Larger shares of an iteration's time for communication, waiting or update are reported as a limit
 MAX_COMMUNICATION = 0.15
-
 MAX_WAITING = 0.15
-
 MAX_UPDATE = 0.5
 
 # Memory is reported as a limit if a larger share of it is in use

@@ -26,7 +26,6 @@ from mjlab_dist.learn.runner import Hook, Runner
 COLLECTIVES = ("reduce", "gather", "broadcast", "scatter", "alltoall", "all_to_all", "barrier", "send", "recv")
 
 P = ParamSpec("P")
-
 T = TypeVar("T")
 
 WARM_UP_STEPS = 10
