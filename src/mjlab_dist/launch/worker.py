@@ -146,7 +146,7 @@ def run(config: TrainConfig, plan: RankPlan, control: Control, store: Store | No
     # Rank 0 waits for the last video only after the process group has ended, so that other ranks can end earlier
     with explaining(plan.run_dir), contextlib.ExitStack() as parting, joined(config, plan, store) as learner:
         if config.evaluate_interval is not None:
-            from mjlab_dist.learn.evaluation import Evaluation
+            from mjlab_dist.learn.training_evaluation import Evaluation
 
             learner.runner.hooks.append(Evaluation(config, rank_from_environment(os.environ), control))
         row = learner.train(control, parting)

@@ -23,6 +23,7 @@ from mjlab_dist.config import CheckpointConfig
 from mjlab_dist.errors import UserError, printable
 from mjlab_dist.messages import emit
 from mjlab_dist.runs.lease import Lease
+from mjlab_dist.runs.pack_file import CHECKPOINT, MANIFEST, is_pack, read_manifest, read_part
 from mjlab_dist.runs.run_dir import (
     BEST_LINK,
     CHECKPOINTS_DIR,
@@ -33,17 +34,7 @@ from mjlab_dist.runs.run_dir import (
     list_checkpoints,
     named_iteration,
 )
-from mjlab_dist.runs.run_files import (
-    CHECKPOINT,
-    MANIFEST,
-    explaining,
-    has_file,
-    is_pack,
-    parse_row,
-    read_file,
-    read_manifest,
-    read_part,
-)
+from mjlab_dist.runs.run_files import explaining, has_file, parse_row, read_file
 
 # Counters of a run, with their types. They are also columns of metrics.jsonl.
 COUNTERS: Mapping[str, tuple[type, ...]] = {"total_steps": (int,), "elapsed_s": (int, float)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from itertools import chain
 from typing import Any
 
@@ -33,6 +33,7 @@ from mjlab_dist.learn.update import (
     adapt_rate,
     linear,
     make_adam,
+    precision,
     recurrent_mini_batches,
     shuffled_mini_batches,
 )
@@ -489,19 +490,6 @@ class PPO(rsl_rl.algorithms.PPO):
     def _clip_factor(self, squares: torch.Tensor) -> torch.Tensor:
         """Return the factor for gradients whose squares have this sum."""
         return (self.max_grad_norm / (squares.sqrt() + 1e-6)).clamp(max=1.0)
-
-
-@contextlib.contextmanager
-def precision(device: str, *, is_bf16: bool) -> Iterator[None]:
-    """Compute networks in bf16, as far as torch supports it, or in fp32. Parameters and gradients are in fp32."""
-    kind = torch.device(device).type
-    with contextlib.ExitStack() as stack:
-        if is_bf16 and kind == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-            # On a processor without bf16, an LSTM in bf16 fails in oneDNN. Without oneDNN, torch computes it in fp32.
-            stack.callback(setattr, torch.backends.mkldnn, "enabled", torch.backends.mkldnn.enabled)
-            torch.backends.mkldnn.enabled = False
-        stack.enter_context(torch.autocast(kind, torch.bfloat16, enabled=is_bf16))
-        yield
 
 
 def flatten(state: dict[str, Any]) -> dict[str, torch.Tensor]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -146,3 +147,16 @@ def adapt_rate(rate: torch.Tensor, kl: torch.Tensor, desired_kl: float) -> None:
 def linear(initial: float, final: float, iteration: int, num_iterations: int) -> float:
     """Return the value of a linear schedule in an iteration. The final value is reached after the last iteration."""
     return final + (num_iterations - iteration + 1) / num_iterations * (initial - final)
+
+
+@contextlib.contextmanager
+def precision(device: str, *, is_bf16: bool) -> Iterator[None]:
+    """Compute networks in bf16, as far as torch supports it, or in fp32. Parameters and gradients are in fp32."""
+    kind = torch.device(device).type
+    with contextlib.ExitStack() as stack:
+        if is_bf16 and kind == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+            # On a processor without bf16, an LSTM in bf16 fails in oneDNN. Without oneDNN, torch computes it in fp32.
+            stack.callback(setattr, torch.backends.mkldnn, "enabled", torch.backends.mkldnn.enabled)
+            torch.backends.mkldnn.enabled = False
+        stack.enter_context(torch.autocast(kind, torch.bfloat16, enabled=is_bf16))
+        yield

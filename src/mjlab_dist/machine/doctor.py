@@ -16,8 +16,8 @@ import psutil
 import pynvml
 
 from mjlab_dist.errors import byte_size
+from mjlab_dist.machine import GB, Finding, Status, dotted
 from mjlab_dist.machine.devices import cores, find_gpus, nvml
-from mjlab_dist.machine.findings import GB, Finding, Status, dotted
 from mjlab_dist.machine.gpu_checks import check_gpus, check_torch, check_warp, driver_cuda
 from mjlab_dist.machine.memory import cpu_quota, memory_room
 from mjlab_dist.machine.preflight import (
@@ -27,10 +27,10 @@ from mjlab_dist.machine.preflight import (
     check_loopback,
     check_semaphores,
     check_versions,
-    check_wandb,
     kernel_cache,
 )
 from mjlab_dist.machine.processes import LAUNCH
+from mjlab_dist.machine.wandb_check import check_wandb
 
 # Oldest CUDA driver that can record physics as a CUDA graph. The value is repeated here, because importing it from
 # mjlab_dist.sim would import torch.

@@ -10,8 +10,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from mjlab_dist.machine import GB, Finding, Status, dotted
 from mjlab_dist.machine.devices import CPU_FIX, Gpu, nvml
-from mjlab_dist.machine.findings import GB, Finding, Status, dotted
 from mjlab_dist.machine.processes import run_program
 
 # Minimum share of memory that is free on an unused GPU; the driver and a screen may use the rest

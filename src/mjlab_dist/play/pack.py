@@ -18,6 +18,7 @@ from mjlab_dist.config import ExportConfig, PackConfig, TrainConfig, registry
 from mjlab_dist.config.serialization import to_plain
 from mjlab_dist.errors import UserError
 from mjlab_dist.runs.outputs import check_output
+from mjlab_dist.runs.pack_file import CARD, CHECKPOINT, FORMAT, LIMITS, MANIFEST, ONNX, write_pack
 from mjlab_dist.runs.provenance import read_provenance, versions
 from mjlab_dist.runs.run_dir import (
     CONFIG_FILE,
@@ -29,7 +30,7 @@ from mjlab_dist.runs.run_dir import (
     read_metrics,
     to_yaml,
 )
-from mjlab_dist.runs.run_files import CARD, CHECKPOINT, FORMAT, LIMITS, MANIFEST, ONNX, has_file, read_file, write_pack
+from mjlab_dist.runs.run_files import has_file, read_file
 
 # Contents of each file of a pack
 FILES = {

@@ -46,7 +46,8 @@ from mjlab_dist.distributed.exchange import RankInfo
 from mjlab_dist.errors import UserError
 from mjlab_dist.messages import emit
 from mjlab_dist.runs.outputs import write_atomically
-from mjlab_dist.runs.run_files import by_column, check_pack, is_pack, open_file, parse_row, read_file, read_part
+from mjlab_dist.runs.pack_file import check_pack, is_pack, read_part
+from mjlab_dist.runs.run_files import by_column, open_file, parse_row, read_file
 
 if TYPE_CHECKING:
     import numpy as np

@@ -24,6 +24,7 @@ from mjlab_dist.errors import UserError
 from mjlab_dist.learn import checkpoint
 from mjlab_dist.learn.checkpoint import LEARNER, CheckpointStore
 from mjlab_dist.messages import Event, listening
+from mjlab_dist.runs.pack_file import CHECKPOINT, MANIFEST, write_pack
 from mjlab_dist.runs.run_dir import (
     BEST_LINK,
     CHECKPOINTS_DIR,
@@ -33,7 +34,6 @@ from mjlab_dist.runs.run_dir import (
     find_best,
     list_checkpoints,
 )
-from mjlab_dist.runs.run_files import CHECKPOINT, MANIFEST, write_pack
 
 
 class Unwritable:

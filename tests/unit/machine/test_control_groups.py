@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mjlab_dist.machine import doctor
-from mjlab_dist.machine.findings import Status
+from mjlab_dist.machine import Status, doctor
 from mjlab_dist.machine.memory import memory_room
 
 

@@ -16,17 +16,8 @@ from pathlib import Path
 import pytest
 
 from mjlab_dist.errors import UserError
+from mjlab_dist.runs.pack_file import CHECKPOINT, LIMITS, MANIFEST, check_pack, has_part, is_pack, read_part, write_pack
 from mjlab_dist.runs.run_dir import find_any_run, find_run, find_run_to_resume, read_config_file
-from mjlab_dist.runs.run_files import (
-    CHECKPOINT,
-    LIMITS,
-    MANIFEST,
-    check_pack,
-    has_part,
-    is_pack,
-    read_part,
-    write_pack,
-)
 
 GOOD: dict[str, bytes] = {
     MANIFEST: json.dumps({"format": 1, "task": "walk", "checkpoint": "model_3"}).encode(),

@@ -36,7 +36,7 @@ from mjlab_dist.launch.hosts.ssh import (
     own_address,
     run_on,
 )
-from mjlab_dist.machine.findings import Finding, Status
+from mjlab_dist.machine import Finding, Status
 from mjlab_dist.messages import emit
 
 # Packages whose versions must be equal on all machines, because all ranks must communicate in the same way and simulate

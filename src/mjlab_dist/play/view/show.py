@@ -19,8 +19,9 @@ from mjlab_dist.imports import import_triton
 from mjlab_dist.messages import emit
 from mjlab_dist.play import load_env_and_policy
 from mjlab_dist.play.choice import choose_viewer, is_reachable_from_elsewhere
+from mjlab_dist.runs.pack_file import is_pack
 from mjlab_dist.runs.run_dir import CHECKPOINTS_DIR, list_checkpoints
-from mjlab_dist.runs.run_files import is_pack, run_of
+from mjlab_dist.runs.run_files import run_of
 
 if TYPE_CHECKING:
     from mjlab_dist.play.view.gate import Server

@@ -17,10 +17,12 @@ indexing a tensor with a mask, use torch.where.
 
 def terms_source(names: Names, robot: Robot) -> str:
     """Return the text of ``terms.py``."""
-    module = {"none": "none", "reach": "reach", "balance": "balance", "swing-up": "balance"}.get(robot.goal)
-    if module is None:
-        where = "fixed" if robot.base is None else "floating" if robot.base.is_free else "planar"
-        module = f"{robot.goal}_{where}"
+    module = "balance" if robot.goal == "swing-up" else robot.goal
+    if robot.goal == "hold":
+        module = "hold_fixed" if robot.base is None else "hold_moving"
+    if robot.goal == "walk":
+        assert robot.base is not None
+        module = "walk_floating" if robot.base.is_free else "walk_planar"
     _, _, code = files(__name__).joinpath(f"{module}.py").read_text("utf-8").partition("\n")
     if "." not in names.module:  # only in a checkout, the import sorter puts this project's packages after a blank line
         code = code.replace("import torch\n\n", "import torch\n", 1)
