@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from conftest import Command, Done
 
-from mjlab_dist.config.physics import MARGIN, MIN_SIZE, SHARED_MARGIN, size_for
+from mjlab_dist.config.physics import BUFFER_MARGIN, MIN_BUFFER, SHARED_MARGIN, size_for
 
 SIZE_BUFFERS = ("mjlab-dist", "size-buffers")
 BOX = Path(__file__).parents[1] / "data" / "models" / "box.xml"
@@ -70,7 +70,10 @@ def table_of(done: Done) -> dict[str, list[str]]:
 @pytest.mark.slow
 def test_the_contacts_of_a_box_are_counted(command: Command, env: dict[str, str]) -> None:
     done = measured(command, env)
-    njmax, nconmax = size_for(MARGIN * ROWS, is_possible=True), size_for(SHARED_MARGIN * CONTACTS, is_possible=True)
+    njmax, nconmax = (
+        size_for(BUFFER_MARGIN * ROWS, is_possible=True),
+        size_for(SHARED_MARGIN * CONTACTS, is_possible=True),
+    )
     assert table_of(done) == {
         "constraints": [str(ROWS), "", "", "njmax 16", str(njmax)],
         "contacts": [str(CONTACTS), f"{CONTACTS:.1f}", str(CONTACTS * NUM_ENVS), "nconmax 8", str(nconmax)],
@@ -139,4 +142,4 @@ def test_sizes_are_large_enough_and_take_few_different_values() -> None:
     assert all(after >= before for before, after in itertools.pairwise(sizes))
     assert len(set(sizes)) < 40
     assert sizes[0] == 0
-    assert size_for(0, is_possible=True) == MIN_SIZE
+    assert size_for(0, is_possible=True) == MIN_BUFFER

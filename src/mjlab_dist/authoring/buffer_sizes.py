@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from mjlab_dist.config import SimConfig, TrainConfig
 from mjlab_dist.config.dotted_names import replaced
 from mjlab_dist.config.physics import (
+    BUFFER_MARGIN,
     CONTACT_OVERFLOWS,
-    MARGIN,
-    MIN_SIZE,
+    MIN_BUFFER,
     ROW_OVERFLOWS,
     SHARED_MARGIN,
     size_for,
@@ -66,7 +66,7 @@ class Usage:
     @property
     def njmax(self) -> int:
         """Constraint rows to allocate per env."""
-        return size_for(MARGIN * self.rows, self.can_constrain)
+        return size_for(BUFFER_MARGIN * self.rows, self.can_constrain)
 
     @property
     def contacts_per_env(self) -> float:
@@ -187,10 +187,10 @@ def larger_sizes(sim: SimConfig, overflows: Collection[str], usage: Usage) -> di
     """Return twice the size for each buffer that was too small, by name of its field in the config."""
     changes: dict[str, int] = {}
     if not ROW_OVERFLOWS.isdisjoint(overflows):
-        changes["njmax"] = max(2 * sim.njmax, MIN_SIZE)
+        changes["njmax"] = max(2 * sim.njmax, MIN_BUFFER)
     # With nconmax 0, MuJoCo Warp skips collision, so nothing overflows.
     if not CONTACT_OVERFLOWS.isdisjoint(overflows) or (sim.nconmax == 0 and usage.can_touch):
-        changes["nconmax"] = max(2 * sim.nconmax, MIN_SIZE)
+        changes["nconmax"] = max(2 * sim.nconmax, MIN_BUFFER)
     return changes
 
 

@@ -21,7 +21,7 @@ ElementKind = Literal["body", "geom", "subtree"]
 descendants."""
 
 # Size of the buffer for constraint rows, divided by the maximum number of rows measured; both are per env
-MARGIN = 1.25
+BUFFER_MARGIN = 1.25
 
 # The same ratio for the list of contacts that all envs share. The size of the list is based on the mean over envs,
 # which depends more on the policy than the maximum over envs does. The ratio is therefore larger.
@@ -34,11 +34,11 @@ ROW_OVERFLOWS = frozenset({"NEFC", "NJMAX_NNZ"})
 CONTACT_OVERFLOWS = frozenset({"BROADPHASE", "NARROWPHASE", "CCD"})
 
 # Minimum size of a buffer, in rows or contacts per env, for a model that can have any
-MIN_SIZE = 4
+MIN_BUFFER = 4
 
 # Maximum size that a run chooses automatically, in rows or contacts per env. A run that needs more probably has
 # unstable physics.
-MAX_SIZE = 10_000
+MAX_BUFFER = 10_000
 
 # Minimum factor by which a buffer that was too small grows, before the margin is applied.
 #
@@ -136,5 +136,5 @@ def size_for(number: float, is_possible: bool) -> int:
 
     Sizes are rounded up so that few different sizes occur, because each new size requires kernels to be compiled.
     """
-    step = MIN_SIZE if number <= 32 else 8 if number <= 64 else 16
-    return max(math.ceil(number / step) * step, MIN_SIZE if is_possible else 0)
+    step = MIN_BUFFER if number <= 32 else 8 if number <= 64 else 16
+    return max(math.ceil(number / step) * step, MIN_BUFFER if is_possible else 0)

@@ -47,13 +47,13 @@ HEARTBEAT_S = 5.0
 
 # Arguments of Python for an agent. -P: files of the current directory do not shadow modules. -W: after an agent is
 # killed, its resource tracker removes its semaphores, and would print a warning.
-MODULE = ("-P", "-u", "-W", "ignore:resource_tracker", "-m", "mjlab_dist.launch.torchrunx_agent")
+AGENT_ARGUMENTS = ("-P", "-u", "-W", "ignore:resource_tracker", "-m", "mjlab_dist.launch.torchrunx_agent")
 
 # Messages of all agents of a launch, each with the name of its machine; None instead of a message if an agent has ended
 Arrivals = queue.SimpleQueue[tuple[str, bytes | None]]
 
 # Program that reads an environment and a command as JSON, and then replaces itself with that command
-START = """
+EXEC_PROGRAM = """
 import json, os
 from multiprocessing.connection import Connection
 environ, command = json.loads(Connection(os.dup(0), writable=False).recv_bytes())
@@ -101,7 +101,7 @@ def waiting_agents(
     The signals that stop a run do not reach the agents. The agent on this machine takes over a listening socket, where
     it serves torch's store.
     """
-    command = [sys.executable, *MODULE, *arguments]
+    command = [sys.executable, *AGENT_ARGUMENTS, *arguments]
     with contextlib.ExitStack() as stack:
         agents: list[Agent] = []
         arrivals: Arrivals = queue.SimpleQueue()
@@ -116,7 +116,7 @@ def waiting_agents(
         add(hosts[0], "torchrunx's agent", _start([*command, *serves], errors, env=here, pass_fds=passed))
         if store is not None:
             store.close()
-        remote = f"cd {shlex.quote(str(Path.cwd()))} && exec {program(START)}"
+        remote = f"cd {shlex.quote(str(Path.cwd()))} && exec {program(EXEC_PROGRAM)}"
         for host in hosts[1:]:
             agent = add(host, f"torchrunx's agent on {host}", _start(ssh(host, ssh_config, remote), errors))
             agent.send(json.dumps([there, [*command, OWN_DIRECTORY, f"{SILENCE}{silence_s:g}"]]).encode())

@@ -14,7 +14,14 @@ import mujoco_warp as mjw
 import torch
 
 from mjlab_dist.config import TrainConfig
-from mjlab_dist.config.physics import CONTACT_OVERFLOWS, MARGIN, MAX_SIZE, ROW_OVERFLOWS, SHARED_MARGIN, larger_size
+from mjlab_dist.config.physics import (
+    BUFFER_MARGIN,
+    CONTACT_OVERFLOWS,
+    MAX_BUFFER,
+    ROW_OVERFLOWS,
+    SHARED_MARGIN,
+    larger_size,
+)
 from mjlab_dist.distributed.group import gather
 from mjlab_dist.env import Env
 from mjlab_dist.errors import BufferOverflowError, listed
@@ -109,7 +116,7 @@ class OverflowCheck:
             Shortage(
                 "nconmax", "contacts or near pairs", nconmax, per_env, larger_size(nconmax, per_env, SHARED_MARGIN)
             ),
-            Shortage("njmax", "constraint rows", njmax, rows, larger_size(njmax, rows, MARGIN)),
+            Shortage("njmax", "constraint rows", njmax, rows, larger_size(njmax, rows, BUFFER_MARGIN)),
         ]
         return [one for one, is_short in zip(found, (has_contacts, has_rows), strict=True) if is_short]
 
@@ -126,10 +133,10 @@ def _as_error(when: str, shortages: list[Shortage], policy: Literal["grow", "sto
     flags = _flags(larger)
     if policy == "stop":
         return BufferOverflowError(f"{problem}; resume with {flags}, or with --env.sim.on-overflow grow")
-    if max(larger.values()) > MAX_SIZE:
+    if max(larger.values()) > MAX_BUFFER:
         return BufferOverflowError(
-            f"{problem}; a size above {MAX_SIZE} suggests that the physics is not stable; if the task needs this size, "
-            f"resume with {flags}"
+            f"{problem}; a size above {MAX_BUFFER} suggests that the physics is not stable; if the task needs "
+            f"this size, resume with {flags}"
         )
     return BufferOverflowError(problem, larger)
 

@@ -40,7 +40,7 @@ LOW_BYTES = GB
 # Free space that compiled kernels or temporary files may need; the kernels of this package's tasks take 13 MB
 LOW_CACHE_BYTES = 200 * 10**6
 
-MORE = "uv run mjlab-dist doctor checks more"
+SEE_DOCTOR = "uv run mjlab-dist doctor checks more"
 
 # Seconds to wait for the server of Weights & Biases before a run starts
 WANDB_TIMEOUT_S = 1.0
@@ -86,7 +86,7 @@ def check_machine(
     for about, finding in found:
         line = f"{about}{finding.figure}; {finding.fix}"
         if finding.status is Status.FAIL:
-            raise PreflightError(f"{line} ({MORE})")
+            raise PreflightError(f"{line} ({SEE_DOCTOR})")
         if finding.status is Status.WARNING:
             warnings.append(line)
     return warnings
@@ -134,7 +134,7 @@ def require_connections() -> None:
     """Raise if processes of this machine cannot share semaphores or connect to each other."""
     for finding in (check_semaphores(), check_loopback()):
         if finding.status is Status.FAIL:
-            raise PreflightError(f"{finding.figure}; {finding.fix} ({MORE})")
+            raise PreflightError(f"{finding.figure}; {finding.fix} ({SEE_DOCTOR})")
 
 
 def require_kernel_cache(environ: Mapping[str, str]) -> None:

@@ -20,7 +20,7 @@ WANDB_SERVER = "https://api.forge.coreweave.com"
 FORMER_HOST = "api.wandb.ai"
 
 # Program that connects to a server. Its arguments are the host and the port.
-CONNECT = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])))"
+CONNECT_PROGRAM = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])))"
 
 
 def check_wandb(environ: Mapping[str, str], timeout_s: float) -> Finding:
@@ -36,7 +36,7 @@ def check_wandb(environ: Mapping[str, str], timeout_s: float) -> Finding:
         return Finding(name=name, figure="no account is logged in", status=Status.WARNING, fix=fix)
     try:
         host, port = _wandb_peer(environ)
-        run_program(CONNECT, host, str(port), timeout_s=timeout_s)
+        run_program(CONNECT_PROGRAM, host, str(port), timeout_s=timeout_s)
     except (OSError, ValueError) as error:
         fix = f"until the server answers, curves stay in the run directory ({later})"
         server = _wandb_server(environ)

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 # Maximum number of combinations of values
 MAX_POINTS = 1000
 
-SYNTAX = "write NAME=START:STOP:COUNT or NAME=VALUE,VALUE,..."
+VARY_SYNTAX = "write NAME=START:STOP:COUNT or NAME=VALUE,VALUE,..."
 
 # Maximum number of progress reports
 MAX_REPORTS = 10
@@ -92,9 +92,9 @@ def parse_axis(text: str) -> Axis:
         else:
             values = tuple(map(float, numbers.split(",")))
     except ValueError:
-        raise UserError(f"--vary {text}: is not a list of values; {SYNTAX}") from None
+        raise UserError(f"--vary {text}: is not a list of values; {VARY_SYNTAX}") from None
     if not values or not all(map(math.isfinite, values)):
-        raise UserError(f"--vary {text}: needs finite numbers, and a count of at least 1; {SYNTAX}")
+        raise UserError(f"--vary {text}: needs finite numbers, and a count of at least 1; {VARY_SYNTAX}")
     return Axis(name, values)
 
 

@@ -18,7 +18,7 @@ from mjlab_dist.config import ExportConfig, PackConfig, TrainConfig, registry
 from mjlab_dist.config.serialization import to_plain
 from mjlab_dist.errors import UserError
 from mjlab_dist.runs.outputs import check_output
-from mjlab_dist.runs.pack_file import CARD, CHECKPOINT, FORMAT, LIMITS, MANIFEST, ONNX, write_pack
+from mjlab_dist.runs.pack_file import CARD, CHECKPOINT, MANIFEST, MAX_BYTES, ONNX, PACK_FORMAT, write_pack
 from mjlab_dist.runs.provenance import read_provenance, versions
 from mjlab_dist.runs.run_dir import (
     CONFIG_FILE,
@@ -33,7 +33,7 @@ from mjlab_dist.runs.run_dir import (
 from mjlab_dist.runs.run_files import has_file, read_file
 
 # Contents of each file of a pack
-FILES = {
+CONTENTS = {
     CONFIG_FILE: "all fields of the run's config, except directories and addresses of the machine that trained",
     CHECKPOINT: "policy and value function with their normalizers; torch.load reads this file",
     METRICS_FILE: "one row per iteration of training",
@@ -44,7 +44,7 @@ FILES = {
 }
 
 # Metadata for sites that list models, such as Hugging Face
-HEAD = """---
+CARD_METADATA = """---
 library_name: mjlab_dist
 tags:
 - reinforcement-learning
@@ -87,9 +87,9 @@ def card(packed: Packed) -> str:
     task = packed.config.task
     about = registry.task_summaries(task).get(task) if task in registry.task_names() else None
     missing = {ONNX: packed.description is None, METRICS_FILE: not packed.rows}
-    files = [(f"`{name}`", text) for name, text in FILES.items() if not missing.get(name)]
+    files = [(f"`{name}`", text) for name, text in CONTENTS.items() if not missing.get(name)]
     parts = [
-        f"{HEAD}\n# {task}\n",
+        f"{CARD_METADATA}\n# {task}\n",
         f"A policy for the task `{task}` of mjlab_dist, after {packed.iteration:,} iterations of PPO."
         + (f"\n\n{about}" if about else ""),
         _section("Results", ("quantity", "value"), _results(packed)),
@@ -257,7 +257,7 @@ def pack(source: Source, config: PackConfig) -> Mapping[str, bytes]:
         description=made.description if made is not None else None,
     )
     manifest = {
-        "format": FORMAT,
+        "format": PACK_FORMAT,
         "task": portable.task,
         "checkpoint": about.checkpoint,
         "iteration": iteration,
@@ -273,7 +273,7 @@ def pack(source: Source, config: PackConfig) -> Mapping[str, bytes]:
         **({ONNX: made.contents["policy.onnx"]} if made is not None else {}),
     }
     for name, data in contents.items():
-        limit = LIMITS[name]
+        limit = MAX_BYTES[name]
         if limit is not None and len(data) > limit:
             size = f"its {name} has {len(data):,} bytes, more than a pack can hold ({limit:,})"
             raise UserError(f"{source.run_dir}: {size}")

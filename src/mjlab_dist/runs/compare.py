@@ -52,7 +52,7 @@ NUM_RESAMPLES = 2000
 
 # Share of the values that an interquartile mean leaves out at each end: the lowest and the highest quarter (Agarwal
 # et al. 2021, arXiv:2108.13264).
-CUT = 0.25
+TAIL_SHARE = 0.25
 
 # Label of each horizontal axis
 LABELS = {
@@ -280,7 +280,7 @@ class Curve:
 
 def interquartile_mean(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the mean over the last axis, without the lowest and the highest quarter."""
-    cut = int(CUT * values.shape[-1])
+    cut = int(TAIL_SHARE * values.shape[-1])
     return np.sort(values, axis=-1)[..., cut : values.shape[-1] - cut].mean(axis=-1)
 
 

@@ -11,7 +11,7 @@ A pack is a run in one file, for other people. It is a zip file that is read in 
     policy.onnx        the exported policy
 
 A pack may come from someone who is not trusted, so only these names are accepted, each at most once. No file may be
-larger than its maximum size in :data:`LIMITS`; a file without a maximum size may not be larger than the whole pack.
+larger than its maximum size in :data:`MAX_BYTES`; a file without a maximum size may not be larger than the whole pack.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ CARD = "README.md"
 ONNX = "policy.onnx"
 
 # Version of the format. It increases when a change makes new packs unreadable for older versions of this package.
-FORMAT = 1
+PACK_FORMAT = 1
 
 KB, MB = 1 << 10, 1 << 20
 
 # Files of a pack in their order, and their maximum sizes in bytes; None for files that are stored uncompressed, which
 # are never larger than the pack.
-LIMITS: Mapping[str, int | None] = {
+MAX_BYTES: Mapping[str, int | None] = {
     MANIFEST: 64 * KB,
     CARD: MB,
     "config.yaml": 4 * MB,
@@ -52,7 +52,7 @@ LIMITS: Mapping[str, int | None] = {
     ONNX: None,
 }
 
-REQUIRED = (MANIFEST, "config.yaml", CHECKPOINT)
+REQUIRED_FILES = (MANIFEST, "config.yaml", CHECKPOINT)
 
 # Modification time of all files. It is constant, so that the same contents give the same bytes.
 ZIP_TIME = (1980, 1, 1, 0, 0, 0)
@@ -93,10 +93,10 @@ def read_manifest(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: {MANIFEST} in it is not JSON; get the file again") from error
     if not isinstance(manifest, dict) or not isinstance(manifest.get("format"), int):
         raise UserError(f"{path}: its {MANIFEST} has no field named format; get the file again")
-    if manifest["format"] > FORMAT:
+    if manifest["format"] > PACK_FORMAT:
         raise UserError(
             f"{path}: is a pack of format {manifest['format']}, but this version of mjlab_dist reads formats up to "
-            f"{FORMAT}; install a newer version"
+            f"{PACK_FORMAT}; install a newer version"
         )
     if not isinstance(manifest.get("task"), str) or not isinstance(manifest.get("checkpoint"), str):
         raise UserError(f"{path}: {MANIFEST} in it names no task or checkpoint; get the file again")
@@ -123,14 +123,14 @@ def read_part(path: Path, name: str) -> bytes:
 
 def write_pack(path: Path, contents: Mapping[str, bytes]) -> None:
     """Write a pack. At any time there is either no file or a complete one. The same contents give the same bytes."""
-    assert set(REQUIRED) <= set(contents) <= set(LIMITS)
+    assert set(REQUIRED_FILES) <= set(contents) <= set(MAX_BYTES)
     write_atomically(path, _zipped(contents))
 
 
 def _zipped(contents: Mapping[str, bytes]) -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
-        for name, limit in LIMITS.items():
+        for name, limit in MAX_BYTES.items():
             if name not in contents:
                 continue
             assert limit is None or len(contents[name]) <= limit
@@ -158,16 +158,16 @@ def _opened(path: Path) -> zipfile.ZipFile:
 def _fault(files: list[zipfile.ZipInfo], size: int) -> str | None:
     """Return why a zip file is not a pack; None if it is one."""
     counts = Counter(file.filename for file in files)
-    missing = (f"it has no {name}" for name in REQUIRED if name not in counts)
+    missing = (f"it has no {name}" for name in REQUIRED_FILES if name not in counts)
     return next(filter(None, (_fault_of(file, counts[file.filename], size) for file in files)), next(missing, None))
 
 
 def _fault_of(file: zipfile.ZipInfo, count: int, size: int) -> str | None:
     name = printable(file.filename)[:80]
-    limit = LIMITS.get(file.filename)
+    limit = MAX_BYTES.get(file.filename)
     is_stored = file.compress_type == zipfile.ZIP_STORED
     faults = {
-        f"it contains {name}": file.filename not in LIMITS,
+        f"it contains {name}": file.filename not in MAX_BYTES,
         f"it contains {name} twice": count > 1,
         f"{name} in it is not a plain file": stat.S_IFMT(file.external_attr >> 16) not in (0, stat.S_IFREG),
         f"{name} in it is encrypted": file.flag_bits & ENCRYPTED,

@@ -71,7 +71,7 @@ UNFINISHED = ".unfinished."
 AUTO = "auto"
 
 # Matches the directory name of a run with --run-name
-_NAME = re.compile(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d(?:-\d+)?_(.+)")
+_NAMED_RUN = re.compile(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d(?:-\d+)?_(.+)")
 
 WANDB_FILE = "wandb.json"
 
@@ -419,7 +419,7 @@ def find_named_run(log_root: str, task: str, run_name: str) -> Path | None:
             f"--resume {AUTO}: needs --run-name to find the run; add --run-name, with a different name for each run"
         )
     runs = [path.parent for path in Path(log_root, task).glob(f"*/{CONFIG_FILE}")]
-    named = [run for run in runs if (match := _NAME.fullmatch(run.name)) and match[1] == run_name]
+    named = [run for run in runs if (match := _NAMED_RUN.fullmatch(run.name)) and match[1] == run_name]
     return max(filter(list_checkpoints, named), key=by_start, default=None)
 
 

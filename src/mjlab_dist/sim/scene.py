@@ -43,10 +43,10 @@ _INPUTS = {
     "effort": mujoco.mjtCtrlInput.mjINPUT_FF,
 }
 
-_SAME = ("body", "geom", "site", "light", "mesh", "actuator", "sensor", "tendon", "key", "pair")
+_SAME_NAMES = ("body", "geom", "site", "light", "mesh", "actuator", "sensor", "tendon", "key", "pair")
 
 # Kinds of elements by prefix of their fields of mujoco.MjModel
-_KINDS = {name: name for name in _SAME} | {"jnt": "joint", "dof": "joint", "cam": "camera", "eq": "equality"}
+_KINDS = {name: name for name in _SAME_NAMES} | {"jnt": "joint", "dof": "joint", "cam": "camera", "eq": "equality"}
 
 _OBJECTS = {
     "body": mujoco.mjtObj.mjOBJ_BODY,

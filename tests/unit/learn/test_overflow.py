@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from mjlab_dist.config import SimConfig, registry
 from mjlab_dist.config.dotted_names import replaced, with_values
-from mjlab_dist.config.physics import MARGIN, SHARED_MARGIN, larger_size
+from mjlab_dist.config.physics import BUFFER_MARGIN, SHARED_MARGIN, larger_size
 from mjlab_dist.distributed import Rank
 from mjlab_dist.env import Env
 from mjlab_dist.errors import BufferOverflowError, Exit, NonFiniteError
@@ -108,7 +108,7 @@ def test_only_new_overflows_count_after_a_resume(policy: Literal["warn", "grow",
     assert bool(sim.overflow.any()) is remains
 
 
-@given(st.integers(0, 9000), st.integers(0, 20000), st.sampled_from([MARGIN, SHARED_MARGIN]))
+@given(st.integers(0, 9000), st.integers(0, 20000), st.sampled_from([BUFFER_MARGIN, SHARED_MARGIN]))
 def test_larger_sizes_fit_and_grow_by_a_factor(size: int, needed: int, margin: float) -> None:
     larger = larger_size(size, needed, margin)
     assert larger >= margin * needed

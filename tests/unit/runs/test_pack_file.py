@@ -16,7 +16,16 @@ from pathlib import Path
 import pytest
 
 from mjlab_dist.errors import UserError
-from mjlab_dist.runs.pack_file import CHECKPOINT, LIMITS, MANIFEST, check_pack, has_part, is_pack, read_part, write_pack
+from mjlab_dist.runs.pack_file import (
+    CHECKPOINT,
+    MANIFEST,
+    MAX_BYTES,
+    check_pack,
+    has_part,
+    is_pack,
+    read_part,
+    write_pack,
+)
 from mjlab_dist.runs.run_dir import find_any_run, find_run, find_run_to_resume, read_config_file
 
 GOOD: dict[str, bytes] = {
@@ -64,7 +73,7 @@ def test_the_same_contents_give_the_same_bytes(pack: Path, tmp_path: Path):
 
 def test_unzip_gets_plain_files_that_others_can_read(pack: Path):
     with zipfile.ZipFile(pack) as archive:
-        assert archive.namelist() == [name for name in LIMITS if name in GOOD]
+        assert archive.namelist() == [name for name in MAX_BYTES if name in GOOD]
         assert {info.external_attr >> 16 for info in archive.infolist()} == {stat.S_IFREG | 0o644}
 
 

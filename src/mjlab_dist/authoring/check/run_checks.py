@@ -29,7 +29,7 @@ from mjlab_dist.authoring.check.task_checks import (
 from mjlab_dist.authoring.check.watched_env import RETURNED, Entry, WatchedEnv
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.config.checks import validate
-from mjlab_dist.config.physics import MARGIN
+from mjlab_dist.config.physics import BUFFER_MARGIN
 from mjlab_dist.distributed.rank import seed_generators
 from mjlab_dist.errors import UserError, named, with_notes
 from mjlab_dist.launch.budget import total_num_envs
@@ -98,7 +98,7 @@ def _trial(config: TrainConfig, num_envs: int) -> Iterator[Check]:
         emit("warning", text=warning)
     yield subject.physics.check()
     yield error or check_finite(subject.env, subject.trace, subject.num_resets)
-    yield check_buffers(subject.env, subject.gauge.usage(), MARGIN)
+    yield check_buffers(subject.env, subject.gauge.usage(), BUFFER_MARGIN)
     if error is None:
         yield check_episodes(subject.env)
 

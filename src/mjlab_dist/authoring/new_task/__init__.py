@@ -51,7 +51,7 @@ MAX_RETRIES = 3
 HEADER = f'[project.entry-points."{registry.GROUP}"]'
 
 # Number of envs that are stepped
-NUM_ENVS = 8
+NUM_TRIAL_ENVS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,7 +259,7 @@ def try_task(names: Names, parent: Path) -> tuple[TrainConfig | None, list[Check
         except Exception as error:  # noqa: BLE001 (the config is code, which may raise anything)
             return None, [failed("config", describe(error, names.module))]
         try:
-            checks = try_out(dataclasses.replace(config, num_envs=NUM_ENVS, total_num_envs=None))
+            checks = try_out(dataclasses.replace(config, num_envs=NUM_TRIAL_ENVS, total_num_envs=None))
             return config, [check for check in checks if not check.passed]
         except UserError as error:
             return config, [failed("config", str(error))]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 
 from mjlab_dist.authoring.new_task.joints import actuated_joint, is_finger, is_hinge, thrusters
-from mjlab_dist.authoring.new_task.motor_sizing import MARGIN, dof_inertias
+from mjlab_dist.authoring.new_task.motor_sizing import EFFORT_MARGIN, dof_inertias
 from mjlab_dist.authoring.new_task.source import rounded
 from mjlab_dist.sim.names import exactly
 
@@ -260,4 +260,4 @@ def _max_force(model: mujoco.MjModel, actuator: int, joint: int | None, loads: M
     gear = abs(float(model.actuator_gear[actuator, 0])) or 1.0
     if model.jnt_actfrclimited[joint]:
         return float(model.jnt_actfrcrange[joint, 1]) / gear
-    return MARGIN * loads[joint] / gear if gear == 1.0 and joint in loads else 1.0
+    return EFFORT_MARGIN * loads[joint] / gear if gear == 1.0 and joint in loads else 1.0

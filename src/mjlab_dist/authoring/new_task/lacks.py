@@ -35,7 +35,7 @@ ASPECT = VIDEO_SIZE[0] / VIDEO_SIZE[1]
 MIN_INSIDE = 0.8
 
 # Minimum size of the robot in the picture, as a share of the picture's height
-MIN_SIZE = 0.02
+MIN_PICTURE_SHARE = 0.02
 
 # Maximum distance between geoms that count as touching, in m
 TOUCHING_M = 1e-3
@@ -44,10 +44,10 @@ TOUCHING_M = 1e-3
 NUM_POSES = 64
 
 # Change of a hinge that counts as motion, in rad
-REACH_RAD = 0.1
+MOVED_RAD = 0.1
 
 # Change of a slide joint that counts as motion, in m
-REACH_M = 0.01
+MOVED_M = 0.01
 
 # Time in which an action of 1 or -1 must move a joint, in simulated seconds
 MOVED_S = 5.0
@@ -223,7 +223,7 @@ def shows_robot(model: mujoco.MjModel, start: mujoco.MjData) -> bool:
     inside = in_front & (np.abs(picture) <= (ASPECT, 1.0)).all(axis=1)
     if inside.mean() < MIN_INSIDE:
         return False
-    return bool(np.ptp(picture[inside], axis=0).max() >= 2 * MIN_SIZE)
+    return bool(np.ptp(picture[inside], axis=0).max() >= 2 * MIN_PICTURE_SHARE)
 
 
 def _shown(model: mujoco.MjModel) -> NDArray[np.bool_]:
@@ -313,7 +313,7 @@ def _reason(model: mujoco.MjModel, start: mujoco.MjData, joint: int, inputs: NDA
 
     data, column = copy.copy(start), model.jnt_qposadr[joint]
     data.ctrl[:] = inputs
-    reach = REACH_RAD if is_hinge(model, joint) else REACH_M
+    reach = MOVED_RAD if is_hinge(model, joint) else MOVED_M
     if model.jnt_limited[joint]:
         reach = min(reach, 0.25 * float(np.ptp(model.jnt_range[joint])))
     for _ in range(round(MOVED_S / model.opt.timestep)):

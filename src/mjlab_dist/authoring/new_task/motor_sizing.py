@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 # Effort limit divided by the load of a joint
-MARGIN = 2.0
+EFFORT_MARGIN = 2.0
 
-# `MARGIN` for the joints of legs. It is smaller, because the load of a bent leg is overestimated.
+# `EFFORT_MARGIN` for the joints of legs. It is smaller, because the load of a bent leg is overestimated.
 LEG_MARGIN = 1.5
 
 # Minimum ratio of damping to stiffness, in s. The motors of legs need this minimum, because they also move the body.
@@ -63,19 +63,19 @@ VERTICAL = 0.99
 MIN_LEG_SHARE = 0.25
 
 # Maximum cosine of the angle between the axis of a wheel and the vertical
-LEVEL = 0.2
+MAX_AXIS_COSINE = 0.2
 
 # Maximum distance between the axis and the center of a wheel, as a share of the wheel's radius
-CENTERED = 0.1
+MAX_OFF_CENTER = 0.1
 
 # Maximum height of a wheel above the lowest point of the robot, as a share of the wheel's radius
-REACHES = 0.25
+MAX_CLEARANCE = 0.25
 
 # Ratio of the robot's speed for actions of 1 to the speed at which the reward is 1
 FULL_SPEED = 2.0
 
 # Velocity error at which a motor reaches its torque limit, as a share of the target velocity for an action of 1
-LAG = 0.25
+ERROR_AT_LIMIT = 0.25
 
 
 def make_motors(
@@ -108,7 +108,7 @@ def make_motors(
         stiffness = max(load / sags[not hinge], inertias[dof] * min_rad_s**2)
         if joint in of_legs:
             stiffness = max(stiffness, upright)
-        margin = LEG_MARGIN if joint in of_legs else MARGIN
+        margin = LEG_MARGIN if joint in of_legs else EFFORT_MARGIN
         effort = given or margin * max(load, inertias[dof] * min_rad_s**2 * sags[not hinge])
         # Armature and damping
         armature = max(stiffness / max_rad_s**2 - free_inertias[dof], 0.0)
@@ -281,13 +281,13 @@ def find_wheels(model: mujoco.MjModel, start: mujoco.MjData, base: int, joints: 
         body, axis = int(model.jnt_bodyid[joint]), start.xaxis[joint]
         geoms = collides & (model.geom_bodyid == body)
         is_last = not any(is_below(model, int(model.jnt_bodyid[j]), body) for j in simple_joints(model) if j != joint)
-        if not is_endless(model, joint) or abs(axis[2]) > LEVEL or not is_last or not geoms.any():
+        if not is_endless(model, joint) or abs(axis[2]) > MAX_AXIS_COSINE or not is_last or not geoms.any():
             continue
         radius_m = float(start.xanchor[joint, 2] - lowest_m[geoms].min())
         offsets_m = start.geom_xpos[geoms] - start.xanchor[joint]
         offsets_m -= np.outer(offsets_m @ axis, axis)
-        is_centered = bool((np.linalg.norm(offsets_m, axis=1) < CENTERED * radius_m).all())
-        if is_centered and lowest_m[geoms].min() < lowest_m[of_robot].min() + REACHES * radius_m:
+        is_centered = bool((np.linalg.norm(offsets_m, axis=1) < MAX_OFF_CENTER * radius_m).all())
+        if is_centered and lowest_m[geoms].min() < lowest_m[of_robot].min() + MAX_CLEARANCE * radius_m:
             forward = float(np.cross(axis, [0.0, 0.0, 1.0]) @ start.xmat[base].reshape(3, 3)[:, 0])
             found[joint] = Wheel(radius_m=radius_m, direction=1 if forward >= 0.0 else -1)
     return found if len(found) > 1 else {}
@@ -309,7 +309,7 @@ def wheel_motors(
     motor = ActuatorConfig(
         joints=tuple(exactly(model.joint(joint).name) for joint in wheels),
         kind="velocity",
-        damping=rounded(effort / (LAG * speed_rad_s)),
+        damping=rounded(effort / (ERROR_AT_LIMIT * speed_rad_s)),
         effort_limit=rounded(effort),
     )
     return {"wheels": motor}, {joint: rounded(wheel.direction * speed_rad_s) for joint, wheel in wheels.items()}

@@ -49,7 +49,7 @@ from mjlab_dist.authoring.new_task.robot_files import compile_spec, load, put_on
 from mjlab_dist.authoring.new_task.sampling import calmed, sample_sizes
 from mjlab_dist.authoring.new_task.settling import Actuation, actuate, add_motors, find_key, start_state
 from mjlab_dist.config import ActuatorConfig
-from mjlab_dist.config.physics import MARGIN, size_for
+from mjlab_dist.config.physics import BUFFER_MARGIN, size_for
 from mjlab_dist.errors import UserError, listed
 from mjlab_dist.sim.names import new_name
 
@@ -185,8 +185,8 @@ def examine(mjcf: Path, flag: str | None = None, goal: Goal | None = None, *, na
         control_hz=1.0 / (decimation * model.opt.timestep),
         has_pgs=loaded.has_pgs,
         integrator=_integrator(loaded.integrator, actuation.motors),
-        njmax=size_for(MARGIN * rows, touches or can_constrain(model)),
-        nconmax=size_for(MARGIN * contacts, touches),
+        njmax=size_for(BUFFER_MARGIN * rows, touches or can_constrain(model)),
+        nconmax=size_for(BUFFER_MARGIN * contacts, touches),
     )
 
 

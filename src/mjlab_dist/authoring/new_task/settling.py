@@ -54,14 +54,14 @@ STILL_UPRIGHT = 0.9
 FULL_ORIENTATION = 5
 
 # Number of steps of the search for the joint positions
-NUM_STEPS = 60
+NUM_SEARCH_STEPS = 60
 
 # Weight of a joint's distance from the reference pose, in rad. The error of a foot's position, in leg lengths, has
 # the weight 1.
-KEEP = 0.03
+POSE_WEIGHT = 0.03
 
 # Weight of the tilt of a foot. The error of a foot's position, in leg lengths, has the weight 1.
-LEVEL = 0.3
+TILT_WEIGHT = 0.3
 
 # Number of poses from which the search for the legs' joint positions starts
 NUM_STARTS = 6
@@ -176,7 +176,7 @@ class _Search:
 
         data = posed(self._model, self._model.qpos0)
         cost = np.inf
-        for _ in range(NUM_STEPS):
+        for _ in range(NUM_SEARCH_STEPS):
             data.qpos[self._columns] = position
             mujoco.mj_kinematics(self._model, data)
             mujoco.mj_comPos(self._model, data)
@@ -193,7 +193,7 @@ class _Search:
         """Return the residuals in m and their derivatives with respect to the joint positions."""
         import mujoco
 
-        model, keep = self._model, KEEP * self._size_m
+        model, keep = self._model, POSE_WEIGHT * self._size_m
         residuals, rows = [keep * (position - self._home)], [keep * np.eye(len(position))]
         for leg in self._legs:
             jacobian, turning = np.zeros((2, 3, model.nv))
@@ -203,7 +203,7 @@ class _Search:
             rows.append(jacobian[:, self._dofs])
             if len(leg.joints) >= FULL_ORIENTATION:
                 # The direction of the foot that points up in the reference pose should still point up.
-                weight = LEVEL * self._size_m
+                weight = TILT_WEIGHT * self._size_m
                 up = data.xmat[leg.body].reshape(3, 3) @ self._reference.xmat[leg.body].reshape(3, 3)[2]
                 residuals.append(weight * (up - [0.0, 0.0, 1.0]))
                 rows.append(weight * np.cross(turning[:, self._dofs], up, axis=0).astype(np.float64))

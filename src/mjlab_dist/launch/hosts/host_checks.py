@@ -61,7 +61,7 @@ print(json.dumps([python, {{name: m.version(name) for name in sys.argv[3:]}}, co
 # Exit code of a command whose directory does not exist
 NO_DIRECTORY = 120
 
-SAME = "install the same environment there, under the same path"
+SAME_ENVIRONMENT = "install the same environment there, under the same path"
 
 # Checks that matter only on the machine of rank 0, because only rank 0 writes files and logs metrics
 ONLY_HERE = ("log root", "--logger wandb")
@@ -216,7 +216,7 @@ class Remote:
         if done.returncode == NO_DIRECTORY:
             raise HostError(f"has no directory {Path.cwd()}; start from a directory that exists on all machines")
         if done.returncode in {126, 127}:  # the shell's exit codes for "cannot execute" and "not found"
-            raise HostError(f"has no {sys.executable}; {SAME}")
+            raise HostError(f"has no {sys.executable}; {SAME_ENVIRONMENT}")
         return done
 
 
@@ -242,7 +242,7 @@ def _check_environment(remote: Remote) -> None:
     with listen_on(address) as server:
         answer = remote.run("-c", PROBE, address, str(server.getsockname()[1]), *PACKAGES)
     if answer.returncode:
-        raise HostError(f"{sys.executable} failed there ({_last_line(answer)}); {SAME}")
+        raise HostError(f"{sys.executable} failed there ({_last_line(answer)}); {SAME_ENVIRONMENT}")
 
     # Versions of Python and of packages
     python, there, connects = json.loads(answer.stdout.strip().rpartition("\n")[2])  # the shell may print lines first
@@ -252,7 +252,9 @@ def _check_environment(remote: Remote) -> None:
     differing = [name for name in PACKAGES if there[name] != here[name]]
     if differing:
         has = " and ".join(f"{name} {there[name]}" for name in differing)
-        raise HostError(f"has {has}, but this machine has {' and '.join(here[name] for name in differing)}; {SAME}")
+        raise HostError(
+            f"has {has}, but this machine has {' and '.join(here[name] for name in differing)}; {SAME_ENVIRONMENT}"
+        )
 
     # Network
     if not connects:
@@ -286,9 +288,9 @@ def _compare_python(kind: str, version: str, library: str | None) -> str | None:
     own_kind, own_version = platform.python_implementation(), platform.python_version()
     has = f"has {kind} {version}, but this machine has {own_kind} {own_version}"
     if (kind, version.split(".")[:2]) != (own_kind, own_version.split(".")[:2]):
-        return f"{has}; {SAME}"
+        return f"{has}; {SAME_ENVIRONMENT}"
     if version != own_version and library is not None:
-        return f"{has}; both machines have {library}, but its modules work only with {own_version}; {SAME}"
+        return f"{has}; both machines have {library}, but its modules work only with {own_version}; {SAME_ENVIRONMENT}"
     return None
 
 

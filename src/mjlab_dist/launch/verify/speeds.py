@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Mode = Literal["weak", "strong"]
 
 # Number of iterations at the start that are not counted, because they warm up caches and choose kernels
-SKIPPED = 2
+NUM_WARM_UP = 2
 
 # Efficiencies from which on a speed is called good, and doubtful
 GOOD = 0.9
@@ -43,7 +43,7 @@ SLOWED = 1.2
 
 # Ranks have too few envs if their computing time is at least this multiple of the expected time, which is proportional
 # to their number of envs.
-FIXED = 1.3
+FIXED_COST_RATIO = 1.3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +125,7 @@ class Speeds:
 
 def as_round(ranks: Sequence[Evidence], num_steps: int, reached: Reached | None) -> Round:
     """Return the figures of one run."""
-    iterations = [list(each) for each in zip(*(rank.iterations[SKIPPED:] for rank in ranks), strict=True)]
+    iterations = [list(each) for each in zip(*(rank.iterations[NUM_WARM_UP:] for rank in ranks), strict=True)]
     samples = sum(rank.info.num_envs for rank in ranks) * num_steps
     return Round(
         num_envs=ranks[0].info.num_envs,
@@ -262,7 +262,7 @@ def _cores(first: Row, last: Row, devices: Sequence[RankDevice]) -> list[str]:
 def _few_envs(first: Row, last: Row) -> list[str]:
     """Return a line if the computing time of a rank does not fall in proportion to its number of envs."""
     ratio = statistics.median(_ratios(first, last)) * first.num_envs / last.num_envs
-    if ratio < FIXED:
+    if ratio < FIXED_COST_RATIO:
         return []
     return [
         f"too few envs per rank: the computing time per env is {ratio:.2f} times as long with "

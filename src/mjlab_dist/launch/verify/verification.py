@@ -21,7 +21,7 @@ from mjlab_dist.launch.hosts.ssh import Host
 from mjlab_dist.launch.plan import RunPlan, devices_of, plan_envs, plan_hosts
 from mjlab_dist.launch.verify.evidence import Check, Evidence, judge, verify_rank
 from mjlab_dist.launch.verify.speeds import (
-    SKIPPED,
+    NUM_WARM_UP,
     Mode,
     Reached,
     Round,
@@ -40,7 +40,7 @@ from mjlab_dist.runs.run_dir import create_run_dir
 NEVER = 10**12
 
 # Minimum number of iterations: the skipped ones, one that is counted, and the last one, whose end is not measured
-MIN_ITERATIONS = SKIPPED + 2
+MIN_ITERATIONS = NUM_WARM_UP + 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,8 +190,8 @@ def _case(config: TrainConfig, hosts: tuple[Host, ...], num_envs: int, gpus: lis
         total = config.total_timesteps
         flag = f"--max-iterations {config.max_iterations}" if total is None else f"--total-timesteps {total}"
         raise UserError(
-            f"{flag}: gives {budget.max_iterations} iterations (ranks: {len(devices)}); the first {SKIPPED} and the "
-            f"last are not timed; use at least {MIN_ITERATIONS} iterations"
+            f"{flag}: gives {budget.max_iterations} iterations (ranks: {len(devices)}); the first {NUM_WARM_UP} and "
+            f"the last are not timed; use at least {MIN_ITERATIONS} iterations"
         )
     return _Case(config=config, hosts=hosts, budget=budget)
 

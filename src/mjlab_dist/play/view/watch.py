@@ -35,7 +35,7 @@ OF_RUN = {"return": "mean_return", "episode length": "mean_episode_length", "ste
 OF_RANKS = {"return of each rank": "mean_return", "steps/s of each rank": "steps_per_s"}
 
 # Seed of the start states
-SEED = 1
+START_SEED = 1
 
 # Time between two reads of the files of the run, in s
 LOOK_S = 1.0
@@ -172,7 +172,7 @@ class Follower:
 
         readable = [path for path in reversed(self.run.checkpoints.values()) if not self._is_refused(path)]
         if readable and self._env is None:
-            self._env = load_env(self._train_config, self._num_envs, SEED)
+            self._env = load_env(self._train_config, self._num_envs, START_SEED)
         for path in readable:
             assert self._env is not None
             stamp = stamp_of(path)

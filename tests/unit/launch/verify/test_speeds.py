@@ -9,13 +9,13 @@ import pytest
 from rank_evidence import evidence, times
 
 from mjlab_dist.launch.verify.evidence import Evidence, IterationTimes
-from mjlab_dist.launch.verify.speeds import SKIPPED, as_round, as_row
+from mjlab_dist.launch.verify.speeds import NUM_WARM_UP, as_round, as_row
 
 
 def rank(number: int, each: IterationTimes, **changed: Any) -> Evidence:
     """Return evidence of a rank, whose first iterations take ten times as long as the others."""
     slow = dataclasses.replace(each, wall_s=10 * each.wall_s, physics_s=10 * each.physics_s)
-    return evidence(number, 16, iterations=[slow] * SKIPPED + [each] * 3, **changed)
+    return evidence(number, 16, iterations=[slow] * NUM_WARM_UP + [each] * 3, **changed)
 
 
 def test_the_rank_that_arrives_last_communicates_and_the_others_also_wait() -> None:
