@@ -88,7 +88,7 @@ def test_stopping_ends_the_run_after_its_checkpoint(fallen: Simulation) -> None:
 
 
 def test_absurd_sizes_end_the_run(fallen: Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(overflow, "MAX_SIZE", 7)
+    monkeypatch.setattr(overflow, "MAX_BUFFER", 7)
     check = check_of(fallen, "grow")
     assert check.must_end(ROW)
     with pytest.raises(BufferOverflowError, match="a size above 7 suggests"):
