@@ -36,11 +36,8 @@ H200 = Gpu(index=1, card=1, uuid="GPU-1", card_uuid="GPU-1", name="NVIDIA H200")
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty home directory and no proxies, so that logins and network settings of this machine have no effect."""
+    """An empty home and working directory."""
     monkeypatch.setenv("HOME", str(tmp_path))
-    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
-        monkeypatch.delenv(name, raising=False)
-        monkeypatch.delenv(name.upper(), raising=False)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
