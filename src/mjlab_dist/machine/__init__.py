@@ -30,8 +30,3 @@ class Finding:
     status: Status = Status.OK
     # The fix; empty if the status is ok
     fix: str = ""
-
-
-def dotted(version: tuple[int, int]) -> str:
-    """Format a version, such as 12.4."""
-    return ".".join(map(str, version))

@@ -16,9 +16,9 @@ import psutil
 import pynvml
 
 from mjlab_dist.errors import byte_size
-from mjlab_dist.machine import GB, Finding, Status, dotted
+from mjlab_dist.machine import GB, Finding, Status
 from mjlab_dist.machine.devices import cores, find_gpus, nvml
-from mjlab_dist.machine.gpu_checks import check_gpus, check_torch, check_warp, driver_cuda
+from mjlab_dist.machine.gpu_checks import check_gpus, check_torch, check_warp, dotted, driver_cuda
 from mjlab_dist.machine.memory import cpu_quota, memory_room
 from mjlab_dist.machine.preflight import (
     LOW_BYTES,

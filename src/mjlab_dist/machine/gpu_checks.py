@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from mjlab_dist.machine import GB, Finding, Status, dotted
+from mjlab_dist.machine import GB, Finding, Status
 from mjlab_dist.machine.devices import CPU_FIX, Gpu, nvml
 from mjlab_dist.machine.processes import run_program
 
@@ -168,3 +168,8 @@ def judge_gpu(gpu: Gpu, free_bytes: int, total_bytes: int, pids: Sequence[int]) 
     who = f"process {', '.join(map(str, pids))}" if pids else "processes that cannot be seen from here"
     fix = "a run shares memory and time with them; choose other GPUs with --gpu-ids, or wait (see nvidia-smi)"
     return Finding(name=name, figure=f"{figure}, used by {who}", status=Status.WARNING, fix=fix)
+
+
+def dotted(version: tuple[int, int]) -> str:
+    """Format a version, such as 12.4."""
+    return ".".join(map(str, version))

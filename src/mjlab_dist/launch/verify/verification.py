@@ -39,7 +39,7 @@ from mjlab_dist.runs.run_dir import create_run_dir
 # Interval in iterations that no run reaches, for work that should not be measured
 NEVER = 10**12
 
-# Minimum number of iterations: the skipped ones, one that is counted, and the last one, whose end is not measured
+# Minimum number of iterations: those of the warm-up, one that is counted, and the last one, whose end is not measured
 MIN_ITERATIONS = NUM_WARM_UP + 2
 
 
