@@ -30,10 +30,13 @@ LIKE_PEER = {
     "cartpole-balance": (
         "--env.sim.decimation", "5", "--env.episode-length-s", "50", "--agent.num-steps-per-env", "32",
     ),
-    "quadruped-velocity-flat": (),
+    "quadruped-velocity-flat": (
+        "--env.sim.decimation", "4", "--env.sim.options.timestep-s", "0.005", "--env.sim.options.cone", "elliptic",
+        "--env.episode-length-s", "20", "--agent.num-learning-epochs", "5", "--agent.num-mini-batches", "4",
+        "--agent.symmetry.use-data-augmentation", "False",
+    ),
 }  # fmt: skip
-"""Flags that give a task the substeps, episode length and rollout length of mjlab's task. Substeps and rollouts of
-quadruped-velocity-flat are the same by default."""
+"""Flags that give a task the substeps, episode length, rollout length and mini-batches of mjlab's task."""
 
 
 def run_peer(python: Path, task: str, num_envs: int, iterations: int) -> Timed:

@@ -1,10 +1,17 @@
-"""Measure how well the policy of a velocity task follows commands without exploration, and how many robots fall.
+"""Measure how well the policy of a velocity task follows commands without exploration, how it walks, and who falls.
 
-uv run python scripts/follow_velocity.py logs/quadruped-velocity-flat/<run> --forward-m-s 0.5 1.0
+uv run python scripts/follow_velocity.py logs/quadruped-velocity-flat/<run>
 
-Every robot gets one forward velocity for a whole episode. Noise, randomization and pushes are as in training, but
---no-pushes leaves out the pushes. The exit code is 1 if more than one robot in twenty falls, or if the reward for
-following the linear velocity, averaged over robots and steps, is below 80% of its maximum.
+Each command is given to --num-envs robots for a whole episode: the ends of the task's ranges of velocities and yaw
+rate, half of the forward velocity, a curve and a diagonal. Noise, randomization and pushes are as in training, but
+--nominal leaves out randomization and pushes. --full-physics uses the options of the MJCF instead of those of training.
+The figures of a robot end with its first fall. The exit code is 1 if more than one robot in a hundred falls, or if the
+mean error of the velocity exceeds 0.15 m/s.
+
+- lift: height of the feet, 95th minus 5th percentile
+- strides: most frequent period of the feet's heights
+- path: angle between the heading after one second, because robots start with random velocities, and the way from there
+  to the end; only for commands to walk straight ahead
 """
 
 from __future__ import annotations
@@ -18,14 +25,15 @@ from typing import Any
 
 import torch
 
-from mjlab_dist.config import EnvConfig
-from mjlab_dist.mdp.observations import base_linear_velocity
-from mjlab_dist.mdp.rewards import track_linear_velocity
+from mjlab_dist.config import EnvConfig, OptionsConfig
+from mjlab_dist.env import Env
+from mjlab_dist.mdp.rotation import wrap_angle
 from mjlab_dist.play import load_env_and_policy
 from mjlab_dist.runs.run_dir import find_checkpoint, read_config_file
+from mjlab_dist.sim import build_model
 
-MAX_FALLS = 0.05
-MIN_TRACKING = 0.8
+MAX_FALLS = 0.01
+MAX_ERROR_M_S = 0.15
 
 
 def main() -> None:
@@ -33,80 +41,141 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
     parser.add_argument("--checkpoint", type=Path, help="default: the newest checkpoint of the run")
-    parser.add_argument("--forward-m-s", type=float, nargs=2, default=(0.5, 1.0), metavar=("LOW", "HIGH"))
-    parser.add_argument("--num-envs", type=int, default=64)
+    parser.add_argument("--feet", default=".*foot.*", help="regular expression for the feet's geoms")
+    parser.add_argument("--num-envs", type=int, default=32, help="robots per command")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--no-pushes", action="store_true")
-    parser.add_argument("--seconds", type=float, help="length of an episode; default: as in the task")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    parser.add_argument("--nominal", action="store_true")
+    parser.add_argument("--full-physics", action="store_true")
+    parser.add_argument("--seconds", type=float, default=20.0, help="length of an episode")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     args = parser.parse_args()
     torch.set_num_threads(1)
 
-    # Build the env, with one command per episode, and load the policy
+    # Build the env, and load the policy
     config = read_config_file(args.run)
-    config = dataclasses.replace(config, env=_with_one_command(config.env, args))
+    config = dataclasses.replace(config, env=_for_measurement(config.env, args))
     checkpoint = args.checkpoint or find_checkpoint(args.run)
-    env, policy = load_env_and_policy(config, checkpoint, args.num_envs, args.seed)
+    commands = _commands(config.env)
+    env, policy = load_env_and_policy(config, checkpoint, len(commands) * args.num_envs, args.seed)
+    told = torch.tensor(list(commands.values())).repeat_interleave(args.num_envs, dim=0)
+    figures, upright = _walk(env, policy, told, args.feet)
 
-    # Step all envs for the length of one episode
-    # If a robot falls, its env starts another episode. The reward continues to be summed; further falls don't count.
-    tracking, speed = torch.zeros(2, args.num_envs)
-    fell = torch.zeros(args.num_envs, dtype=torch.bool)
+    # Compute and print the results
+    rows = {}
+    for i, name in enumerate(commands):
+        of_command = slice(i * args.num_envs, (i + 1) * args.num_envs)
+        standing = upright[of_command]
+        rows[name] = {key: values[of_command][standing].mean().item() for key, values in figures.items()}
+        rows[name]["fell"] = int((~standing).sum())
+    error, fell = figures["error_m_s"].mean().item(), (~upright).float().mean().item()
+    walks = error <= MAX_ERROR_M_S and fell <= MAX_FALLS
+    results = {"robots": env.num_envs, "error_m_s": error, "fell": fell, "walks": walks, "commands": rows}
+    print(json.dumps(results) if args.json else f"{checkpoint}\n{_in_words(results, commands)}")
+    sys.exit(not walks)
+
+
+def _walk(env: Env, policy: Any, told: torch.Tensor, geoms: str) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """Play an episode in each env.
+
+    Args:
+        env: The envs.
+        policy: The policy.
+        told: Command of each robot, (num_envs, 3).
+        geoms: Regular expression for the feet's geoms.
+
+    Returns:
+        Figures of each robot until it falls, (num_envs,) each, and which robots did not fall, (num_envs,) of bool.
+    """
+    command, feet, base = env.find_command("velocity"), env.find_geoms((geoms,)), env.base("root")
     obs = env.reset()
+    start, heading = env.sim.qpos[:, :2].clone(), base.heading.clone()
+    end = start.clone()
+    upright = torch.ones(env.num_envs, dtype=torch.bool)
+    sums, heights = torch.zeros(env.num_envs, 7), []
     with torch.inference_mode():
-        for _ in range(env.max_episode_length):
+        for step in range(env.max_episode_length - 1):  # the last step would start another episode
+            command.value.copy_(told)
             obs, _, dones, _ = env.step(policy(obs))
             policy.reset(dones)
-            tracking += track_linear_velocity(env, "velocity")
-            speed += base_linear_velocity(env)[:, 0]
-            fell |= env.terminated
-    # Compute and print the results
-    steps = env.max_episode_length
-    share = tracking.mean().item() / steps
+            upright &= ~env.terminated
+            velocity = torch.cat([base.level_velocity[:, :2], env.sim.qvel[:, 5:6]], dim=1)
+            error = velocity - told
+            tilt = torch.acos((-base.gravity[:, 2:]).clamp(-1.0, 1.0))
+            now = [torch.ones_like(tilt), error[:, :2].norm(dim=1, keepdim=True), error[:, 2:].abs(), velocity, tilt]
+            sums[upright] += torch.cat(now, dim=1)[upright]
+            if step == round(1.0 / env.step_dt_s):
+                start, heading = env.sim.qpos[:, :2].clone(), base.heading.clone()
+            end[upright] = env.sim.qpos[upright, :2]
+            heights.append(feet.pos[..., 2].clone())
+    way = end - start
+    height = torch.stack(heights)
+    spectrum = torch.fft.rfft(height - height.mean(dim=0), dim=0).abs().mean(dim=2)
+    _, error, yaw_error, forward, left, yaw, tilt = (sums / sums[:, :1].clamp(min=1.0)).unbind(dim=1)
     figures = {
-        "robots": args.num_envs,
-        "seconds": steps * env.step_dt_s,
-        "tracking": share,
-        "worst_tracking": tracking.min().item() / steps,
-        "speed_m_s": speed.mean().item() / steps,
-        "told_m_s": env.command("velocity")[:, 0].mean().item(),
-        "fell": int(fell.sum()),
-        "steps": steps,
-        "walks": share >= MIN_TRACKING and fell.float().mean().item() <= MAX_FALLS,
+        "error_m_s": error,
+        "yaw_error_rad_s": yaw_error,
+        "forward_m_s": forward,
+        "left_m_s": left,
+        "yaw_rad_s": yaw,
+        "tilt_deg": tilt.rad2deg(),
+        "lift_cm": 100.0 * (height.quantile(0.95, dim=0) - height.quantile(0.05, dim=0)).mean(dim=1),
+        "strides_hz": spectrum.argmax(dim=0) / (len(height) * env.step_dt_s),
+        "path_deg": wrap_angle(torch.atan2(way[:, 1], way[:, 0]) - heading).rad2deg().abs(),
     }
-    print(json.dumps(figures) if args.json else f"{checkpoint}: {_in_words(figures)}")
-    sys.exit(not figures["walks"])
+    return figures, upright
 
 
-def _with_one_command(config: EnvConfig, args: argparse.Namespace) -> EnvConfig:
-    """Return the config with one forward velocity per episode."""
+def _commands(config: EnvConfig) -> dict[str, tuple[float, float, float]]:
+    """Return commands of the task by name: forward and left velocity in m/s, and yaw rate in rad/s."""
+    params: dict[str, Any] = config.commands["velocity"].params
+    (back, forward), (right, left) = params["forward_m_s"], params["left_m_s"]
+    clockwise, turn = params["yaw_rad_s"]
+    return {
+        "stand": (0.0, 0.0, 0.0),
+        "forward": (forward, 0.0, 0.0),
+        "half": (forward / 2, 0.0, 0.0),
+        "back": (back, 0.0, 0.0),
+        "left": (0.0, left, 0.0),
+        "right": (0.0, right, 0.0),
+        "turn left": (0.0, 0.0, turn),
+        "turn right": (0.0, 0.0, clockwise),
+        "curve": (forward, 0.0, turn),
+        "diagonal": (forward / 2, right, 0.0),
+    }
+
+
+def _for_measurement(config: EnvConfig, args: argparse.Namespace) -> EnvConfig:
+    """Return the config with one command per episode."""
     told = config.commands["velocity"]
-    params = {
-        **told.params,
-        "forward_m_s": tuple(args.forward_m_s),
-        "left_m_s": (0.0, 0.0),
-        "yaw_rad_s": (0.0, 0.0),
-        "resample_s": (1e9, 1e9),
-        "standing_share": 0.0,
-        "heading_share": 0.0,
-    }
+    params = {**told.params, "resample_s": (1e9, 1e9), "standing_share": 0.0, "heading_share": 0.0}
+    sim = config.sim
+    if args.full_physics:
+        full = dataclasses.replace(sim, options=OptionsConfig())
+        steps = [sim.decimation * build_model(one).opt.timestep for one in (sim, full)]
+        sim = dataclasses.replace(full, decimation=round(sim.decimation * steps[0] / steps[1]))
     return dataclasses.replace(
         config,
+        sim=sim,
         commands={**config.commands, "velocity": dataclasses.replace(told, params=params)},
-        events={name: event for name, event in config.events.items() if not (args.no_pushes and name == "push")},
-        episode_length_s=args.seconds or config.episode_length_s,
+        events={name: event for name, event in config.events.items() if not (args.nominal and name == "push")},
+        randomizations={} if args.nominal else config.randomizations,
+        episode_length_s=args.seconds,
     )
 
 
-def _in_words(figures: dict[str, Any]) -> str:
-    """Return the results as lines of text."""
-    return (
-        f"{figures['robots']} robots, {figures['seconds']:.0f} s\n"
-        f"reward for following the linear velocity: {figures['tracking']:.1%} of its maximum, "
-        f"{figures['worst_tracking']:.1%} for the worst robot\n"
-        f"speed {figures['speed_m_s']:.3f} m/s, commanded {figures['told_m_s']:.3f} m/s (means)\n"
-        f"fell: {figures['fell']} of {figures['robots']}"
-    )
+def _in_words(figures: dict[str, Any], commands: dict[str, tuple[float, float, float]]) -> str:
+    """Return the results as a table."""
+    lines = ["command     forward, left, yaw: told, measured     error    fell  tilt     lift   strides    path"]
+    for name, row in figures["commands"].items():
+        told = " ".join(f"{one:+.2f}" for one in commands[name])
+        measured = f"{row['forward_m_s']:+.2f} {row['left_m_s']:+.2f} {row['yaw_rad_s']:+.2f}"
+        path = f"{row['path_deg']:6.1f}°" if name in ("forward", "half") else ""
+        lines.append(
+            f"{name:11} {told:>17}  {measured:>17}  {row['error_m_s']:.3f}  {row['fell']:5}  {row['tilt_deg']:4.1f}° "
+            f"{row['lift_cm']:5.1f} cm  {row['strides_hz']:5.2f} Hz{path}"
+        )
+    lines.append(f"{figures['robots']} robots: error {figures['error_m_s']:.3f} m/s, {figures['fell']:.1%} fell")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Make the small run that ``mjlab-dist demo`` plays, from a training run of the quadruped.
 
-uv run train quadruped-velocity-flat --cpu-ranks 2 --num-envs 64 --max-iterations 800
+uv run train quadruped-velocity-flat --cpu-ranks 2
 uv run python scripts/make_demo.py logs/quadruped-velocity-flat/<run>
 
 The script keeps the config and the policy, and removes what only training needs: value function, optimizer and state of

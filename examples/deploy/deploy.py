@@ -51,9 +51,20 @@ def measure(term: dict[str, Any], data: mujoco.MjData, commands: dict[str, np.nd
     """Return the values of an observation term; the policy itself applies clip, scale and history."""
     if term["term"] == COMMAND:
         return commands[term["params"]["name"]]
+    if term["term"] == GAIT_CLOCK:
+        return gait_clock(data.time, term["sensor"]["params"], commands)
     if term["term"] not in TERMS:
         raise NotImplementedError(f"{term['name']}: {term['term']} is not in TERMS; add a function that measures it")
     return TERMS[term["term"]](data, term["params"], term)
+
+
+def gait_clock(time_s: float, params: dict[str, Any], commands: dict[str, np.ndarray]) -> np.ndarray:
+    """Return sine and cosine of the clock of a Gait sensor; 0 while the robot should stand."""
+    walks = np.linalg.norm(commands[params["command"]]) > params.get("moving_m_s", 0.1)
+    if not walks or time_s < params.get("rest_s", 0.25) - 1e-6:
+        return np.zeros(2)
+    phase = 2.0 * np.pi * params["frequency_hz"] * time_s
+    return np.array([np.sin(phase), np.cos(phase)])
 
 
 def in_base(vector: Any, data: mujoco.MjData, params: dict[str, Any]) -> np.ndarray:
@@ -76,6 +87,7 @@ def joints(data: mujoco.MjData, term: dict[str, Any], name: str) -> np.ndarray:
 MDP = "mjlab_dist.mdp.observations:"
 
 COMMAND = f"{MDP}command"
+GAIT_CLOCK = f"{MDP}gait_clock"
 
 TERMS: dict[str, Callable[[mujoco.MjData, dict[str, Any], dict[str, Any]], Any]] = {
     f"{MDP}joint_position": lambda data, params, _: data.joint(params["joint"]).qpos,

@@ -29,7 +29,7 @@ def test_training_is_measured(tmp_path: Path) -> None:
     assert speed["steps/s"] > 0
     walk = results["walk"]["figures"]
     assert walk["env-steps"] == 8 * 24 * 2
-    assert walk["robots"] == 8
+    assert walk["robots"] == 10 * 8
 
 
 @pytest.mark.slow

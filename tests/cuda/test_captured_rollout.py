@@ -11,7 +11,7 @@ import warp as wp
 from every_task import config_of
 from fake_graphs import FakeGraph, fake_graphs
 
-from mjlab_dist.config import EventConfig, ObservationConfig, RewardConfig, TrainConfig
+from mjlab_dist.config import EventConfig, ObservationConfig, RewardConfig, SymmetryConfig, TrainConfig
 from mjlab_dist.distributed import Rank
 from mjlab_dist.env import Env
 from mjlab_dist.env.columns import write_rows
@@ -168,6 +168,7 @@ def test_terms_that_opt_out_run_between_the_graphs() -> None:
         terminations={},
         curricula={},
         commands={},
+        sensors={},
         # No other term reads velocities, so nothing in the graphs computes them.
         observations={"actor": {"speed": ObservationConfig(func=f"{__name__}:speed_if_any")}},
         events={
@@ -176,6 +177,7 @@ def test_terms_that_opt_out_run_between_the_graphs() -> None:
             ),
         },
     )
+    config = dataclasses.replace(config, agent=dataclasses.replace(config.agent, symmetry=SymmetryConfig()))
     eager, _ = train(config, captured=False)
     with fake_graphs():
         replayed, runner = train(config, captured=True)

@@ -66,6 +66,7 @@ def test_our_own_kernels_compile_for_the_oldest_and_the_newest_architecture(
 ) -> None:
     ours = [variant for variant in variants if variant[0].name.startswith("mjlab_dist")]
     assert {module.name for module, _ in ours} == {
+        "mjlab_dist.env.frame_kernels",
         "mjlab_dist.env.kernels",
         "mjlab_dist.mdp.kernels",
         "mjlab_dist.sim.data",

@@ -42,8 +42,8 @@ MAXIMA = {
     "gym-walker2d": Count(49, 105),
     "humanoid-velocity-flat": Count(149, 199),
     "quadruped-tracking": Count(298, 338),
-    "quadruped-velocity-flat": Count(123, 163),
-    "quadruped-velocity-rough": Count(155, 195),
+    "quadruped-velocity-flat": Count(151, 191),
+    "quadruped-velocity-rough": Count(177, 217),
     "template": Count(38, 84),
     "everything": Count(271, 329),
 }

@@ -18,8 +18,8 @@ class SymmetryConfig:
     """Learning from mirrored samples (Mittal et al. 2024, arXiv:2403.04359), as rsl_rl implements it."""
 
     func: str | None = None
-    """Function that mirrors samples, as package.module:function, with rsl_rl's parameters env, obs and actions. See
-    docs/add-a-task.md."""
+    """Function that mirrors samples, as package.module:function, with rsl_rl's parameters env, obs and actions; or a
+    class, which is created as Class(env) and then called like the function. See docs/add-a-task.md."""
     use_data_augmentation: bool = False
     """Add the mirrored samples to every mini-batch."""
     mirror_loss_coef: NonNegativeFloat = 0.0

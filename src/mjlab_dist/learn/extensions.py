@@ -32,6 +32,9 @@ def symmetry_cfg(config: SymmetryConfig, env: Env) -> dict[str, Any] | None:
         return None
     assert config.func is not None
     func = import_term(FLAG, config.func)
+    if isinstance(func, type):
+        with naming("agent.symmetry", config.func):
+            func = func(env)
     # Check the results for two made-up samples. The function gets copies, because it may change them by mistake
     shapes = {name: group.shape[1:] for name, group in env.get_observations().items()}
     given = {name: _made_up(shape, env.device) for name, shape in shapes.items()}

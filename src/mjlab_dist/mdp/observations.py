@@ -11,7 +11,7 @@ from mjlab_dist.env.columns import uniform, write_rows
 from mjlab_dist.env.frames import FrameKind
 from mjlab_dist.env.term import Term
 from mjlab_dist.mdp.rotation import first_columns
-from mjlab_dist.mdp.sensors import Contact
+from mjlab_dist.mdp.sensors import Contact, Gait
 
 if TYPE_CHECKING:
     from mjlab_dist.env.env import Env
@@ -249,6 +249,11 @@ def contact_force(env: Env, sensor: str) -> torch.Tensor:
 def air_time(env: Env, sensor: str) -> torch.Tensor:
     """Return how long each body of a contact sensor has been in the air, in s; (num_envs, k) for k bodies."""
     return env.sensor(sensor, Contact).air_time_s
+
+
+def gait_clock(env: Env, sensor: str) -> torch.Tensor:
+    """Return sine and cosine of the phase of a Gait sensor; 0 while the robot should stand; (num_envs, 2)."""
+    return env.sensor(sensor, Gait).clock
 
 
 def model_field(env: Env, field: str) -> torch.Tensor:

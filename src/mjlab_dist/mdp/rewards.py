@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import mujoco
 import torch
 
 from mjlab_dist.env.columns import Columns, write_rows
 from mjlab_dist.env.term import Term
 from mjlab_dist.errors import UserError
 from mjlab_dist.mdp.observations import base_angular_velocity, base_height, base_linear_velocity, projected_gravity
-from mjlab_dist.mdp.sensors import Contact
+from mjlab_dist.mdp.sensors import Contact, Gait
 
 if TYPE_CHECKING:
     from mjlab_dist.env.env import Env
@@ -203,6 +204,48 @@ class FootSlip(Term):
     def __call__(self, env: Env) -> torch.Tensor:
         speed = self._columns.of(env.sim.view("sensordata")).view(env.num_envs, -1, 2).square().sum(dim=2)
         return (speed * self._feet.in_contact).sum(dim=1)
+
+
+def scheduled_contacts(env: Env, gait: str, contacts: str) -> torch.Tensor:
+    """Return the fraction of feet that stand or swing as a Gait sensor demands.
+
+    The bodies of the Contact sensor ``contacts`` are the feet of the Gait sensor ``gait``, in the same order.
+    """
+    stands = env.sensor(gait, Gait).swing <= 0.0
+    return (env.sensor(contacts, Contact).in_contact == stands).float().mean(dim=1)
+
+
+class FootLift(Term):
+    """How closely the feet follow the heights that a Gait sensor demands; 0 while the robot should stand.
+
+    The target height of a foot rises from 0 to height_m and falls to 0 with the sine of the foot's phase while the foot
+    swings, and is 0 while it stands. The value is the sum over the feet of (target height - distance from it) /
+    height_m. A foot's height is relative to its height in the start state, above the env's origin.
+    """
+
+    def __init__(self, env: Env, gait: str, height_m: float) -> None:
+        """Look up the feet.
+
+        Args:
+            env: The envs.
+            gait: Name of a Gait sensor of ``env.sensors``.
+            height_m: Target height in the middle of a swing.
+        """
+        self._gait, self._height_m = gait, height_m
+        feet = env.sensor(gait, Gait).feet
+        model = env.sim.model
+        data = mujoco.MjData(model)
+        data.qpos[:] = env.reference.qpos[0].cpu().numpy()
+        mujoco.mj_kinematics(model, data)
+        start = [float(data.geom(name).xpos[2]) for name in feet.names]
+        self._start_m = torch.tensor(start, device=env.device)
+
+    def __call__(self, env: Env) -> torch.Tensor:
+        gait = env.sensor(self._gait, Gait)
+        target = gait.swing.clamp(min=0.0) * self._height_m
+        height = gait.feet.pos[..., 2] - env.origins[:, 2:] - self._start_m
+        followed = (target - (height - target).abs()) * (gait.swing != 0.0)
+        return followed.sum(dim=1) / self._height_m
 
 
 def stand_still(env: Env, command: str, moving_m_s: float = 0.1, joint: str = "root") -> torch.Tensor:

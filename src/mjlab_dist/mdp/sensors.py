@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -9,7 +10,7 @@ import warp as wp
 
 from mjlab_dist.env.binding import look_up
 from mjlab_dist.env.columns import Number
-from mjlab_dist.env.term import Sensor
+from mjlab_dist.env.term import LazySensor, Sensor
 from mjlab_dist.errors import UserError
 from mjlab_dist.mdp import kernels
 from mjlab_dist.sim.scene import ContactRow, contacts_of_mjcf, declared_contacts
@@ -97,6 +98,67 @@ class Contact(Sensor):
         names = ("force_n", "in_contact", "first_contact", "air_time_s", "last_air_time_s", "contact_time_s")
         state = {name: getattr(self, name) for name in (*names, "last_contact_time_s")}
         return state | ({"force_history_n": self.force_history_n} if self.force_history_n.numel() else {})
+
+
+class Gait(LazySensor):
+    """Clock that tells a legged robot when to lift each foot.
+
+    A foot should swing during the first half of its period, and stand during the second half. The robot should stand on
+    all feet while the norm of its command is at most moving_m_s, and at the start of an episode, until it has landed.
+
+    Attributes:
+        feet: The k feet.
+        clock: Sine and cosine of the clock's phase, (num_envs, 2); 0 while the robot should stand.
+        swing: Sine of each foot's phase, (num_envs, k): positive while the foot should swing, and negative while it
+            should stand; 0 while the robot should stand.
+    """
+
+    def __init__(
+        self,
+        env: Env,
+        *,
+        feet: tuple[str, ...],
+        offsets: tuple[float, ...],
+        frequency_hz: float,
+        command: str,
+        moving_m_s: float = 0.1,
+        rest_s: float = 0.25,
+    ) -> None:
+        """Look up the feet.
+
+        Args:
+            env: The envs.
+            feet: Regular expressions that match the names of the feet's geoms.
+            offsets: For each foot, in the order of the model, the fraction of a period by which it is ahead of the
+                clock.
+            frequency_hz: Periods per second.
+            command: Name of a command of ``env.commands``.
+            moving_m_s: Norm of the command above which the robot should walk.
+            rest_s: Time from the start of an episode until the robot should walk, in s.
+
+        Raises:
+            UserError: If the number of offsets differs from the number of feet, or there is no such command.
+        """
+        look_up("command", command, env.cfg.commands)
+        self.feet = env.find_geoms(feet)
+        if len(offsets) != len(self.feet.names):
+            raise UserError(
+                f"gait: {len(offsets)} offsets, but {len(self.feet.names)} feet: {', '.join(self.feet.names)}; give "
+                "one offset for each foot"
+            )
+        self._command, self._moving_m_s = command, moving_m_s
+        self._rest_steps = math.ceil(rest_s / env.step_dt_s - 1e-6)
+        self._step = 2.0 * math.pi * frequency_hz * env.step_dt_s
+        # Sines of the clock, a quarter of a period later (its cosine), and of the feet
+        ahead = torch.tensor([0.0, 0.25, *offsets], device=env.device)
+        self._ahead = 2.0 * math.pi * ahead
+        waves = torch.zeros(env.num_envs, len(ahead), device=env.device)
+        self._waves, self.clock, self.swing = waves, waves[:, :2], waves[:, 2:]
+
+    def measure(self, env: Env) -> None:
+        steps = env.episode_length_buf.unsqueeze(1)
+        walks = (env.command(self._command).norm(dim=1, keepdim=True) > self._moving_m_s) & (steps >= self._rest_steps)
+        torch.mul((steps * self._step + self._ahead).sin(), walks, out=self._waves)
 
 
 def _rows(env: Env, sensors: tuple[str, ...], contacts: str) -> tuple[list[ContactRow], bool]:

@@ -58,12 +58,14 @@ def _observations(env: Env, trained: EnvConfig) -> list[dict[str, Any]]:
     described: list[dict[str, Any]] = []
     for term in observed_terms(env):
         config = trained.observations[ACTOR][term.name]
+        sensor = trained.sensors.get(str(config.params.get("sensor")))
         described.append(
             {
                 "name": term.name,
                 "term": config.func,
                 "params": to_plain(config.params),
                 **_joints_of(env, config),
+                **({} if sensor is None else {"sensor": to_plain(sensor)}),
                 "columns": None if term.columns is None else [term.columns.start, term.columns.stop],
                 "width": term.width,
                 "clip": config.clip,

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 
 from mjlab_dist.config import (
+    AgentConfig,
     ObservationConfig,
     RewardConfig,
     TrainConfig,
@@ -32,11 +33,19 @@ def tracking() -> TrainConfig:
     return dataclasses.replace(
         velocity,
         task="quadruped-tracking",
+        num_envs=64,
+        max_iterations=1500,
+        agent=AgentConfig(
+            num_steps_per_env=24,
+            actor_hidden_dims=(128, 128),
+            critic_hidden_dims=(128, 128),
+            entropy_coef=0.002,
+            desired_kl=0.02,
+        ),
         env=dataclasses.replace(
             env,
-            episode_length_s=10.0,
             observations={
-                group: {**{name: seen for name, seen in terms.items() if name != "command"}, **_targets()}
+                group: {**{name: seen for name, seen in terms.items() if name not in ("command", "gait")}, **_targets()}
                 for group, terms in env.observations.items()
             },
             rewards={**_imitation(), **{name: env.rewards[name] for name in ("action_rate", "joint_limits")}},
@@ -44,6 +53,7 @@ def tracking() -> TrainConfig:
                 **env.terminations,
                 "lost": termination(motion.lost, command="motion", max_m=0.5, max_rad=1.0),
             },
+            sensors={name: sensor for name, sensor in env.sensors.items() if name != "gait"},
             events={"start": event(motion.start_in_motion, command="motion"), "push": env.events["push"]},
             commands={
                 "motion": term(

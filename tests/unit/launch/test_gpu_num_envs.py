@@ -33,7 +33,7 @@ class _LaunchedError(Exception):
 @pytest.fixture
 def config(tmp_path: Path) -> TrainConfig:
     base = registry.task_config("quadruped-velocity-flat")
-    assert (base.num_envs, base.gpu_num_envs) == (64, 4096)
+    assert (base.num_envs, base.gpu_num_envs) == (128, 4096)
     return dataclasses.replace(base, log_root=str(tmp_path))
 
 
@@ -54,7 +54,7 @@ def test_tasks_have_thousands_of_envs_on_a_gpu_except_those_with_published_setti
 
 
 @pytest.mark.parametrize(
-    ("devices", "num_envs"), [([GPU], 4096), ([GPU, GPU], 4096), ([CPU], 64), ([GPU, CPU], 64), ([CPU, GPU], 64)]
+    ("devices", "num_envs"), [([GPU], 4096), ([GPU, GPU], 4096), ([CPU], 128), ([GPU, CPU], 128), ([CPU, GPU], 128)]
 )
 def test_the_number_for_gpus_is_used_if_all_ranks_are_on_gpus(
     config: TrainConfig, devices: list[RankDevice], num_envs: int
@@ -69,7 +69,7 @@ def test_a_total_takes_precedence_over_the_number_for_gpus(config: TrainConfig) 
 
 def test_a_number_for_gpus_that_mini_batches_do_not_divide_is_refused(config: TrainConfig) -> None:
     odd = dataclasses.replace(config, gpu_num_envs=4097, agent=dataclasses.replace(config.agent, num_mini_batches=64))
-    assert num_envs_of(odd, [CPU]) == 64
+    assert num_envs_of(odd, [CPU]) == 128
     with pytest.raises(UserError, match=r"--agent\.num-mini-batches 64: .* 4097 "):
         num_envs_of(odd, [GPU])
 
@@ -77,8 +77,8 @@ def test_a_number_for_gpus_that_mini_batches_do_not_divide_is_refused(config: Tr
 def test_a_note_names_the_number_for_gpus_or_one_that_is_small_for_a_gpu_and_the_flag(config: TrainConfig) -> None:
     hopper, own = registry.task_config("gym-hopper"), dataclasses.replace(config, gpu_num_envs=None)
     total = dataclasses.replace(own, num_envs="auto", total_num_envs=8)
-    few = ((hopper, ("32", "few")), (own, ("64", "few")), (total, ("8", "few")))
-    for chosen, texts in ((config, ("4096", "64", "GPU")), *few):
+    few = ((hopper, ("32", "few")), (own, ("128", "few")), (total, ("8", "few")))
+    for chosen, texts in ((config, ("4096", "128", "GPU")), *few):
         (note,) = note_of(chosen, [GPU])
         assert all(text in note for text in (*texts, "--num-envs"))
         assert note_of(chosen, [CPU]) == []

@@ -9,13 +9,28 @@ import numpy as np
 import pytest
 import torch
 from env_terms_for_test import Height
-from legged import CONFIG, DT_S, FEET, HOME, c_copies, c_step, end_episodes, float64, make, refused, swinging_legs, term
+from legged import (
+    CONFIG,
+    DT_S,
+    FEET,
+    HOME,
+    c_copies,
+    c_step,
+    end_episodes,
+    float64,
+    make,
+    observe,
+    refused,
+    reward,
+    swinging_legs,
+    term,
+)
 
 from mjlab_dist.config import EventConfig, ObservationConfig, ParamValue, RewardConfig, TermConfig
 from mjlab_dist.env import Env
 from mjlab_dist.env.term import Sensor
 from mjlab_dist.errors import UserError
-from mjlab_dist.mdp.sensors import Contact
+from mjlab_dist.mdp.sensors import Contact, Gait
 
 NUM_ENVS = 12
 
@@ -164,6 +179,57 @@ def test_a_lazy_sensor_measures_once_per_state_and_right_after_resets(capturable
     env.sim.qpos[:, 2] += 1.0
     _ = env.sensor("height", Height)
     assert sensor.num_measured == before + 3
+
+
+# Gaits
+
+OFFSETS = (0.0, 0.5, 0.25, 0.75)
+
+
+def test_a_gait_tells_walking_robots_when_to_swing_each_foot() -> None:
+    params: dict[str, ParamValue] = {"feet": (".._foot",), "offsets": OFFSETS, "frequency_hz": 4.0, "rest_s": 0.03}
+    standing: dict[str, ParamValue] = {"forward_m_s": (0.5, 0.5), "left_m_s": (0.0, 0.0), "yaw_rad_s": (0.0, 0.0)}
+    env = make(
+        4,
+        sensors={"gait": term("sensors:Gait", **params, command="velocity"), **contact(".._touch")},
+        observations={"actor": {"clock": observe("gait_clock", {"sensor": "gait"})}},
+        commands={"velocity": term("commands:Velocity", **standing, resample_s=(1e9, 1e9))},
+        rewards={
+            "contacts": reward("scheduled_contacts", gait="gait", contacts="feet"),
+            "lift": reward("FootLift", gait="gait", height_m=0.1),
+        },
+        terminations={},
+    )
+    env.find_command("velocity").value[1] = 0.0
+    geoms = [env.sim.model.geom(f"{foot}_foot").id for foot in FEET]
+    start_m = env.sim.view("geom_xpos")[0, geoms, 2].numpy()  # episodes start in the same pose
+    env.sim.qpos[:, 2] += torch.tensor([0.0, 0.0, 0.05, 0.1])
+    swung = np.zeros(4)
+    for step in range(1, 40):
+        obs, _, dones, _ = env.step(torch.zeros(4, 4))
+        assert not dones.any()
+        walks = np.array([True, False, True, True]) & (step >= 3)
+        phase = 2 * np.pi * (4.0 * DT_S * step + np.array(OFFSETS))
+        swing = np.sin(phase) * walks[:, None]
+        np.testing.assert_allclose(env.sensor("gait", Gait).swing, swing, atol=1e-4)
+        np.testing.assert_allclose(obs["actor"], np.outer(walks, [np.sin(phase[0]), np.cos(phase[0])]), atol=1e-4)
+        touches = env.sensor("feet", Contact).in_contact.numpy()
+        target = 0.1 * swing.clip(min=0)
+        height = env.sim.view("geom_xpos")[:, geoms, 2].numpy() - start_m
+        clear = (np.abs(swing) > 1e-3).all(axis=1) | ~walks  # feet that neither start nor land
+        rewards = env.reward_terms().numpy()
+        np.testing.assert_allclose(rewards[0, clear], (touches == (swing <= 0))[clear].mean(axis=1), atol=1e-5)
+        lift = ((target - np.abs(height - target)) / 0.1).sum(axis=1) * walks
+        np.testing.assert_allclose(rewards[1, clear], lift[clear], atol=1e-3)
+        swung += (swing > 0).any(axis=0)
+    assert (swung > 5).all()
+
+
+def test_a_gait_without_an_offset_for_each_foot_is_refused() -> None:
+    params: dict[str, ParamValue] = {"feet": (".._foot",), "offsets": (0.0, 0.5), "frequency_hz": 2.0}
+    commands = {"velocity": term("commands:Velocity", forward_m_s=(0, 1), left_m_s=(0, 0), yaw_rad_s=(0, 0))}
+    message = refused(sensors={"gait": term("sensors:Gait", **params, command="velocity")}, commands=commands)
+    assert message.startswith("env.sensors.gait: gait: 2 offsets, but 4 feet: FL_foot")
 
 
 @pytest.mark.parametrize(
