@@ -9,7 +9,7 @@ The figures of a robot end with its first fall. The exit code is 1 if more than 
 mean error of the velocity exceeds 0.15 m/s.
 
 - lift: height of the feet, 95th minus 5th percentile
-- strides: most frequent period of the feet's heights
+- strides: dominant frequency of the feet's heights
 - path: angle between the heading after one second, because robots start with random velocities, and the way from there
   to the end; only for commands to walk straight ahead
 """
@@ -67,7 +67,7 @@ def main() -> None:
         standing = upright[of_command]
         rows[name] = {key: values[of_command][standing].mean().item() for key, values in figures.items()}
         rows[name]["fell"] = int((~standing).sum())
-    error, fell = figures["error_m_s"].mean().item(), (~upright).float().mean().item()
+    error, fell = figures["error_m_s"].nanmean().item(), (~upright).float().mean().item()
     walks = error <= MAX_ERROR_M_S and fell <= MAX_FALLS
     results = {"robots": env.num_envs, "error_m_s": error, "fell": fell, "walks": walks, "commands": rows}
     print(json.dumps(results) if args.json else f"{checkpoint}\n{_in_words(results, commands)}")
@@ -84,7 +84,8 @@ def _walk(env: Env, policy: Any, told: torch.Tensor, geoms: str) -> tuple[dict[s
         geoms: Regular expression for the feet's geoms.
 
     Returns:
-        Figures of each robot until it falls, (num_envs,) each, and which robots did not fall, (num_envs,) of bool.
+        Figures of each robot until it falls, (num_envs,) each, NaN if it fell in the first step; and which robots did
+        not fall, (num_envs,) of bool.
     """
     command, feet, base = env.find_command("velocity"), env.find_geoms((geoms,)), env.base("root")
     obs = env.reset()
@@ -110,7 +111,7 @@ def _walk(env: Env, policy: Any, told: torch.Tensor, geoms: str) -> tuple[dict[s
     way = end - start
     height = torch.stack(heights)
     spectrum = torch.fft.rfft(height - height.mean(dim=0), dim=0).abs().mean(dim=2)
-    _, error, yaw_error, forward, left, yaw, tilt = (sums / sums[:, :1].clamp(min=1.0)).unbind(dim=1)
+    _, error, yaw_error, forward, left, yaw, tilt = (sums / sums[:, :1]).unbind(dim=1)
     figures = {
         "error_m_s": error,
         "yaw_error_rad_s": yaw_error,

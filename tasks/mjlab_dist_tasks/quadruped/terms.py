@@ -49,13 +49,13 @@ class WithMirrored:
         Raises:
             UserError: If the mirror image of an observation is not known.
         """
-        self._actions = self._rows(_JOINTS, env.device)
+        self._actions = _selected(_JOINTS, env.device)
         known = dict(_MIRRORED)
         if "ground" in env.cfg.sensors:
             points = env.sensor("ground", HeightScan).offsets
             nearest = torch.cdist(points, points * points.new_tensor([1.0, -1.0])).argmin(dim=1)
             known["ground"] = tuple((i, 1) for i in nearest.tolist())
-        self._groups: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._groups: dict[str, tuple[Columns, torch.Tensor]] = {}
         for group, columns in env.observation_columns().items():
             unknown = [name for name in columns if name not in known]
             if unknown:
@@ -70,7 +70,7 @@ class WithMirrored:
                 for block in range(at.start, at.stop, len(known[name]))
                 for i, sign in known[name]
             ]
-            self._groups[group] = self._rows(mirrored, env.device)
+            self._groups[group] = _selected(mirrored, env.device)
 
     def __call__(
         self,
@@ -86,18 +86,18 @@ class WithMirrored:
             actions: Actions, (samples, 12); None for observations alone.
         """
         if obs is not None:
-            both = {name: _with_mirrored(obs[name], *rows) for name, rows in self._groups.items()}
+            both = {name: _with_mirrored(obs[name], *selected) for name, selected in self._groups.items()}
             obs = TensorDict(both, batch_size=[2 * len(obs)])
         return obs, None if actions is None else _with_mirrored(actions, *self._actions)
 
-    @staticmethod
-    def _rows(mirrored: Sequence[tuple[int, int]], device: str) -> tuple[torch.Tensor, torch.Tensor]:
-        indices, signs = zip(*mirrored, strict=True)
-        return torch.tensor(indices, device=device), torch.tensor(signs, dtype=torch.float32, device=device)
+
+def _selected(mirrored: Sequence[tuple[int, int]], device: str) -> tuple[Columns, torch.Tensor]:
+    indices, signs = zip(*mirrored, strict=True)
+    return Columns(indices, device), torch.tensor(signs, dtype=torch.float32, device=device)
 
 
-def _with_mirrored(rows: torch.Tensor, indices: torch.Tensor, signs: torch.Tensor) -> torch.Tensor:
-    return torch.cat([rows, rows.index_select(1, indices) * signs])
+def _with_mirrored(rows: torch.Tensor, columns: Columns, signs: torch.Tensor) -> torch.Tensor:
+    return torch.cat([rows, columns.of(rows) * signs])
 
 
 class FootFriction(Term):
