@@ -28,6 +28,7 @@ import torch
 from mjlab_dist.config import EnvConfig, OptionsConfig
 from mjlab_dist.env import Env
 from mjlab_dist.mdp.rotation import wrap_angle
+from mjlab_dist.mdp.sensors import Gait
 from mjlab_dist.play import load_env_and_policy
 from mjlab_dist.runs.run_dir import find_checkpoint, read_config_file
 from mjlab_dist.sim import build_model
@@ -41,7 +42,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
     parser.add_argument("--checkpoint", type=Path, help="default: the newest checkpoint of the run")
-    parser.add_argument("--feet", default=".*foot.*", help="regular expression for the feet's geoms")
     parser.add_argument("--num-envs", type=int, default=32, help="robots per command")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--nominal", action="store_true")
@@ -58,7 +58,7 @@ def main() -> None:
     commands = _commands(config.env)
     env, policy = load_env_and_policy(config, checkpoint, len(commands) * args.num_envs, args.seed)
     told = torch.tensor(list(commands.values())).repeat_interleave(args.num_envs, dim=0)
-    figures, upright = _walk(env, policy, told, args.feet)
+    figures, upright = _walk(env, policy, told)
 
     # Compute and print the results
     rows = {}
@@ -74,20 +74,19 @@ def main() -> None:
     sys.exit(not walks)
 
 
-def _walk(env: Env, policy: Any, told: torch.Tensor, geoms: str) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+def _walk(env: Env, policy: Any, told: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     """Play an episode in each env.
 
     Args:
         env: The envs.
         policy: The policy.
         told: Command of each robot, (num_envs, 3).
-        geoms: Regular expression for the feet's geoms.
 
     Returns:
         Figures of each robot until it falls, (num_envs,) each, NaN if it fell in the first step; and which robots did
         not fall, (num_envs,) of bool.
     """
-    command, feet, base = env.find_command("velocity"), env.find_geoms((geoms,)), env.base("root")
+    command, feet, base = env.find_command("velocity"), env.sensor("gait", Gait).feet, env.base("root")
     obs = env.reset()
     start, heading = env.sim.qpos[:, :2].clone(), base.heading.clone()
     end = start.clone()

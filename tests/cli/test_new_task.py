@@ -337,7 +337,7 @@ def test_the_quadruped_keeps_its_own_position_actuators() -> None:
     assert not robot.motors
     assert not robot.lacks
     assert robot.keyframe == "home"
-    assert robot.decimation == 4
+    assert robot.decimation == 3
     assert robot.njmax >= 4 * 4
     assert robot.nconmax >= 4
 

@@ -23,7 +23,7 @@ PAGES = (
     *sorted((ROOT / "tasks").glob("*/*/README.md")),
 )
 
-NO_TERMS = {"action_kernels", "data_files", "kernels", "motor_kernels", "rotation"}
+NO_TERMS = {"action_kernels", "data_files", "kernels", "mirror", "motor_kernels", "rotation"}
 """Modules of ``mjlab_dist.mdp`` that have no terms."""
 
 

@@ -57,6 +57,7 @@ class Env(Finder, VecEnv):
         terrain: The terrain; None if the task has none.
         origins: Start position of each env's episode in the world frame, in m, (num_envs, 3); 0 without terrain.
         observation_groups: Observation groups by name.
+        terms: All terms that are instances of classes, by their paths in the config, such as ``rewards.slip``.
         weights: Weights of the reward terms per control step, (num_terms,); a curriculum may change them.
         reward_scale: Factor that converts weights of the config to weights per control step.
         reward_names: Names of the reward terms, in the order of ``EpisodeTotals.terms``.
@@ -135,7 +136,7 @@ class Env(Finder, VecEnv):
 
     def _bind_terms(self) -> None:
         config, binder = self.cfg, Binder(self)
-        self._memories, self.uncapturable_terms = binder.memories, binder.uncapturable
+        self.terms, self.uncapturable_terms = binder.memories, binder.uncapturable
         self._actions = Actions(config.actions, self, binder)
         self.action_names = self._actions.names
         self.action_terms = self._actions.terms
@@ -175,7 +176,7 @@ class Env(Finder, VecEnv):
         starting = [sensor for sensor in self._sensors.values() if type(sensor).start is not Sensor.start]
         self._sensor_starts = [binder.outside_of_graphs(sensor.start) for sensor in starting]
         self._episode_ends = [binder.outside_of_graphs(one.episode_ends) for one in self._curricula.values()]
-        self._other_terms = [one for one in self._memories.values() if not isinstance(one, Command)]
+        self._other_terms = [one for one in self.terms.values() if not isinstance(one, Command)]
         self._resets = [binder.outside_of_graphs(term.reset) for term in self._other_terms]
 
     def reset(self) -> TensorDict:
@@ -339,7 +340,7 @@ class Env(Finder, VecEnv):
             "sim": self.sim.limits(),
             "actions": self._actions.limits(),
             **{f"observations.{name}": group.limits() for name, group in self.observation_groups.items()},
-            **{where: term.limits() for where, term in self._memories.items()},
+            **{where: term.limits() for where, term in self.terms.items()},
         }
         of_parts = {f"{part}.{name}": one for part, limits in parts.items() for name, one in limits.items()}
         return {**of_parts, "episode_length": (0, math.inf), "nan_resets": (0, math.inf)}
@@ -385,7 +386,7 @@ class Env(Finder, VecEnv):
             "randomized": self._randomizations.state(),
             "actions": dict(self._actions.state()),
             **{f"observations.{name}": dict(group.state()) for name, group in self.observation_groups.items()},
-            **{where: term.state() for where, term in self._memories.items()},
+            **{where: term.state() for where, term in self.terms.items()},
         }
         return {f"{part}.{name}": tensor for part, state in parts.items() for name, tensor in state.items()}
 

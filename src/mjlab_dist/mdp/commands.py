@@ -11,6 +11,7 @@ from mjlab_dist.env.columns import write_rows
 from mjlab_dist.env.term import Command, Range
 from mjlab_dist.errors import UserError
 from mjlab_dist.mdp import kernels
+from mjlab_dist.mdp.mirror import Image
 from mjlab_dist.mdp.rotation import from_euler, wrap_angle
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class Velocity(Command):
 
     schedulable = ("standing_share", "heading_share", "heading_gain")
     drawn_names = ("forward m/s", "left m/s", "yaw rad/s")
+    mirrored: Image = ((0, 1), (1, -1), (2, -1))
 
     def __init__(
         self,

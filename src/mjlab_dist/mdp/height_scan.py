@@ -15,6 +15,7 @@ from mujoco_warp._src.types import vec6
 from mjlab_dist.env.term import LazySensor
 from mjlab_dist.errors import UserError
 from mjlab_dist.mdp import kernels
+from mjlab_dist.mdp.mirror import Image, Mirror, mirrored, place_images
 from mjlab_dist.sim.height_field import ground_of, is_still
 from mjlab_dist.sim.names import element_names, find_names
 
@@ -126,12 +127,16 @@ class HeightScan(LazySensor):
     def measure(self, env: Env) -> None:  # noqa: ARG002 (every sensor takes the env)
         self._cast()
 
+    def mirrored(self, mirror: Mirror) -> Image:  # noqa: ARG002 (every term takes it)
+        return place_images(np.pad(self.offsets.double().cpu().numpy(), ((0, 0), (0, 1))))
+
     def __call__(self, env: Env) -> torch.Tensor:
         """Return the distances to the ground minus the offset, in m, (num_envs, k)."""
         self.refresh(env)
         return self.heights
 
 
+@mirrored(lambda mirror, sensor: mirror.term(mirror.env.sensor(sensor, HeightScan)))
 def height_scan(env: Env, sensor: str) -> torch.Tensor:
     """Return the values of a :class:`HeightScan` of ``env.sensors``, in m; (num_envs, k)."""
     return env.sensor(sensor, HeightScan).heights

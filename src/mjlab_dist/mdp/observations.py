@@ -10,6 +10,7 @@ import torch
 from mjlab_dist.env.columns import uniform, write_rows
 from mjlab_dist.env.frames import FrameKind
 from mjlab_dist.env.term import Term
+from mjlab_dist.mdp.mirror import ROTATION, SAME, VECTOR, Image, Mirror, mirrored
 from mjlab_dist.mdp.rotation import first_columns
 from mjlab_dist.mdp.sensors import Contact, Gait
 
@@ -51,7 +52,8 @@ class JointPositions(Term):
             entity: Entity that the joints belong to; None for all.
             bias: Range of an offset in rad or m that is added to each position. Offsets are sampled for every episode.
         """
-        self._columns = env.find_joints(joints, entity).qpos
+        found = env.find_joints(joints, entity)
+        self._names, self._columns = found.names, found.qpos
         self._home = self._columns.of(env.reference.qpos)
         self._range = bias
         self._is_biased = isinstance(bias[0], torch.Tensor) or bias != (0.0, 0.0)  # a curriculum may widen a range of 0
@@ -60,6 +62,9 @@ class JointPositions(Term):
     def __call__(self, env: Env) -> torch.Tensor:
         position = self._columns.of(env.sim.qpos) - self._home
         return position.add_(self.bias) if self._is_biased else position
+
+    def mirrored(self, mirror: Mirror) -> Image:
+        return mirror.joints(self._names)
 
     def reset(self, mask: torch.Tensor) -> None:
         if self._is_biased:
@@ -84,12 +89,17 @@ class JointAngles(Term):
             joints: Regular expressions that match the names of the hinges.
             entity: Entity that the joints belong to; None for all.
         """
-        self._columns = env.find_joints(joints, entity).qpos
+        found = env.find_joints(joints, entity)
+        self._names, self._columns = found.names, found.qpos
         self._home = self._columns.of(env.reference.qpos)
 
     def __call__(self, env: Env) -> torch.Tensor:
         angle = self._columns.of(env.sim.qpos) - self._home
         return torch.cat([angle.sin(), angle.cos()], dim=1)
+
+    def mirrored(self, mirror: Mirror) -> Image:
+        sines = mirror.joints(self._names)
+        return [*sines, *((len(sines) + other, 1) for other, _ in sines)]
 
 
 class JointVelocities(Term):
@@ -97,10 +107,14 @@ class JointVelocities(Term):
 
     def __init__(self, env: Env, joints: tuple[str, ...] = (".*",), entity: str | None = None) -> None:
         """Find the joints whose names match the regular expressions."""
-        self._columns = env.find_joints(joints, entity).qvel
+        found = env.find_joints(joints, entity)
+        self._names, self._columns = found.names, found.qvel
 
     def __call__(self, env: Env) -> torch.Tensor:
         return self._columns.of(env.sim.qvel)
+
+    def mirrored(self, mirror: Mirror) -> Image:
+        return mirror.joints(self._names)
 
 
 class _FrameTerm(Term):
@@ -195,11 +209,13 @@ class SurfaceDistances(Term):
         return self._distance_m
 
 
+@mirrored(VECTOR)
 def base_linear_velocity(env: Env, joint: str = "root") -> torch.Tensor:
     """Return the linear velocity of a floating base in its own frame, in m/s; (num_envs, 3)."""
     return env.base(joint).linear_velocity
 
 
+@mirrored(ROTATION)
 def base_angular_velocity(env: Env, joint: str = "root") -> torch.Tensor:
     """Return the angular velocity of a floating base in its own frame, as a gyroscope measures it, in rad/s.
 
@@ -208,21 +224,25 @@ def base_angular_velocity(env: Env, joint: str = "root") -> torch.Tensor:
     return env.sim.qvel[:, env.joints[joint].qvel][:, 3:]
 
 
+@mirrored(SAME)
 def base_height(env: Env, joint: str = "root") -> torch.Tensor:
     """Return the height of a floating base above its env's origin, in m; (num_envs, 1)."""
     return (env.sim.qpos[:, env.joints[joint].qpos][:, 2] - env.origins[:, 2]).unsqueeze(1)
 
 
+@mirrored(VECTOR)
 def projected_gravity(env: Env, joint: str = "root") -> torch.Tensor:
     """Return the direction of gravity in the base's frame: a unit vector, (0, 0, -1) when upright; (num_envs, 3)."""
     return env.base(joint).gravity
 
 
+@mirrored(lambda mirror: mirror.actions)
 def last_action(env: Env) -> torch.Tensor:
     """Return the policy's last output, (num_envs, num_actions); 0 at the start of an episode."""
     return env.actions
 
 
+@mirrored(lambda mirror, name: mirror.term(mirror.env.find_command(name)))
 def command(env: Env, name: str) -> torch.Tensor:
     """Return the value of a command of ``env.commands``; (num_envs, k)."""
     return env.command(name)
@@ -233,6 +253,7 @@ def sensor(env: Env, name: str) -> torch.Tensor:
     return env.sim.sensor(name)
 
 
+@mirrored(lambda mirror, sensor: mirror.term(mirror.env.sensor(sensor, Contact)))
 def in_contact(env: Env, sensor: str) -> torch.Tensor:
     """Return whether each body of a contact sensor touches something, as 1 or 0; (num_envs, k) for k bodies."""
     return env.sensor(sensor, Contact).in_contact.float()
@@ -246,11 +267,13 @@ def contact_force(env: Env, sensor: str) -> torch.Tensor:
     return env.sensor(sensor, Contact).force_n.flatten(1)
 
 
+@mirrored(lambda mirror, sensor: mirror.term(mirror.env.sensor(sensor, Contact)))
 def air_time(env: Env, sensor: str) -> torch.Tensor:
     """Return how long each body of a contact sensor has been in the air, in s; (num_envs, k) for k bodies."""
     return env.sensor(sensor, Contact).air_time_s
 
 
+@mirrored(lambda mirror, sensor: mirror.term(mirror.env.sensor(sensor, Gait)))
 def gait_clock(env: Env, sensor: str) -> torch.Tensor:
     """Return sine and cosine of the phase of a Gait sensor; 0 while the robot should stand; (num_envs, 2)."""
     return env.sensor(sensor, Gait).clock

@@ -13,6 +13,7 @@ from mjlab_dist.env.columns import Number
 from mjlab_dist.env.term import LazySensor, Sensor
 from mjlab_dist.errors import UserError
 from mjlab_dist.mdp import kernels
+from mjlab_dist.mdp.mirror import Image, Mirror
 from mjlab_dist.sim.scene import ContactRow, contacts_of_mjcf, declared_contacts
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class Contact(Sensor):
         # Values per env
         rows, sums = _rows(env, sensors, contacts)
         self.names = tuple(row.name for row in rows)
+        self._addresses = [row.addresses[0] for row in rows]
         shape = (env.num_envs, len(rows))
         self.force_n = torch.zeros(*shape, 3, device=env.device)
         self.force_history_n = torch.zeros(env.num_envs, history, len(rows), 3, device=env.device)
@@ -85,6 +87,10 @@ class Contact(Sensor):
             return self.in_contact
         return self.in_contact & (self.force_n.norm(dim=2) >= min_force_n)
 
+    def mirrored(self, mirror: Mirror) -> Image:
+        """Return the mirror image of one number per body."""
+        return mirror.sensors(self._addresses)
+
     def update(self, env: Env) -> None:  # noqa: ARG002 (every sensor takes the env)
         self._read()
 
@@ -108,6 +114,7 @@ class Gait(LazySensor):
 
     Attributes:
         feet: The k feet.
+        period_steps: Control steps per period.
         clock: Sine and cosine of the clock's phase, (num_envs, 2); 0 while the robot should stand.
         swing: Sine of each foot's phase, (num_envs, k): positive while the foot should swing, and negative while it
             should stand; 0 while the robot should stand.
@@ -146,19 +153,35 @@ class Gait(LazySensor):
                 f"gait: {len(offsets)} offsets, but {len(self.feet.names)} feet: {', '.join(self.feet.names)}; give "
                 "one offset for each foot"
             )
-        self._command, self._moving_m_s = command, moving_m_s
+        self._command, self._moving_m_s, self._offsets = command, moving_m_s, offsets
         self._rest_steps = math.ceil(rest_s / env.step_dt_s - 1e-6)
-        self._step = 2.0 * math.pi * frequency_hz * env.step_dt_s
+        self.period_steps = 1.0 / (frequency_hz * env.step_dt_s)
         # Sines of the clock, a quarter of a period later (its cosine), and of the feet
         ahead = torch.tensor([0.0, 0.25, *offsets], device=env.device)
         self._ahead = 2.0 * math.pi * ahead
         waves = torch.zeros(env.num_envs, len(ahead), device=env.device)
         self._waves, self.clock, self.swing = waves, waves[:, :2], waves[:, 2:]
 
+    def mirrored(self, mirror: Mirror) -> Image:
+        """Return the mirror image of the clock.
+
+        Raises:
+            UserError: If the mirror image of the gait is not the same gait, at the same time or half a period later.
+        """
+        image = mirror.geoms(self.feet.names)
+        later = {
+            round((self._offsets[other] - offset) % 1.0, 6)
+            for offset, (other, _) in zip(self._offsets, image, strict=True)
+        }
+        if later not in ({0.0}, {0.5}):
+            raise UserError(f"gait: the mirror image of the offsets {self._offsets} is another gait")
+        sign = 1 if later == {0.0} else -1
+        return ((0, sign), (1, sign))
+
     def measure(self, env: Env) -> None:
         steps = env.episode_length_buf.unsqueeze(1)
         walks = (env.command(self._command).norm(dim=1, keepdim=True) > self._moving_m_s) & (steps >= self._rest_steps)
-        torch.mul((steps * self._step + self._ahead).sin(), walks, out=self._waves)
+        torch.mul((steps * (2.0 * math.pi / self.period_steps) + self._ahead).sin(), walks, out=self._waves)
 
 
 def _rows(env: Env, sensors: tuple[str, ...], contacts: str) -> tuple[list[ContactRow], bool]:

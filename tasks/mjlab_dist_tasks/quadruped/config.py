@@ -53,7 +53,7 @@ _AGENT = AgentConfig(
     actor_hidden_dims=(128, 128),
     critic_hidden_dims=(128, 128),
     entropy_coef=0.004,
-    symmetry=SymmetryConfig(func="mjlab_dist_tasks.quadruped.terms:WithMirrored", use_data_augmentation=True),
+    symmetry=SymmetryConfig(use_data_augmentation=True),
 )
 """Settings for two ranks with 128 envs each: within three minutes on two cores, the robot walks (docs/performance.md).
 Many small mini-batches in few epochs need the least time. Learning with gamma 0.99 needs more samples (docs/lab.md)."""

@@ -67,7 +67,7 @@ def test_term_memory_is_cleared_only_in_envs_whose_episode_starts(env: Env) -> N
     actions = torch.rand(NUM_ENVS, env.num_actions)
     for _ in range(3):
         env.step(actions)
-    cleared = [tensor for term in env._memories.values() for tensor in term.cleared()]
+    cleared = [tensor for term in env.terms.values() for tensor in term.cleared()]
     own = [env.actions, env.previous_actions, env.episode_length_buf, env._episodes.rewards.T, *env._actions.cleared()]
     assert len(cleared) > 10
     for tensor in (*cleared, *own):

@@ -67,7 +67,7 @@ def test_every_integer_of_every_term_has_limits(build_env: Callable[[str], Env])
     ]
     found = {one for module in modules for one in vars(module).values() if isinstance(one, type)}
     remembering = {one for one in found if issubclass(one, Term) and one.__module__.startswith(mdp.__name__)}
-    used = {type(one) for env in envs for one in env._memories.values()}
+    used = {type(one) for env in envs for one in env.terms.values()}
     assert {one.__name__ for one in remembering if "state" in vars(one)} <= {one.__name__ for one in used}
 
 

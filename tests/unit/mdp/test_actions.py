@@ -27,7 +27,7 @@ NUM_ENVS = 6
 
 
 def block_of(env: Env, name: str) -> Action:
-    term = env._memories[f"actions.{name}"]
+    term = env.terms[f"actions.{name}"]
     assert isinstance(term, Action)
     return term
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any
 
 import mujoco
@@ -11,15 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from mjlab_dist.config import EnvConfig, observation
+from mjlab_dist.authoring.check.mirror_check import check_mirror
+from mjlab_dist.config import EnvConfig
 from mjlab_dist.env import Env
-from mjlab_dist.errors import UserError
 from mjlab_dist.mdp.height_scan import HeightScan
-from mjlab_dist.mdp.observations import joint_position
+from mjlab_dist.mdp.mirror import WithMirrored
 from mjlab_dist.mdp.sensors import Contact
 from mjlab_dist.sim import Simulation, build_model, load_model
 from mjlab_dist_tasks.quadruped.config import flat, rough
-from mjlab_dist_tasks.quadruped.terms import WithMirrored
 
 MODEL = "mjlab_dist_tasks.quadruped:quadruped.xml"
 
@@ -259,48 +257,11 @@ def test_motors_hold_the_position_of_the_action() -> None:
 
 
 def test_mirrored_samples_are_those_of_a_mirrored_robot() -> None:
-    # The second robot is the mirror image of the first one, except for the center of mass of its trunk (4 mm), and gets
-    # the mirrored command and actions.
-    config = flat().env
-    actions = {"joints": dataclasses.replace(config.actions["joints"], latency=(0, 0))}
-    told = config.commands["velocity"]
-    params = {**told.params, "heading_share": 0.0, "resample_s": (1e9, 1e9)}
-    commands = {"velocity": dataclasses.replace(told, params=params)}
-    config = dataclasses.replace(config, actions=actions, commands=commands, randomizations={}, events={})
-    pair = Env(config, 2, "cpu")
-    mirrored = WithMirrored(pair)
-    torch.manual_seed(1)
-    pair.reset()
-    flip = torch.tensor([1.0, -1.0, 1.0])
-    state = pair.sim
-    state.qpos[0, 3:7] = torch.tensor([0.97, 0.2, 0.02, 0.1]) / math.sqrt(0.9913)
-    state.qvel[0, :6] = torch.tensor([0.3, 0.2, 0.1, 0.4, -0.2, 0.3])
-    state.qpos[1, 3:7] = state.qpos[0, 3:7] * torch.tensor([1.0, -1.0, 1.0, -1.0])
-    state.qvel[1, :6] = state.qvel[0, :6] * torch.cat([flip, -flip])
-    _, bent = mirrored(pair, None, 0.2 * torch.randn(1, 12))
-    _, speeds = mirrored(pair, None, torch.randn(1, 12))
-    assert bent is not None
-    assert speeds is not None
-    state.qpos[:, 7:].add_(bent)
-    state.qvel[:, 6:].add_(speeds)
-    columns = pair.observation_columns()["critic"]
-    obs = pair.get_observations()
-    for _ in range(5):
-        _, steps = mirrored(pair, None, 0.3 * torch.randn(1, 12))
-        assert steps is not None
-        pair.find_command("velocity").value.copy_(torch.tensor([[0.8, 0.3, -0.5], [0.8, -0.3, 0.5]]))
-        obs, *_ = pair.step(steps)
-    both, _ = mirrored(pair, obs, None)
-    assert both is not None
-    for name, at in columns.items():
-        found, expected = both["critic"][2][at], obs["critic"][1][at]
-        torch.testing.assert_close(found, expected, atol=0.05, rtol=0.02, msg=lambda text, name=name: f"{name}: {text}")
-        if name not in ("height", "added_mass", "feet_in_contact", "feet_in_the_air", "friction", "gait"):
-            assert not torch.allclose(obs["critic"][0][at], expected, atol=0.1), name
-    torch.testing.assert_close(both["actor"][2:, -2:], -obs["actor"][:, -2:])  # the clock, half a period later
+    result = check_mirror(flat().env)
+    assert result.passed, result.text
 
 
-def test_mirrored_samples_have_the_mirrored_points_of_the_ground() -> None:
+def test_the_ground_is_mirrored() -> None:
     env = Env(rough().env, 2, "cpu")
     points = env.sensor("ground", HeightScan).offsets
     at = env.observation_columns()["actor"]["ground"]
@@ -309,25 +270,6 @@ def test_mirrored_samples_have_the_mirrored_points_of_the_ground() -> None:
     both, _ = WithMirrored(env)(env, obs, None)
     assert both is not None
     torch.testing.assert_close(both["actor"][2:, at], torch.stack([points[:, 0], -points[:, 1]]))
-
-
-def test_mirrored_samples_of_an_unknown_observation_are_refused() -> None:
-    config = flat().env
-    seen = {"actor": {**config.observations["actor"], "own": observation(joint_position, joint="FL_hip")}}
-    env = Env(dataclasses.replace(config, observations=seen), 2, "cpu")
-    with pytest.raises(UserError, match=r"observation own: .*--agent\.symmetry\.use-data-augmentation False"):
-        WithMirrored(env)
-
-
-def test_each_step_of_a_history_is_mirrored() -> None:
-    config = flat().env
-    gravity = dataclasses.replace(config.observations["actor"]["gravity"], history=2)
-    env = Env(dataclasses.replace(config, observations={"actor": {"gravity": gravity}}), 2, "cpu")
-    obs = env.get_observations()
-    both, _ = WithMirrored(env)(env, obs, None)
-    assert both is not None
-    expected = obs["actor"] * torch.tensor([1.0, -1.0, 1.0] * 2)
-    torch.testing.assert_close(both["actor"][2:], expected)
 
 
 def _without_chance(config: EnvConfig) -> EnvConfig:

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from mjlab_dist.authoring.buffer_sizes import BufferGauge
+from mjlab_dist.authoring.check.mirror_check import check_mirror
 from mjlab_dist.authoring.check.physics_check import PhysicsProbe
 from mjlab_dist.authoring.check.step_replay import is_library
 from mjlab_dist.authoring.check.task_checks import (
@@ -27,7 +28,7 @@ from mjlab_dist.authoring.check.task_checks import (
     passed,
 )
 from mjlab_dist.authoring.check.watched_env import RETURNED, Entry, WatchedEnv
-from mjlab_dist.config import TrainConfig
+from mjlab_dist.config import SymmetryConfig, TrainConfig
 from mjlab_dist.config.checks import validate
 from mjlab_dist.config.physics import BUFFER_MARGIN
 from mjlab_dist.distributed.rank import seed_generators
@@ -125,6 +126,11 @@ def _checks(config: TrainConfig, num_envs: int) -> Iterator[Check]:
     yield first.physics.check()
     yield check_finite(env, first.trace, first.num_resets)
     yield check_seeds((first.trace, second.trace), other.trace, config.seed, first.draws)
+
+    # Mirrored samples
+    symmetry = config.agent.symmetry
+    if symmetry.is_used and symmetry.func == SymmetryConfig().func:
+        yield check_mirror(config.env)
 
     # Resuming, in envs with a different seed and age
     yield _check_resume(first, other)

@@ -158,7 +158,7 @@ class WatchedEnv(Env):
         """Return the path of a method's term, even if the method has a wrapper for recorded steps."""
         inner = getattr(method, "_term", method)
         owner = getattr(inner, "__self__", inner)
-        return next(where for where, term in self._memories.items() if term is owner)
+        return next(where for where, term in self.terms.items() if term is owner)
 
     def _one(self, place: str, call: Callable[..., Any]) -> Callable[..., Any]:
         return self.watch.wrap(place, call, self._held, is_capturable=place not in self.uncapturable_terms)

@@ -303,7 +303,10 @@ def guessed(robot: Robot) -> list[str]:
     others = " or ".join(f"--goal {goal}" for goal in robot.goals if goal != robot.goal)
     lines = [f"its goal is {robot.goal}" + (f" (or: {others})" if others else "")]
     lines += _several(robot)
-    if robot.base is not None and robot.goal == "walk":
+    if robot.gait is not None:
+        trot = f"{robot.gait.frequency_hz:.2g} strides per second"
+        lines.append(f"it trots at up to {robot.gait.speed_m_s} m/s, with {trot} (commands, sensors)")
+    elif robot.base is not None and robot.goal == "walk":
         lines.append(f"it can move at up to {robot.base.speed_m_s:.2g} m/s (rewards)")
     if robot.motors and (robot.preset is None or robot.preset.motors.keys() != robot.motors.keys()):
         lines.append("its motors have gains and torques that suit the inertia and weight on each joint (sim.actuators)")
@@ -378,6 +381,7 @@ def _changes(lacks: Lacks) -> list[str]:
             ("a body that shows the target", bool(lacks.target)),
             (f"names for {_counted(len(lacks.joint_names), 'joint')}", bool(lacks.joint_names)),
             (f"names for {_counted(len(lacks.actuator_names), 'actuator')}", bool(lacks.actuator_names)),
+            (f"names for {_counted(len(lacks.geom_names), 'foot', 'feet')}", bool(lacks.geom_names)),
         )
         if is_added
     ]
@@ -392,5 +396,5 @@ def _actuators(robot: Robot, kinds: str) -> str:
     return "no actuators" if robot.motors else f"actuators ({kinds})"
 
 
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+def _counted(number: int, what: str, several: str = "") -> str:
+    return f"{number} {what if number == 1 else several or what + 's'}"

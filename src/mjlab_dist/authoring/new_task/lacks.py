@@ -65,6 +65,8 @@ class Lacks:
     keyframe_name: str | None = None
     # Names for bodies without one that the config or model.py refers to, by their index in mujoco.MjSpec.bodies
     body_names: dict[int, str] = field(default_factory=dict)
+    # Names for the geoms of feet without one, by their index in mujoco.MjSpec.geoms
+    geom_names: dict[int, str] = field(default_factory=dict)
     # Positions of all joints in a start pose that was found by simulation; empty if no pose was found this way
     home: tuple[float, ...] = ()
     # Names of the root bodies of arms with torque motors that sag at action 0. For these bodies and all bodies below
@@ -167,6 +169,7 @@ def _supply_names(spec: mujoco.MjSpec, lacks: Lacks) -> None:
         (spec.joints, lacks.joint_names),
         (spec.actuators, lacks.actuator_names),
         (spec.bodies, lacks.body_names),
+        (spec.geoms, lacks.geom_names),
     ):
         for i, name in names.items():
             elements[i].name = name

@@ -8,14 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from mjlab_dist.authoring.buffer_sizes import can_constrain, can_touch
-from mjlab_dist.authoring.new_task.action_blocks import Block
+from mjlab_dist.authoring.new_task.action_blocks import Block, gentle
 from mjlab_dist.authoring.new_task.goals import (
     EndEffector,
+    Gait,
     Goal,
     Pendulum,
     choose_goal,
     find_end,
+    find_feet,
+    find_gait,
     find_pendulum,
+    height_above,
     possible_goals,
 )
 from mjlab_dist.authoring.new_task.joints import (
@@ -59,6 +63,9 @@ if TYPE_CHECKING:
 # Target for the control steps per second. The actual rate is the nearest one that the MJCF's timestep allows.
 CONTROL_HZ = 50.0
 
+# Timestep for learning to trot, unless that of the MJCF is longer
+GAIT_TIMESTEP_S = 0.02 / 3
+
 # Type of a slide joint, `mujoco.mjtJoint.mjJNT_SLIDE`
 SLIDE = 2
 
@@ -95,6 +102,8 @@ class Robot:
     pendulum_body: str
     # The end effector, for the goal reach, with the name of its site; None for other goals
     end: EndEffector | None
+    # The trot of a robot that learns to walk on four legs; None for other robots
+    gait: Gait | None
     # Names of the driven hinge and slide joints
     joints: tuple[str, ...]
     # The robots in the MJCF, and other objects with joints
@@ -124,6 +133,8 @@ class Robot:
     control_hz: float
     # Whether the MJCF uses the solver PGS, which MuJoCo Warp does not support
     has_pgs: bool
+    # Timestep in s with which the task replaces that of the MJCF; None if the task keeps it
+    timestep_s: float | None
     # The integrator of the MJCF, if the task replaces it by implicitfast; None if the task keeps it. The task replaces
     # Euler if motors are added, because Euler is less stable with them, and RK4, because it takes four times as long.
     integrator: Literal["euler", "rk4"] | None
@@ -145,6 +156,7 @@ def examine(mjcf: Path, flag: str | None = None, goal: Goal | None = None, *, na
     # The goal and the parts that it needs; actions, motors and the start pose
     plan = _plan(model, root, joints, goal)
     supply(spec, plan.lacks)
+    timestep_s = _trot_fast(spec, model) if plan.feet else None
     preset = _preset(spec, model, joints, names)
     actuation = actuate(spec, root, joints, preset)
     lacks = _supply_rest(spec, model, plan, actuation, joints)
@@ -155,16 +167,24 @@ def examine(mjcf: Path, flag: str | None = None, goal: Goal | None = None, *, na
 
     # Actions that keep the physics stable, and sizes of the buffers
     decimation = max(1, round(1.0 / (CONTROL_HZ * model.opt.timestep)))
-    blocks = calmed(model, start, decimation, actuation.blocks)
+    control_hz = 1.0 / (decimation * model.opt.timestep)
+    blocks = actuation.blocks
+    if plan.feet:
+        blocks = gentle(model, blocks, height_above(model, start, root, plan.feet))
+    blocks = calmed(model, start, decimation, blocks)
     touches = can_touch(model, put_on_device(flag, model))
     rows, contacts = sample_sizes(model, start, decimation, blocks, root)
+    base = find_base(model, start, root) if root else None
     return Robot(
         goal=plan.goal,
         goals=plan.goals,
-        base=find_base(model, start, root) if root else None,
+        base=base,
         pendulum=plan.pendulum,
         pendulum_body=model.body(plan.pendulum.body).name if plan.pendulum is not None else "",
         end=plan.end,
+        gait=find_gait(model, start, root, plan.feet, speed_m_s=base.speed_m_s, control_hz=control_hz)
+        if base is not None and plan.feet
+        else None,
         joints=tuple(model.joint(i).name for i in joints),
         trees=find_trees(model, joints),
         observed=_observed(model, start, root),
@@ -182,9 +202,10 @@ def examine(mjcf: Path, flag: str | None = None, goal: Goal | None = None, *, na
         stands=actuation.stands,
         view=find_view(model, start),
         decimation=decimation,
-        control_hz=1.0 / (decimation * model.opt.timestep),
+        control_hz=control_hz,
         has_pgs=loaded.has_pgs,
-        integrator=_integrator(loaded.integrator, actuation.motors),
+        timestep_s=timestep_s,
+        integrator=_integrator(loaded.integrator, has_motors=bool(actuation.motors or plan.feet)),
         njmax=size_for(BUFFER_MARGIN * rows, touches or can_constrain(model)),
         nconmax=size_for(BUFFER_MARGIN * contacts, touches),
     )
@@ -233,6 +254,8 @@ class _Plan(NamedTuple):
     goals: tuple[Goal, ...]
     pendulum: Pendulum | None
     end: EndEffector | None
+    # Names of the geoms of the feet of a robot that learns to trot
+    feet: tuple[str, ...]
     lacks: Lacks
 
 
@@ -264,7 +287,27 @@ def _plan(model: mujoco.MjModel, root: Sequence[int], joints: Sequence[int], wis
             site = new_name("end_effector", names_of(model, "site"))
             name = lacks.body_names.get(end.body, bodies[end.body])
             end, lacks = replace(end, site=site), replace(lacks, end_site=(name, site, end.pos))
-    return _Plan(goal, goals, pendulum, end, lacks)
+    feet = find_feet(model, start, root, joints) if goal == "walk" and can_fall else ()
+    geoms = names_of(model, "geom")
+    for foot in feet:
+        if not geoms[foot]:
+            geoms[foot] = new_name("foot", geoms)
+            lacks = replace(lacks, geom_names=lacks.geom_names | {foot: geoms[foot]})
+    return _Plan(goal, goals, pendulum, end, tuple(geoms[foot] for foot in feet), lacks)
+
+
+def _trot_fast(spec: mujoco.MjSpec, model: mujoco.MjModel) -> float | None:
+    """Set the options with which a task learns to trot, as the generated config does. Return a new timestep in s."""
+    import mujoco
+
+    spec.option.cone = mujoco.mjtCone.mjCONE_PYRAMIDAL
+    spec.option.impratio = 1.0
+    if spec.option.integrator in {mujoco.mjtIntegrator.mjINT_EULER, mujoco.mjtIntegrator.mjINT_RK4}:
+        spec.option.integrator = mujoco.mjtIntegrator.mjINT_IMPLICITFAST
+    if model.opt.timestep >= GAIT_TIMESTEP_S:
+        return None
+    spec.option.timestep = GAIT_TIMESTEP_S
+    return GAIT_TIMESTEP_S
 
 
 def _supply_rest(
@@ -292,13 +335,13 @@ def _preset(spec: mujoco.MjSpec, model: mujoco.MjModel, joints: Sequence[int], n
     return find_preset([spec.modelname, *names], [model.joint(joint).name for joint in joints])
 
 
-def _integrator(integrator: int, motors: dict[str, ActuatorConfig]) -> Literal["euler", "rk4"] | None:
+def _integrator(integrator: int, *, has_motors: bool) -> Literal["euler", "rk4"] | None:
     """Return the integrator of the MJCF if the task replaces it by implicitfast; None if the task keeps it."""
     import mujoco
 
     if integrator == mujoco.mjtIntegrator.mjINT_RK4:
         return "rk4"
-    return "euler" if motors and integrator == mujoco.mjtIntegrator.mjINT_EULER else None
+    return "euler" if has_motors and integrator == mujoco.mjtIntegrator.mjINT_EULER else None
 
 
 def _observed(model: mujoco.MjModel, start: mujoco.MjData, root: Sequence[int]) -> Observed:

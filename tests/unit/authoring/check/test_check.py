@@ -24,7 +24,7 @@ from mjlab_dist.errors import CheckError, UserError
 from mjlab_dist.learn.rank_state import random_state
 
 NAMES_OF_CHECKS = [
-    "terms", "physics", "finite", "seeds", "resume", "host syncs", "replay", "episodes", "buffers", "speed",
+    "terms", "physics", "finite", "seeds", "mirror", "resume", "host syncs", "replay", "episodes", "buffers", "speed",
 ]  # fmt: skip
 
 
@@ -76,7 +76,8 @@ def test_every_task_passes(task: str, request: pytest.FixtureRequest) -> None:
     if task in WITH_SHORT_ROLLOUTS:
         request.getfixturevalue("short_rollouts")
     found = results(dataclasses.replace(config_of(task), num_envs=8, total_num_envs=None))
-    assert list(found) == NAMES_OF_CHECKS
+    expected = [name for name in NAMES_OF_CHECKS if name != "mirror" or config_of(task).agent.symmetry.is_used]
+    assert list(found) == expected
     assert [result.text for result in found.values() if not result.passed] == []
     assert int(re.search(r", (\d+) resets", found["finite"].text)[1]) >= 8  # pyright: ignore[reportOptionalSubscript]
     assert int(re.search(r"same (\d+) operations", found["replay"].text)[1]) > 20  # pyright: ignore[reportOptionalSubscript]
@@ -269,7 +270,7 @@ def test_the_command_prints_a_line_per_check_and_fails_if_one_does(command: Comm
     done = command("mjlab-dist", "check", "cartpole-balance", "--num-envs", "8")
     assert (done.code, done.err) == (0, "")
     lines = [line for line in done.out.splitlines() if not line.lower().startswith("compil")]
-    assert [line[:12].strip() for line in lines] == NAMES_OF_CHECKS
+    assert [line[:12].strip() for line in lines] == [name for name in NAMES_OF_CHECKS if name != "mirror"]
     assert all(line[12:].startswith("pass  ") for line in lines)
     wrong = ("--env.rewards.smooth.func", "terms_with_mistakes:column")
     tests = {"PYTHONPATH": str(Path(mistakes.__file__).parent)}

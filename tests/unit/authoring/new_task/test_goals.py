@@ -177,6 +177,59 @@ def drone(joint: str = "<freejoint/>", limits: str = 'ctrlrange="0 10"') -> str:
     </mujoco>"""
 
 
+QUADRUPED = (Path(__file__).parents[3] / "data" / "models" / "quadruped.xml").read_text()
+
+
+def test_a_robot_with_four_legs_learns_to_trot(tmp_path: Path) -> None:
+    robot = examined(tmp_path, QUADRUPED)
+    gait = robot.gait
+    assert gait is not None
+    model = compiled(tmp_path, robot)
+    feet = [model.body(model.geom(foot).bodyid[0]).name for foot in gait.feet]
+    assert dict(zip(feet, gait.offsets, strict=True)) == {
+        "fl_calf": 0.0, "fr_calf": 0.5, "rl_calf": 0.5, "rr_calf": 0.0,
+    }  # fmt: skip
+    assert all(model.geom(foot).size[0] == 0.02 for foot in gait.feet)
+    assert gait.is_symmetric
+    assert 2.0 <= gait.frequency_hz <= 3.0
+    half_steps = robot.control_hz / (2.0 * gait.frequency_hz)
+    assert half_steps == pytest.approx(round(half_steps))
+    assert 0.04 <= gait.lift_m <= 0.08
+    assert 0.8 <= gait.speed_m_s <= 1.2
+    # The options of the config are those with which the robot was examined
+    assert (robot.timestep_s, robot.control_hz) == pytest.approx((0.02 / 3, 50.0))
+    source = config_source(NAMES, robot)
+    assert "SymmetryConfig(use_data_augmentation=True)" in source
+    assert f"_FEET = {gait.feet}".replace("'", '"') in source
+    assert re.search(r"^it trots at .*\n(.*\n)*.*names for 4 feet", "\n".join(guessed(robot)), re.MULTILINE)
+
+
+def test_actions_move_stiff_legs_by_less(tmp_path: Path) -> None:
+    joints = re.findall(r'<joint name="(\w+)"', QUADRUPED)
+    motors = "".join(f'<position joint="{joint}" kp="200" kv="5"/>' for joint in joints)
+    robot = examined(tmp_path, QUADRUPED.replace("</mujoco>", f"<actuator>{motors}</actuator></mujoco>"))
+    model = compiled(tmp_path, robot)
+    weight_n = 9.81 * model.body_mass.sum()
+    (block,) = robot.blocks.values()
+    assert 200 * block.scale == pytest.approx(0.4 * weight_n * 0.3, rel=0.3)
+
+
+@pytest.mark.parametrize(
+    ("xml", "gait"),
+    [
+        (QUADRUPED.replace("0 -0.08 0", "0 -0.12 0", 1), "lopsided"),
+        (re.sub(r'<joint name="\w+_abduction"[^>]*>', "", QUADRUPED), "none"),
+        (QUADRUPED.replace('range="-2.8 -0.8"', "", 1), "none"),
+        (re.sub(r'(?s)<body name="rr_hip".*</body>(?=\s*</body>\s*</worldbody>)', "", QUADRUPED), "none"),
+    ],
+    ids=["lopsided", "two joints", "a wheel", "three legs"],
+)
+def test_only_symmetric_robots_learn_from_mirrored_samples(tmp_path: Path, xml: str, gait: str) -> None:
+    found = examined(tmp_path, xml).gait
+    assert (found is None) == (gait == "none")
+    assert found is None or not found.is_symmetric
+
+
 @pytest.mark.parametrize("limits", ['ctrlrange="0 10"', ""])
 def test_a_drone_hovers_at_action_0(tmp_path: Path, limits: str) -> None:
     (tmp_path / "drone.xml").write_text(drone(limits=limits))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import mujoco
 import numpy as np
@@ -72,33 +73,11 @@ def test_armature_is_added_where_the_inertia_is_too_small_for_the_stiffness() ->
     assert frequency == pytest.approx(10.0, rel=0.05)
 
 
-def quadruped() -> str:
-    """Return the MJCF of a robot like a Unitree Go1: 12 kg, straight legs in the reference pose, and no actuators."""
-    ghost = 'contype="0" conaffinity="0"'
-    legs = "".join(
-        f"""<body name="{name}_hip" pos="{x} {y} 0"><joint name="{name}_abduction" axis="1 0 0" range="-0.9 0.9"/>
-          <geom type="sphere" size=".04" mass=".5" {ghost}/>
-          <body name="{name}_thigh" pos="0 {math.copysign(0.08, y)} 0">
-            <joint name="{name}_hip" axis="0 1 0" range="-0.7 4"/>
-            <geom type="capsule" fromto="0 0 0 0 0 -.21" size=".02" mass=".8" {ghost}/>
-            <body name="{name}_calf" pos="0 0 -.21"><joint name="{name}_knee" axis="0 1 0" range="-2.8 -0.8"/>
-              <geom type="capsule" fromto="0 0 0 0 0 -.2" size=".01" mass=".2" {ghost}/>
-              <geom type="sphere" pos="0 0 -.21" size=".02" mass=".05"/>
-            </body>
-          </body>
-        </body>"""
-        for name, x, y in (("fl", 0.19, 0.05), ("fr", 0.19, -0.05), ("rl", -0.19, 0.05), ("rr", -0.19, -0.05))
-    )
-    return f"""
-    <mujoco><compiler angle="radian" autolimits="true"/><option timestep="0.002"/>
-      <worldbody><geom type="plane" size="0 0 1"/>
-        <body name="trunk" pos="0 0 .45"><freejoint/><geom type="box" size=".19 .05 .05" mass="6"/>{legs}</body>
-      </worldbody>
-    </mujoco>"""
+QUADRUPED = (Path(__file__).parents[3] / "data" / "models" / "quadruped.xml").read_text()
 
 
 def test_a_quadruped_of_12_kg_stands_on_bent_legs_with_motors_of_the_usual_size() -> None:
-    model, found = actuated(quadruped())
+    model, found = actuated(QUADRUPED)
     assert found.stands
     limits = [motor.effort_limit or 0.0 for motor in found.motors.values()]
     assert 15 < min(limits) <= max(limits) < 40
@@ -326,9 +305,9 @@ def test_the_buffers_hold_the_contacts_of_a_robot_that_lies() -> None:
 
 
 def test_a_leg_carries_the_robot_and_not_only_itself() -> None:
-    model = mujoco.MjModel.from_xml_string(quadruped())
+    model = mujoco.MjModel.from_xml_string(QUADRUPED)
     data = mujoco.MjData(model)
-    data.qpos[:] = actuated(quadruped())[1].home
+    data.qpos[:] = actuated(QUADRUPED)[1].home
     mujoco.mj_forward(model, data)
     knees = [model.joint(f"{name}_knee").id for name in ("fl", "fr", "rl", "rr")]
     legs = find_legs(model, data, 1, driven_joints(model, find_root(model)))

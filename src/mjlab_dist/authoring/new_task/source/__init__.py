@@ -13,7 +13,7 @@ WIDTH = 120
 FUNCTIONS = ("event", "metric", "observation", "reward", "term", "termination")
 
 # Modules of mjlab_dist.mdp that a config imports
-MODULES = ("commands", "events", "observations", "rewards", "terminations")
+MODULES = ("commands", "events", "observations", "rewards", "sensors", "terminations")
 
 # Text of typings/mujoco/__init__.pyi of a separate package
 STUB_SOURCE = """# MuJoCo's bindings are compiled and have no types. Type checkers look for stubs in the folder typings.

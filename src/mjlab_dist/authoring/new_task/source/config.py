@@ -35,21 +35,24 @@ def summary(robot: Robot) -> str:
     """Return a short description of the task."""
     if robot.base is None:
         return _SUMMARIES[robot.goal]
+    if robot.gait is not None:
+        return "Follow velocity commands"
     return {"walk": "Walk forward" if robot.base.can_fall else "Swim forward", "hold": "Stand still"}.get(
         robot.goal, _SUMMARIES[robot.goal]
     )
 
 
 def _body_source(names: Names, robot: Robot) -> str:
+    num_envs, num_steps = (512, 32) if robot.gait is None else (128, 24)
     parts = moving_source(robot.base, robot) if robot.base is not None else fixed_source(robot)
     return f'''def {names.function}() -> TrainConfig:
     """{summary(robot)}, with {names.file}."""
     return TrainConfig(
         task={text(names.task)},
         # Number of envs (copies of the robot) on each CPU process, and on each GPU.
-        num_envs=512,
+        num_envs={num_envs},
         gpu_num_envs=4096,
-        # Each iteration is a rollout of 32 control steps in every env, and an update of the policy.
+        # Each iteration is a rollout of {num_steps} control steps in every env, and an update of the policy.
         max_iterations=300,
         env=_env(),
         # The learner, PPO. More flags: train {names.task} --help agent
@@ -57,8 +60,7 @@ def _body_source(names: Names, robot: Robot) -> str:
             # Normalizes observations by their mean and standard deviation, so that terms need no scale.
             obs_normalization=True,
             # A larger entropy bonus leads to longer exploration.
-            entropy_coef=0.002,
-            use_clipped_value_loss=False,
+{indented(_agent_source(robot), 12)}
             actor_hidden_dims=(128, 128),
             critic_hidden_dims=(128, 128),
         ),
@@ -82,6 +84,30 @@ def _sim() -> SimConfig:
 '''
 
 
+def _agent_source(robot: Robot) -> list[str]:
+    if robot.gait is None:
+        return ["entropy_coef=0.002,", "use_clipped_value_loss=False,"]
+    lines = [
+        "entropy_coef=0.004,",
+        "# Standard deviation of the actions at the start.",
+        "init_std=0.8,",
+        "# Small rollouts, and many small mini-batches, take the least time on a CPU.",
+        "num_steps_per_env=24,",
+        "num_learning_epochs=3,",
+        "num_mini_batches=16,",
+        "# The learning rate falls to 0.",
+        'schedule="linear",',
+        "# Discount factor per control step.",
+        "gamma=0.97,",
+    ]
+    if robot.gait.is_symmetric:
+        lines += [
+            "# Learns from every sample also with left and right exchanged, so that the robot does not limp.",
+            "symmetry=SymmetryConfig(use_data_augmentation=True),",
+        ]
+    return lines
+
+
 def _imports_source(names: Names, robot: Robot, body: str) -> str:
     # Names that the code uses
     code = joined(line for line in body.splitlines() if not line.lstrip().startswith("#"))
@@ -93,6 +119,8 @@ def _imports_source(names: Names, robot: Robot, body: str) -> str:
         "TrainConfig",
         "OptionsConfig",
         "ActuatorConfig",
+        "ContactConfig",
+        "SymmetryConfig",
     ]
     imports = [name for name in (*imports, *FUNCTIONS) if re.search(rf"\b{name}\b", code)]
     modules = [name for name in MODULES if re.search(rf"(?<!\.)\b{name}\.", code)]
@@ -100,7 +128,9 @@ def _imports_source(names: Names, robot: Robot, body: str) -> str:
     if own and "." not in names.module:  # a blank line precedes a package's own imports, but not those in a checkout
         own = f"\n{own}"
     # Docstring of the module, and imports
-    example = next((name for name in ("forward", "upright", "reached") if f'"{name}": reward' in body), "effort")
+    example = next(
+        (name for name in ("track_velocity", "forward", "upright", "reached") if f'"{name}": reward' in body), "effort"
+    )
     return f'''"""The task {names.task}: simulation, observations, actions, rewards and terminations.
 
 Every field is also a flag of the command line:
@@ -126,6 +156,9 @@ def _constants(robot: Robot) -> dict[str, list[str]]:
         found["_ROOT"] = [f"# {what}", f"_ROOT = {text(robot.base.joint)}"]
     if robot.end is not None and robot.end.site is not None:
         found["_SITE"] = ["# The site of the end effector.", f"_SITE = {text(exactly(robot.end.site))}"]
+    if robot.gait is not None:
+        feet = tuple(map(exactly, robot.gait.feet))
+        found["_FEET"] = ["# The geoms of the feet.", *tuple_lines("_FEET = ", feet, "", 0)]
     found["_JOINTS"] = ["# The driven joints.", *_names("_JOINTS", robot.joints)]
     if robot.pendulum is not None:
         found["_BODY"] = ["# The last link.", f"_BODY = {text(robot.pendulum_body)}"]
@@ -158,13 +191,29 @@ def _sim_source(names: Names, robot: Robot) -> str:
     if robot.motors:
         lines += _motors_source(robot)
     # Options that differ from the MJCF
-    if robot.has_pgs or robot.integrator is not None:
+    if robot.has_pgs or robot.integrator is not None or robot.gait is not None:
         lines += ["options=OptionsConfig("]
+        if robot.timestep_s is not None:
+            lines += [
+                "    # A longer physics step than in the MJCF, in simulated seconds.",
+                f"    timestep_s={1 / robot.control_hz:.4g} / {robot.decimation},",
+            ]
+        if robot.gait is not None:
+            lines += [
+                "    # Contacts that are fast to compute.",
+                '    cone="pyramidal",',
+                "    impratio=1.0,",
+            ]
         if robot.has_pgs:
             lines += ["    # The MJCF uses PGS, which MuJoCo Warp does not support.", '    solver="newton",']
         if robot.integrator is not None:
             lines += [f"    # {_INTEGRATORS[robot.integrator]}", '    integrator="implicitfast",']
         lines += ["),"]
+    if robot.gait is not None:
+        lines += [
+            "# Contacts that sensors measure.",
+            'contacts={"feet": ContactConfig(names=_FEET, kind="geom")},',
+        ]
     # Step and buffer sizes
     lines += [
         f"# Physics steps per control step; the result is {robot.control_hz:.4g} control steps per second.",

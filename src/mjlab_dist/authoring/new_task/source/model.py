@@ -41,6 +41,7 @@ def _statements(robot: Robot) -> list[str]:
         *_names_source("actuators", lacks.actuator_names),
     ]
     body += _names_source("bodies", lacks.body_names)
+    body += _names_source("geoms", lacks.geom_names)
     if lacks.keyframe_name is not None:
         body += ["# Name the keyframe, which has no name.", f"spec.keys[0].name = {text(lacks.keyframe_name)}"]
     if lacks.home:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from mjlab_dist.authoring.new_task.goals import EndEffector, Pendulum
+from mjlab_dist.authoring.new_task.goals import EndEffector, Gait, Pendulum
 from mjlab_dist.authoring.new_task.joints import Base
 from mjlab_dist.authoring.new_task.robot import Robot
 from mjlab_dist.authoring.new_task.source import rounded, rounded_up, text
@@ -221,12 +221,83 @@ def _pendulum_terminations(robot: Robot, pendulum: Pendulum) -> list[str]:
 
 def moving_source(base: Base, robot: Robot) -> list[str]:
     """Return the source lines of the env's observations, rewards, terminations and events."""
+    if robot.gait is not None:
+        return [
+            *_gait_source(robot.gait),
+            *env_parts(
+                observed=[*_base_observations(base), *_GAIT_OBSERVATIONS, *joint_observations(robot)],
+                rewards=_gait_rewards(robot.gait),
+                terminations=_terminations(base),
+                events=_events(base, robot),
+            ),
+        ]
     return env_parts(
         observed=[*_base_observations(base), *joint_observations(robot)],
         rewards=_rewards(base, robot),
         terminations=_terminations(base),
         events=_events(base, robot),
     )
+
+
+_GAIT_OBSERVATIONS = [
+    "# The velocity to follow, and the clock of the gait.",
+    '"command": observation(observations.command, name="velocity"),',
+    '"gait": observation(observations.gait_clock, sensor="gait"),',
+]
+
+
+def _gait_source(gait: Gait) -> list[str]:
+    speed = gait.speed_m_s
+    return [
+        "# Commands: how the robot should move. They are resampled every few seconds.",
+        "commands={",
+        '    "velocity": term(',
+        "        commands.Velocity,",
+        f"        forward_m_s=({-speed!r}, {speed!r}),",
+        f"        left_m_s=({-speed / 2!r}, {speed / 2!r}),",
+        "        yaw_rad_s=(-1.0, 1.0),",
+        "        resample_s=(2.0, 5.0),",
+        "        # Shares of the commands to stand still, and to keep a heading instead of a yaw rate.",
+        "        standing_share=0.1,",
+        "        heading_share=0.5,",
+        "        joint=_ROOT,",
+        "    ),",
+        "},",
+        "# Sensors: measured once per control step, for observations and rewards.",
+        "sensors={",
+        "    # A clock that tells when to lift each foot. Feet with the same offset swing together: this is a trot.",
+        '    "gait": term(',
+        "        sensors.Gait,",
+        "        feet=_FEET,",
+        f"        offsets={gait.offsets!r},",
+        f"        frequency_hz={gait.frequency_hz:.4g},",
+        '        command="velocity",',
+        "    ),",
+        '    "feet": term(sensors.Contact, contacts="feet"),',
+        "},",
+        "# Weights of rewards are per second.",
+        'reward_scale="dt",',
+    ]
+
+
+def _gait_rewards(gait: Gait) -> list[str]:
+    return [
+        "# 1 if the robot moves as the command says, forward and to the left, and turns as it says.",
+        '"track_velocity": reward(3.0, rewards.track_linear_velocity, command="velocity", joint=_ROOT),',
+        '"track_yaw_rate": reward(1.5, rewards.track_yaw_rate, command="velocity", std_rad_s=0.3, joint=_ROOT),',
+        "# 1 in every step in which the episode is not terminated.",
+        '"alive": reward(1.0, rewards.alive),',
+        "# The share of feet that swing or stand as the clock says, and how closely they follow swings of this height.",
+        '"gait": reward(0.5, rewards.scheduled_contacts, gait="gait", contacts="feet"),',
+        f'"foot_lift": reward(1.0, rewards.FootLift, gait="gait", height_m={gait.lift_m!r}),',
+        "# Costs for a body that is not level, and that moves up, down or sideways.",
+        '"tilt": reward(-5.0, rewards.tilt, joint=_ROOT),',
+        '"tilt_rate": reward(-0.05, rewards.tilt_rate, joint=_ROOT),',
+        '"vertical_velocity": reward(-1.0, rewards.vertical_velocity, joint=_ROOT),',
+        "# Costs for actions that change fast, and for joints away from the start state.",
+        '"action_rate": reward(-0.01, rewards.action_rate),',
+        '"posture": reward(-0.05, rewards.JointDeviation, joints=_JOINTS),',
+    ]
 
 
 def _base_observations(base: Base) -> list[str]:

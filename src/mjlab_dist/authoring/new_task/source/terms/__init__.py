@@ -20,7 +20,9 @@ def terms_source(names: Names, robot: Robot) -> str:
     module = "balance" if robot.goal == "swing-up" else robot.goal
     if robot.goal == "hold":
         module = "hold_fixed" if robot.base is None else "hold_moving"
-    if robot.goal == "walk":
+    if robot.gait is not None:
+        module = "none"
+    elif robot.goal == "walk":
         assert robot.base is not None
         module = "walk_floating" if robot.base.is_free else "walk_planar"
     _, _, code = files(__name__).joinpath(f"{module}.py").read_text("utf-8").partition("\n")
