@@ -27,9 +27,9 @@ from mjlab_dist.mdp.mirror import VECTOR, WithMirrored, mirrored
 
 
 def robot(left_axis: str = "0 0 -1", right_rear_m: float = -0.1) -> str:
-    """Return the MJCF of a robot with four legs that turn sideways and slide; the names do not tell left from right.
+    """Return the MJCF of a robot with four legs that turn and slide. Names do not tell left from right.
 
-    The axes of the left front hip and of the right front slide joint point the other way than those of their images.
+    The axis of the left front hip points the other way than those of the other hips.
     """
     legs = "".join(
         f"""<body pos="{x} {y} 0"><joint name="hip_{i}" axis="{axis}" range="-1 1" damping=".1"/>
