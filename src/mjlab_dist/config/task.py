@@ -440,3 +440,32 @@ class EnvConfig:
     """What to do if physics, observations or rewards are not finite. stop: training ends in that iteration, and the
     state is saved for play --nan-dump. reset: the affected envs start a new episode, and are counted; in observations,
     numbers that are not finite are replaced by 0."""
+
+
+def without_disturbances(env: EnvConfig) -> EnvConfig:
+    """Return a task without noise, delays, interval events, randomizations and curricula that change them."""
+    removed = ("randomizations.", *(f"events.{name}." for name, one in env.events.items() if one.when == "interval"))
+    noise = (".uniform_noise", ".gaussian_noise")
+    return dataclasses.replace(
+        env,
+        actions={
+            name: dataclasses.replace(action, latency=(0, 0), latency_jitter=0.0)
+            for name, action in env.actions.items()
+        },
+        observations={
+            group: {
+                name: dataclasses.replace(term, uniform_noise=0.0, gaussian_noise=0.0, delay=(0, 0), delay_jitter=0.0)
+                for name, term in terms.items()
+            }
+            for group, terms in env.observations.items()
+        },
+        events={name: event for name, event in env.events.items() if event.when != "interval"},
+        randomizations={},
+        curricula={
+            name: term
+            for name, term in env.curricula.items()
+            if not any(
+                isinstance(v, str) and (v.startswith(removed) or v.endswith(noise)) for v in term.params.values()
+            )
+        },
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 import mujoco
 import numpy as np
@@ -12,6 +12,7 @@ from tensordict import TensorDict
 
 from mjlab_dist.env.binding import import_term
 from mjlab_dist.env.columns import Columns
+from mjlab_dist.env.term import FunctionT
 from mjlab_dist.errors import UserError
 
 if TYPE_CHECKING:
@@ -35,8 +36,6 @@ ROTATION: Image = ((0, -1), (1, 1), (2, -1))
 TOLERANCE = 0.03
 """Maximum distance between a point and the mirror image of another point, as a share of the robot's size; for
 directions, the maximum distance of unit vectors; for the start state, the maximum difference in rad or m."""
-
-FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 
 def mirrored(image: Image | Callable[..., Image]) -> Callable[[FunctionT], FunctionT]:
@@ -213,7 +212,11 @@ def _size_m(points: NDArray[np.float64]) -> float:
 
 
 class WithMirrored:
-    """For --agent.symmetry: appends samples in which left and right are exchanged."""
+    """For --agent.symmetry: appends samples in which left and right are exchanged.
+
+    Attributes:
+        mirror: The mirror images of the robot's joints and other elements.
+    """
 
     def __init__(self, env: Env) -> None:
         """Find the mirror images of actions and observations.
@@ -221,7 +224,7 @@ class WithMirrored:
         Raises:
             UserError: If the mirror image of one is not known, or the robot is not symmetric.
         """
-        mirror = Mirror(env)
+        mirror = self.mirror = Mirror(env)
         self._actions = _selected(mirror.actions, env.device)
         self._groups: dict[str, tuple[Columns, torch.Tensor]] = {}
         for group, columns in env.observation_columns().items():
@@ -246,14 +249,14 @@ class WithMirrored:
             actions: Actions, (samples, num_actions); None for observations alone.
         """
         if obs is not None:
-            both = {name: _with_mirrored(obs[name], *selected) for name, selected in self._groups.items()}
+            both = {name: _appended(obs[name], *selected) for name, selected in self._groups.items()}
             obs = TensorDict(both, batch_size=[2 * len(obs)])
-        return obs, None if actions is None else _with_mirrored(actions, *self._actions)
+        return obs, None if actions is None else _appended(actions, *self._actions)
 
 
 def with_mirrored(rows: torch.Tensor, image: Image) -> torch.Tensor:
     """Return rows of numbers, (n, k), followed by their mirror images, (2 * n, k)."""
-    return _with_mirrored(rows, *_selected(image, str(rows.device)))
+    return _appended(rows, *_selected(image, str(rows.device)))
 
 
 def _selected(image: Image, device: str) -> tuple[Columns, torch.Tensor]:
@@ -261,5 +264,5 @@ def _selected(image: Image, device: str) -> tuple[Columns, torch.Tensor]:
     return Columns(indices, device), torch.tensor(signs, dtype=torch.float32, device=device)
 
 
-def _with_mirrored(rows: torch.Tensor, columns: Columns, signs: torch.Tensor) -> torch.Tensor:
+def _appended(rows: torch.Tensor, columns: Columns, signs: torch.Tensor) -> torch.Tensor:
     return torch.cat([rows, columns.of(rows) * signs])

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from mjlab_dist.config import EnvConfig, PlayConfig, TrainConfig
+from mjlab_dist.config import PlayConfig, TrainConfig
 from mjlab_dist.config.limits import MIN_PIXELS, validate_limits
 from mjlab_dist.errors import UserError, listed
 from mjlab_dist.imports import require_extra
@@ -50,35 +50,6 @@ def resolve(task: str, config: PlayConfig) -> tuple[TrainConfig, Path]:
         )
     run_dir = find_run(config.log_root, task, str(run_dir), "--checkpoint")
     return read_config_file(run_dir, trust=config.trust, uses_ssh=False), readable(checkpoint)
-
-
-def without_disturbances(env: EnvConfig) -> EnvConfig:
-    """Return a task without noise, delays, interval events, randomizations and curricula that change them."""
-    removed = ("randomizations.", *(f"events.{name}." for name, one in env.events.items() if one.when == "interval"))
-    noise = (".uniform_noise", ".gaussian_noise")
-    return dataclasses.replace(
-        env,
-        actions={
-            name: dataclasses.replace(action, latency=(0, 0), latency_jitter=0.0)
-            for name, action in env.actions.items()
-        },
-        observations={
-            group: {
-                name: dataclasses.replace(term, uniform_noise=0.0, gaussian_noise=0.0, delay=(0, 0), delay_jitter=0.0)
-                for name, term in terms.items()
-            }
-            for group, terms in env.observations.items()
-        },
-        events={name: event for name, event in env.events.items() if event.when != "interval"},
-        randomizations={},
-        curricula={
-            name: term
-            for name, term in env.curricula.items()
-            if not any(
-                isinstance(v, str) and (v.startswith(removed) or v.endswith(noise)) for v in term.params.values()
-            )
-        },
-    )
 
 
 def size_of(config: PlayConfig) -> tuple[int, int]:

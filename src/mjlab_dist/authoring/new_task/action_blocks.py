@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
-from mjlab_dist.authoring.new_task.joints import GRAVITY_M_S2, actuated_joint, is_finger, is_hinge, thrusters
+from mjlab_dist.authoring.new_task.joints import actuated_joint, is_finger, is_hinge, thrusters
 from mjlab_dist.authoring.new_task.motor_sizing import EFFORT_MARGIN, dof_inertias
 from mjlab_dist.authoring.new_task.source import rounded
 from mjlab_dist.sim.names import exactly
@@ -21,10 +21,6 @@ if TYPE_CHECKING:
 
 # Change in the target position of a hinge's motor for an action of 1
 HINGE_REACH_RAD = 0.5
-
-# Maximum torque that an action of 1 adds to the position motor of a leg, divided by weight times height of the robot.
-# With more, noise overwhelms stiff motors, and the robot learns to buzz along instead of lifting its feet.
-LEG_SHARE = 0.4
 
 # Maximum torque or force for an action of 1, divided by the load of the joint: the torque or force that the joint
 # must hold against gravity. This maximum is needed because the limits in some MJCFs are unrealistically high.
@@ -108,9 +104,8 @@ def _hovering(model: mujoco.MjModel, start: mujoco.MjData) -> dict[str, Block]:
     return blocks
 
 
-def gentle(model: mujoco.MjModel, blocks: Mapping[str, Block], height_m: float) -> dict[str, Block]:
-    """Return the blocks of a robot with legs of this height. Actions move stiff position motors by less."""
-    torque = LEG_SHARE * GRAVITY_M_S2 * float(model.body_mass.sum()) * height_m
+def gentle(model: mujoco.MjModel, blocks: Mapping[str, Block], torque: float) -> dict[str, Block]:
+    """Return blocks in which an action of 1 adds at most this torque in N m to a position motor."""
     gentler: dict[str, Block] = {}
     for name, block in blocks.items():
         stiffness = max(

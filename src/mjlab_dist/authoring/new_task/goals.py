@@ -13,6 +13,7 @@ import numpy as np
 
 from mjlab_dist.authoring.new_task.joints import (
     GRAVITY_M_S2,
+    Base,
     actuated_joint,
     ball_joints,
     box_corners,
@@ -74,6 +75,10 @@ GAIT_LIFT = 0.25
 # Maximum commanded velocity of a trotting robot, divided by the walking speed of `Base`. Such robots learn it easily.
 GAIT_SPEED = 1.2
 
+# Maximum torque that an action of 1 adds to a position motor of a trotting robot, divided by the robot's weight times
+# height. With more, noise overwhelms stiff motors, and the robot learns to buzz along instead of lifting its feet.
+GAIT_TORQUE = 0.4
+
 
 @dataclass(frozen=True, kw_only=True)
 class Pendulum:
@@ -123,6 +128,8 @@ class Gait:
     lift_m: float
     # Maximum velocity that it is told to follow
     speed_m_s: float
+    # Maximum torque in N m that an action of 1 adds to a position motor
+    action_torque: float
     # Whether the robot is its own mirror image, with left and right exchanged, and the images of its actions are known
     is_symmetric: bool
 
@@ -175,24 +182,12 @@ def find_feet(
     return tuple(sorted(feet))
 
 
-def height_above(model: mujoco.MjModel, start: mujoco.MjData, root: Sequence[int], feet: Sequence[str]) -> float:
-    """Return the height of the base above the feet's geoms in m."""
-    return float(start.xpos[model.jnt_bodyid[root[0]], 2] - np.mean([start.geom(foot).xpos[2] for foot in feet]))
-
-
-def find_gait(
-    model: mujoco.MjModel,
-    start: mujoco.MjData,
-    root: Sequence[int],
-    feet: Sequence[str],
-    *,
-    speed_m_s: float,
-    control_hz: float,
-) -> Gait:
-    """Return the trot of a robot with the speed of its `Base`, from the names of its four feet's geoms."""
+def find_gait(model: mujoco.MjModel, start: mujoco.MjData, base: Base, feet: Sequence[str], control_hz: float) -> Gait:
+    """Return the trot of a robot, from the names of its four feet's geoms."""
     from mjlab_dist.mdp.mirror import in_frame_of, joint_images, place_images  # imports torch
 
-    data = in_frame_of(model, start.qpos, int(model.jnt_bodyid[root[0]]))
+    body = int(model.joint(base.joint).bodyid[0])
+    data = in_frame_of(model, start.qpos, body)
     at = np.array([data.geom(foot).xpos for foot in feet])
     is_front, is_left = (at[:, :2] > np.median(at[:, :2], axis=0)).T
     is_symmetric = all(actuated_joint(model, i) is not None for i in range(model.nu)) and not ball_joints(model)
@@ -202,14 +197,15 @@ def find_gait(
     except UserError:
         is_symmetric = False
     # Half a period is a whole number of control steps, so that left and right swing for the same time
-    height_m = height_above(model, start, root, feet)
+    height_m = -float(at[:, 2].mean())
     half_steps = round(control_hz / (2.0 * GAIT_FREQUENCY * math.sqrt(GRAVITY_M_S2 / height_m)))
     return Gait(
         feet=tuple(feet),
         offsets=tuple(0.5 * float(front != left) for front, left in zip(is_front, is_left, strict=True)),
         frequency_hz=control_hz / (2.0 * half_steps),
         lift_m=round(GAIT_LIFT * height_m, 2),
-        speed_m_s=round(GAIT_SPEED * speed_m_s, 1),
+        speed_m_s=round(GAIT_SPEED * base.speed_m_s, 1),
+        action_torque=GAIT_TORQUE * GRAVITY_M_S2 * float(model.body_subtreemass[body]) * height_m,
         is_symmetric=is_symmetric,
     )
 

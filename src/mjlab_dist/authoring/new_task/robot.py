@@ -19,7 +19,6 @@ from mjlab_dist.authoring.new_task.goals import (
     find_feet,
     find_gait,
     find_pendulum,
-    height_above,
     possible_goals,
 )
 from mjlab_dist.authoring.new_task.joints import (
@@ -51,7 +50,14 @@ from mjlab_dist.authoring.new_task.lacks import (
 from mjlab_dist.authoring.new_task.presets import Preset, find_preset
 from mjlab_dist.authoring.new_task.robot_files import compile_spec, load, put_on_device
 from mjlab_dist.authoring.new_task.sampling import calmed, sample_sizes
-from mjlab_dist.authoring.new_task.settling import Actuation, actuate, add_motors, find_key, start_state
+from mjlab_dist.authoring.new_task.settling import (
+    Actuation,
+    actuate,
+    add_motors,
+    find_key,
+    start_state,
+    use_implicitfast,
+)
 from mjlab_dist.config import ActuatorConfig
 from mjlab_dist.config.physics import BUFFER_MARGIN, size_for
 from mjlab_dist.errors import UserError, listed
@@ -156,7 +162,7 @@ def examine(mjcf: Path, flag: str | None = None, goal: Goal | None = None, *, na
     # The goal and the parts that it needs; actions, motors and the start pose
     plan = _plan(model, root, joints, goal)
     supply(spec, plan.lacks)
-    timestep_s = _trot_fast(spec, model) if plan.feet else None
+    timestep_s = _set_options(spec, model) if plan.feet else None
     preset = _preset(spec, model, joints, names)
     actuation = actuate(spec, root, joints, preset)
     lacks = _supply_rest(spec, model, plan, actuation, joints)
@@ -168,13 +174,12 @@ def examine(mjcf: Path, flag: str | None = None, goal: Goal | None = None, *, na
     # Actions that keep the physics stable, and sizes of the buffers
     decimation = max(1, round(1.0 / (CONTROL_HZ * model.opt.timestep)))
     control_hz = 1.0 / (decimation * model.opt.timestep)
-    blocks = actuation.blocks
-    if plan.feet:
-        blocks = gentle(model, blocks, height_above(model, start, root, plan.feet))
+    base = find_base(model, start, root) if root else None
+    gait = find_gait(model, start, base, plan.feet, control_hz) if base is not None and plan.feet else None
+    blocks = actuation.blocks if gait is None else gentle(model, actuation.blocks, gait.action_torque)
     blocks = calmed(model, start, decimation, blocks)
     touches = can_touch(model, put_on_device(flag, model))
     rows, contacts = sample_sizes(model, start, decimation, blocks, root)
-    base = find_base(model, start, root) if root else None
     return Robot(
         goal=plan.goal,
         goals=plan.goals,
@@ -182,9 +187,7 @@ def examine(mjcf: Path, flag: str | None = None, goal: Goal | None = None, *, na
         pendulum=plan.pendulum,
         pendulum_body=model.body(plan.pendulum.body).name if plan.pendulum is not None else "",
         end=plan.end,
-        gait=find_gait(model, start, root, plan.feet, speed_m_s=base.speed_m_s, control_hz=control_hz)
-        if base is not None and plan.feet
-        else None,
+        gait=gait,
         joints=tuple(model.joint(i).name for i in joints),
         trees=find_trees(model, joints),
         observed=_observed(model, start, root),
@@ -296,14 +299,13 @@ def _plan(model: mujoco.MjModel, root: Sequence[int], joints: Sequence[int], wis
     return _Plan(goal, goals, pendulum, end, tuple(geoms[foot] for foot in feet), lacks)
 
 
-def _trot_fast(spec: mujoco.MjSpec, model: mujoco.MjModel) -> float | None:
+def _set_options(spec: mujoco.MjSpec, model: mujoco.MjModel) -> float | None:
     """Set the options with which a task learns to trot, as the generated config does. Return a new timestep in s."""
     import mujoco
 
     spec.option.cone = mujoco.mjtCone.mjCONE_PYRAMIDAL
     spec.option.impratio = 1.0
-    if spec.option.integrator in {mujoco.mjtIntegrator.mjINT_EULER, mujoco.mjtIntegrator.mjINT_RK4}:
-        spec.option.integrator = mujoco.mjtIntegrator.mjINT_IMPLICITFAST
+    use_implicitfast(spec)
     if model.opt.timestep >= GAIT_TIMESTEP_S:
         return None
     spec.option.timestep = GAIT_TIMESTEP_S

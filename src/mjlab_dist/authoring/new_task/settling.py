@@ -315,13 +315,18 @@ def _published(
 
 def add_motors(spec: mujoco.MjSpec, motors: dict[str, ActuatorConfig]) -> None:
     """Add motors, and set an integrator that is stable with them, as the generated config does."""
-    import mujoco
-
     from mjlab_dist.sim import scene  # imports MuJoCo
 
     if not motors:
         return
     scene.add_motors(spec, motors)
+    use_implicitfast(spec)
+
+
+def use_implicitfast(spec: mujoco.MjSpec) -> None:
+    """Replace the integrator Euler or RK4, as the generated config does."""
+    import mujoco
+
     if spec.option.integrator in {mujoco.mjtIntegrator.mjINT_EULER, mujoco.mjtIntegrator.mjINT_RK4}:
         spec.option.integrator = mujoco.mjtIntegrator.mjINT_IMPLICITFAST
 

@@ -187,8 +187,11 @@ def test_a_robot_with_four_legs_learns_to_trot(tmp_path: Path) -> None:
     model = compiled(tmp_path, robot)
     feet = [model.body(model.geom(foot).bodyid[0]).name for foot in gait.feet]
     assert dict(zip(feet, gait.offsets, strict=True)) == {
-        "fl_calf": 0.0, "fr_calf": 0.5, "rl_calf": 0.5, "rr_calf": 0.0,
-    }  # fmt: skip
+        "fl_calf": 0.0,
+        "fr_calf": 0.5,
+        "rl_calf": 0.5,
+        "rr_calf": 0.0,
+    }
     assert all(model.geom(foot).size[0] == 0.02 for foot in gait.feet)
     assert gait.is_symmetric
     assert 2.0 <= gait.frequency_hz <= 3.0

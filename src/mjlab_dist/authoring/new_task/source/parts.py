@@ -221,22 +221,16 @@ def _pendulum_terminations(robot: Robot, pendulum: Pendulum) -> list[str]:
 
 def moving_source(base: Base, robot: Robot) -> list[str]:
     """Return the source lines of the env's observations, rewards, terminations and events."""
+    observed, rewards, lines = _base_observations(base), _rewards(base, robot), list[str]()
     if robot.gait is not None:
-        return [
-            *_gait_source(robot.gait),
-            *env_parts(
-                observed=[*_base_observations(base), *_GAIT_OBSERVATIONS, *joint_observations(robot)],
-                rewards=_gait_rewards(robot.gait),
-                terminations=_terminations(base),
-                events=_events(base, robot),
-            ),
-        ]
-    return env_parts(
-        observed=[*_base_observations(base), *joint_observations(robot)],
-        rewards=_rewards(base, robot),
+        observed, rewards, lines = observed + _GAIT_OBSERVATIONS, _gait_rewards(robot.gait), _gait_source(robot.gait)
+    terms = env_parts(
+        observed=observed + joint_observations(robot),
+        rewards=rewards,
         terminations=_terminations(base),
         events=_events(base, robot),
     )
+    return lines + terms
 
 
 _GAIT_OBSERVATIONS = [
