@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 
 import torch
@@ -99,9 +100,9 @@ def _place(env: WatchedEnv, mirror: Mirror) -> None:
     for command in env._commands.by_name.values():
         command.value.copy_(with_mirrored(command.value[rows], mirror.term(command)))
     env._commands._resamples, env._commands._follows = [], []
-    # The second robot's gait may be half a period ahead
+    # The second robot's gait may be half a period ahead, which need not be a whole number of steps
     env.episode_length_buf[:] = START + torch.arange(NUM_PAIRS).repeat(2)
     for sensor in env.terms.values():
         if isinstance(sensor, Gait) and mirror.term(sensor)[0][1] < 0:
-            env.episode_length_buf[NUM_PAIRS:] += round(sensor.period_steps / 2)
+            sensor._ahead = sensor._ahead + math.pi * (torch.arange(2 * NUM_PAIRS) >= NUM_PAIRS).unsqueeze(1)
     sim.forward()
