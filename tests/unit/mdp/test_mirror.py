@@ -110,10 +110,17 @@ def config(tmp_path: Path, xml: str, **changes: Any) -> EnvConfig:
     return dataclasses.replace(walk, **changes)
 
 
-@pytest.mark.parametrize("offsets", [(0.0, 0.0, 0.5, 0.5), (0.0, 0.5, 0.0, 0.5)], ids=["trot", "bound"])
-def test_mirrored_robots_have_mirrored_observations(tmp_path: Path, offsets: tuple[float, ...]) -> None:
+@pytest.mark.parametrize(
+    ("offsets", "frequency_hz"),
+    [((0.0, 0.0, 0.5, 0.5), 2.5), ((0.0, 0.5, 0.0, 0.5), 2.5), ((0.0, 0.0, 0.5, 0.5), 1.5)],
+    ids=["trot", "bound", "half a period is not a whole number of steps"],
+)
+def test_mirrored_robots_have_mirrored_observations(
+    tmp_path: Path, offsets: tuple[float, ...], frequency_hz: float
+) -> None:
     found = config(tmp_path, robot())
-    gait = dataclasses.replace(found.sensors["gait"], params={**found.sensors["gait"].params, "offsets": offsets})
+    params = {**found.sensors["gait"].params, "offsets": offsets, "frequency_hz": frequency_hz}
+    gait = dataclasses.replace(found.sensors["gait"], params=params)
     result = check_mirror(dataclasses.replace(found, sensors={**found.sensors, "gait": gait}))
     assert result.passed, result.text
     assert f"{len(TERMS) + 2} terms" in result.text

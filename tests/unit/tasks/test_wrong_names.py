@@ -124,9 +124,9 @@ def test_every_term_of_the_package_is_tried(kind: str) -> None:
 
 @pytest.mark.slow
 def test_a_wrong_name_ends_a_command_in_one_line(command: Command) -> None:
-    sites = ("--env.rewards.swing-height.params.sites", WRONG, "right_foot")
+    velocities = ("--env.rewards.foot-slip.params.velocities", WRONG, "right_foot_velocity")
     flags = ("--num-envs", "4", "--max-iterations", "1", "--gpu-ids", "None")
-    done = command("train", "humanoid-velocity-flat", *flags, *sites)
+    done = command("train", "humanoid-velocity-flat", *flags, *velocities)
     assert done.code == 2
-    assert done.err.splitlines()[-1].startswith(f"train: env.rewards.swing_height: {WRONG}: ")
+    assert done.err.splitlines()[-1].startswith(f"train: env.rewards.foot_slip: {WRONG}: ")
     assert "Traceback" not in done.err
