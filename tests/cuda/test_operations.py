@@ -40,7 +40,7 @@ MAXIMA = {
     "gym-inverted-pendulum": Count(34, 90),
     "gym-reacher": Count(54, 110),
     "gym-walker2d": Count(49, 105),
-    "humanoid-velocity-flat": Count(149, 199),
+    "humanoid-velocity-flat": Count(153, 199),
     "quadruped-tracking": Count(298, 338),
     "quadruped-velocity-flat": Count(151, 191),
     "quadruped-velocity-rough": Count(177, 217),
