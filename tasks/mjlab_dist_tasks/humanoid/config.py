@@ -145,7 +145,7 @@ def velocity_flat() -> TrainConfig:
 
 
 def _observations(noise: float) -> dict[str, ObservationConfig]:
-    """Return the observations that a real robot also has; ``noise`` scales the noise of its sensors."""
+    """Return the observations that a real robot also has or estimates; ``noise`` scales the noise of its sensors."""
     return {
         "linear_velocity": observation(observations.base_linear_velocity).processed(uniform_noise=0.1 * noise),
         "angular_velocity": observation(observations.base_angular_velocity).processed(uniform_noise=0.2 * noise),
