@@ -114,7 +114,6 @@ class Gait(LazySensor):
 
     Attributes:
         feet: The k feet.
-        period_steps: Control steps per period.
         clock: Sine and cosine of the clock's phase, (num_envs, 2); 0 while the robot should stand.
         swing: Sine of each foot's phase, (num_envs, k): positive while the foot should swing, and negative while it
             should stand; 0 while the robot should stand.
@@ -155,7 +154,7 @@ class Gait(LazySensor):
             )
         self._command, self._moving_m_s, self._offsets = command, moving_m_s, offsets
         self._rest_steps = math.ceil(rest_s / env.step_dt_s - 1e-6)
-        self.period_steps = 1.0 / (frequency_hz * env.step_dt_s)
+        self._step = 2.0 * math.pi * frequency_hz * env.step_dt_s
         # Sines of the clock, a quarter of a period later (its cosine), and of the feet
         ahead = torch.tensor([0.0, 0.25, *offsets], device=env.device)
         self._ahead = 2.0 * math.pi * ahead
@@ -181,7 +180,7 @@ class Gait(LazySensor):
     def measure(self, env: Env) -> None:
         steps = env.episode_length_buf.unsqueeze(1)
         walks = (env.command(self._command).norm(dim=1, keepdim=True) > self._moving_m_s) & (steps >= self._rest_steps)
-        torch.mul((steps * (2.0 * math.pi / self.period_steps) + self._ahead).sin(), walks, out=self._waves)
+        torch.mul((steps * self._step + self._ahead).sin(), walks, out=self._waves)
 
 
 def _rows(env: Env, sensors: tuple[str, ...], contacts: str) -> tuple[list[ContactRow], bool]:
