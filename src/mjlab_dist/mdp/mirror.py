@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import mujoco
 import numpy as np
@@ -87,9 +87,9 @@ class Mirror:
         """Return the image of positions or velocities of hinge and slide joints."""
         return joint_images(self.env.sim.model, self._data, [self.env.sim.model.joint(name).id for name in names])
 
-    def geoms(self, names: Sequence[str]) -> Image:
-        """Return the image of one number for each of some geoms."""
-        return place_images(np.array([self._data.geom(name).xpos for name in names]))
+    def places(self, kind: Literal["geom", "body"], names: Sequence[str]) -> Image:
+        """Return the image of one number for each of some geoms or bodies."""
+        return place_images(np.array([getattr(self._data, kind)(name).xpos for name in names]))
 
     def sensors(self, addresses: Sequence[int]) -> Image:
         """Return the image of one number for each of some sensors of MuJoCo, with their addresses in sensordata."""

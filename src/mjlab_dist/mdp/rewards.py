@@ -232,12 +232,12 @@ class FootLift(Term):
             height_m: Target height in the middle of a swing.
         """
         self._gait, self._height_m = gait, height_m
-        feet = env.sensor(gait, Gait).feet
+        sensor = env.sensor(gait, Gait)
         model = env.sim.model
         data = mujoco.MjData(model)
         data.qpos[:] = env.reference.qpos[0].cpu().numpy()
         mujoco.mj_kinematics(model, data)
-        start = [float(data.geom(name).xpos[2]) for name in feet.names]
+        start = [float(getattr(data, sensor.kind)(name).xpos[2]) for name in sensor.feet.names]
         self._start_m = torch.tensor(start, device=env.device)
 
     def __call__(self, env: Env) -> torch.Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 import warp as wp
@@ -113,7 +113,8 @@ class Gait(LazySensor):
     all feet while the norm of its command is at most moving_m_s, and at the start of an episode, until it has landed.
 
     Attributes:
-        feet: The k feet.
+        feet: The k feet, geoms or bodies.
+        kind: Whether the feet are geoms or bodies.
         clock: Sine and cosine of the clock's phase, (num_envs, 2); 0 while the robot should stand.
         swing: Sine of each foot's phase, (num_envs, k): positive while the foot should swing, and negative while it
             should stand; 0 while the robot should stand.
@@ -124,6 +125,7 @@ class Gait(LazySensor):
         env: Env,
         *,
         feet: tuple[str, ...],
+        kind: Literal["geom", "body"] = "geom",
         offsets: tuple[float, ...],
         frequency_hz: float,
         command: str,
@@ -134,7 +136,8 @@ class Gait(LazySensor):
 
         Args:
             env: The envs.
-            feet: Regular expressions that match the names of the feet's geoms.
+            feet: Regular expressions that match the names of the feet.
+            kind: Whether the names are those of geoms or of bodies.
             offsets: For each foot, in the order of the model, the fraction of a period by which it is ahead of the
                 clock.
             frequency_hz: Periods per second.
@@ -146,7 +149,8 @@ class Gait(LazySensor):
             UserError: If the number of offsets differs from the number of feet, or there is no such command.
         """
         look_up("command", command, env.cfg.commands)
-        self.feet = env.find_geoms(feet)
+        self.kind: Literal["geom", "body"] = kind
+        self.feet = env.find_frames(kind, feet)
         if len(offsets) != len(self.feet.names):
             raise UserError(
                 f"gait: {len(offsets)} offsets, but {len(self.feet.names)} feet: {', '.join(self.feet.names)}; give "
@@ -167,7 +171,7 @@ class Gait(LazySensor):
         Raises:
             UserError: If the mirror image of the gait is not the same gait, at the same time or half a period later.
         """
-        image = mirror.geoms(self.feet.names)
+        image = mirror.places(self.kind, self.feet.names)
         later = {
             round((self._offsets[other] - offset) % 1.0, 6)
             for offset, (other, _) in zip(self._offsets, image, strict=True)

@@ -18,9 +18,7 @@ from mjlab_dist.env import Env
 from mjlab_dist.play.export_network import ACTOR, ExportedPolicy, observed_terms
 from mjlab_dist.runs.provenance import read_provenance, versions
 from mjlab_dist.runs.run_files import checkpoint_name, run_of
-
-# Columns of gainprm for MuJoCo's dcmotor actuators: stiffness, damping, and no-load speed (0 if it has none)
-DC_STIFFNESS, DC_DAMPING, DC_SPEED = 4, 6, 7
+from mjlab_dist.sim.scene import DC_DAMPING, DC_SPEED, DC_STIFFNESS
 
 
 def describe(env: Env, config: TrainConfig, checkpoint: Path, exported: ExportedPolicy) -> dict[str, Any]:

@@ -41,6 +41,10 @@ _CONTACTS = ("contact", "efc", "nacon", "ncollision")
 # Fields of the model that move frames within a body
 _FRAMES = {"body_ipos", "body_iquat", "geom_pos", "geom_quat", "site_pos", "site_quat"}
 
+# Number of degrees of freedom above which matrices of constraints are sparse, as in MuJoCo Warp. MuJoCo's own choice is
+# 60, but with 35, and many contacts, steps take a third less time with sparse matrices.
+_SPARSE_NV = 32
+
 # Results that a step computes only if the model has one of the following sensors
 _OF_WRENCHES = ("cacc", "cfrc_int", "cfrc_ext")
 
@@ -71,6 +75,8 @@ class MujocoEngine(Engine):
         # With a single tree, islands change no result, but finding them takes 5% of a step
         if model.ntree == 1:
             model.opt.disableflags |= int(mujoco.mjtDisableBit.mjDSBL_ISLAND)
+        if model.opt.jacobian == mujoco.mjtJacobian.mjJAC_AUTO and model.nv > _SPARSE_NV:
+            model.opt.jacobian = mujoco.mjtJacobian.mjJAC_SPARSE
         # MuJoCo skips computations where frames coincide in the MJCF, but fields that differ between envs can move them
         if not _FRAMES.isdisjoint(arrays.written):
             for kind in ("body", "geom", "site"):

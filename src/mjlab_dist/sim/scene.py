@@ -43,6 +43,9 @@ _INPUTS = {
     "effort": mujoco.mjtCtrlInput.mjINPUT_FF,
 }
 
+# Columns of gainprm for the motors of ActuatorConfig: stiffness, damping, and no-load speed (0 if it has none)
+DC_STIFFNESS, DC_DAMPING, DC_SPEED = 4, 6, 7
+
 _SAME_NAMES = ("body", "geom", "site", "light", "mesh", "actuator", "sensor", "tendon", "key", "pair")
 
 # Kinds of elements by prefix of their fields of mujoco.MjModel

@@ -186,8 +186,11 @@ def test_a_lazy_sensor_measures_once_per_state_and_right_after_resets(capturable
 OFFSETS = (0.0, 0.5, 0.25, 0.75)
 
 
-def test_a_gait_tells_walking_robots_when_to_swing_each_foot() -> None:
-    params: dict[str, ParamValue] = {"feet": (".._foot",), "offsets": OFFSETS, "frequency_hz": 4.0, "rest_s": 0.03}
+@pytest.mark.parametrize(("kind", "foot"), [("geom", "{}_foot"), ("body", "{}")])
+def test_a_gait_tells_walking_robots_when_to_swing_each_foot(kind: str, foot: str) -> None:
+    feet = tuple(foot.format(leg) for leg in FEET)
+    params: dict[str, ParamValue] = {"feet": feet, "kind": kind, "offsets": OFFSETS}
+    params |= {"frequency_hz": 4.0, "rest_s": 0.03}
     standing: dict[str, ParamValue] = {"forward_m_s": (0.5, 0.5), "left_m_s": (0.0, 0.0), "yaw_rad_s": (0.0, 0.0)}
     env = make(
         4,
@@ -201,8 +204,8 @@ def test_a_gait_tells_walking_robots_when_to_swing_each_foot() -> None:
         terminations={},
     )
     env.find_command("velocity").value[1] = 0.0
-    geoms = [env.sim.model.geom(f"{foot}_foot").id for foot in FEET]
-    start_m = env.sim.view("geom_xpos")[0, geoms, 2].numpy()  # episodes start in the same pose
+    ids, places = [getattr(env.sim.model, kind)(one).id for one in feet], "xpos" if kind == "body" else "geom_xpos"
+    start_m = env.sim.view(places)[0, ids, 2].numpy()  # episodes start in the same pose
     env.sim.qpos[:, 2] += torch.tensor([0.0, 0.0, 0.05, 0.1])
     swung = np.zeros(4)
     for step in range(1, 40):
@@ -215,7 +218,7 @@ def test_a_gait_tells_walking_robots_when_to_swing_each_foot() -> None:
         np.testing.assert_allclose(obs["actor"], np.outer(walks, [np.sin(phase[0]), np.cos(phase[0])]), atol=1e-4)
         touches = env.sensor("feet", Contact).in_contact.numpy()
         target = 0.1 * swing.clip(min=0)
-        height = env.sim.view("geom_xpos")[:, geoms, 2].numpy() - start_m
+        height = env.sim.view(places)[:, ids, 2].numpy() - start_m
         clear = (np.abs(swing) > 1e-3).all(axis=1) | ~walks  # feet that neither start nor land
         rewards = env.reward_terms().numpy()
         np.testing.assert_allclose(rewards[0, clear], (touches == (swing <= 0))[clear].mean(axis=1), atol=1e-5)

@@ -304,8 +304,9 @@ def guessed(robot: Robot) -> list[str]:
     lines = [f"its goal is {robot.goal}" + (f" (or: {others})" if others else "")]
     lines += _several(robot)
     if robot.gait is not None:
-        trot = f"{robot.gait.frequency_hz:.2g} strides per second"
-        lines.append(f"it trots at up to {robot.gait.speed_m_s} m/s, with {trot} (commands, sensors)")
+        gait = "trots" if len(robot.gait.feet) == 4 else "walks"
+        strides = f"{robot.gait.frequency_hz:.2g} strides per second"
+        lines.append(f"it {gait} at up to {robot.gait.forward_m_s[1]} m/s, with {strides} (commands, sensors)")
     elif robot.base is not None and robot.goal == "walk":
         lines.append(f"it can move at up to {robot.base.speed_m_s:.2g} m/s (rewards)")
     if robot.motors and (robot.preset is None or robot.preset.motors.keys() != robot.motors.keys()):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -28,6 +28,10 @@ STRONG = 30.0
 
 # Joint acceleration that an action of 1 may cause, even if this needs more than `STRONG` times the load
 STRONG_RAD_S2 = 300.0
+
+# How far an action of 1 moves the trunk and the arms of a walking robot, as a share of the way of legs. Turning them
+# turns the robot, so noise in these actions makes it harder to follow a heading.
+UPPER_SHARE = 0.25
 
 # Change of a thruster's input for an action of 1, as a share of the input that carries the weight. With larger
 # shares, random actions overturn a drone within a few steps.
@@ -104,18 +108,29 @@ def _hovering(model: mujoco.MjModel, start: mujoco.MjData) -> dict[str, Block]:
     return blocks
 
 
-def gentle(model: mujoco.MjModel, blocks: Mapping[str, Block], torque: float) -> dict[str, Block]:
-    """Return blocks in which an action of 1 adds at most this torque in N m to a position motor."""
+def gentle(
+    model: mujoco.MjModel, blocks: Mapping[str, Block], torque: float, legs: Collection[int]
+) -> dict[str, Block]:
+    """Return blocks in which an action of 1 adds at most this torque in N m to a position motor.
+
+    Position motors of joints that are not in legs move less far.
+    """
+    import mujoco
+
+    from mjlab_dist.sim.scene import DC_STIFFNESS  # imports MuJoCo
+
     gentler: dict[str, Block] = {}
-    for name, block in blocks.items():
-        stiffness = max(
-            float(model.actuator_gainprm[i, 0])
-            for i in range(model.nu)
-            if _block_of(blocks, model.actuator(i).name) is block
-        )
-        scale = min(block.scale, torque / stiffness) if block.kind == "position" else block.scale
-        gentler[name] = dataclasses.replace(block, scale=rounded(scale))
-    return gentler
+    for i in range(model.nu):
+        name, joint = model.actuator(i).name, actuated_joint(model, i)
+        block = _block_of(blocks, name)
+        if block is not None:
+            scale = block.scale
+            if block.kind == "position":
+                is_added = model.actuator_gaintype[i] == mujoco.mjtGain.mjGAIN_DCMOTOR
+                scale = min(scale, torque / float(model.actuator_gainprm[i, DC_STIFFNESS if is_added else 0]))
+                scale *= 1.0 if joint is None or joint in legs else UPPER_SHARE
+            gentler[name] = dataclasses.replace(block, actuators=(), scale=rounded(scale))
+    return _named(gentler, model.nu)
 
 
 def driving(model: mujoco.MjModel, blocks: Mapping[str, Block], joint: int) -> list[str]:

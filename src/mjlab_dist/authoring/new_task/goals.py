@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,16 +12,10 @@ import numpy as np
 
 from mjlab_dist.authoring.new_task.joints import (
     GRAVITY_M_S2,
-    Base,
-    actuated_joint,
-    ball_joints,
-    box_corners,
     corners_below,
-    find_legs,
     followers,
     has_weight,
     is_below,
-    is_endless,
     is_finger,
     is_hinge,
     simple_joints,
@@ -63,22 +56,6 @@ REACH_RAD = 0.7
 # Maximum difference between the position of a slide joint in a random pose and in the start state
 REACH_M = 0.3
 
-# Minimum number of driven joints with which a leg can place its foot anywhere
-MIN_LEG_JOINTS = 3
-
-# Strides per second of a trot, times the square root of (height of the base above the feet / gravity)
-GAIT_FREQUENCY = 0.4
-
-# Height to which a trotting robot lifts its feet, as a share of the height of its base above its feet
-GAIT_LIFT = 0.25
-
-# Maximum commanded velocity of a trotting robot, divided by the walking speed of `Base`. Such robots learn it easily.
-GAIT_SPEED = 1.2
-
-# Maximum torque that an action of 1 adds to a position motor of a trotting robot, divided by the robot's weight times
-# height. With more, noise overwhelms stiff motors, and the robot learns to buzz along instead of lifting its feet.
-GAIT_TORQUE = 0.4
-
 
 @dataclass(frozen=True, kw_only=True)
 class Pendulum:
@@ -114,26 +91,6 @@ class EndEffector:
     box: tuple[tuple[float, float], tuple[float, float], tuple[float, float]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Gait:
-    """The trot of a robot with four legs."""
-
-    # Names of the geoms of its feet, in the order of the model
-    feet: tuple[str, ...]
-    # Fraction of a period by which each foot is ahead
-    offsets: tuple[float, ...]
-    # Periods per second
-    frequency_hz: float
-    # Height to which it lifts its feet
-    lift_m: float
-    # Maximum velocity that it is told to follow
-    speed_m_s: float
-    # Maximum torque in N m that an action of 1 adds to a position motor
-    action_torque: float
-    # Whether the robot is its own mirror image, with left and right exchanged, and the images of its actions are known
-    is_symmetric: bool
-
-
 def possible_goals(
     is_moving: bool, pendulum: Pendulum | None, end: EndEffector | None, *, has_joints: bool, has_balls: bool
 ) -> tuple[Goal, ...]:
@@ -158,56 +115,6 @@ def choose_goal(wish: Goal | None, goals: Sequence[Goal], pendulum: Pendulum | N
         share = (pendulum.start_m - pendulum.low_m) / (pendulum.high_m - pendulum.low_m)
         return "balance" if share > UPPER_SHARE else "swing-up"
     return next(goal for goal in goals if goal not in {"balance", "swing-up"})
-
-
-def find_feet(
-    model: mujoco.MjModel, start: mujoco.MjData, root: Sequence[int], joints: Sequence[int]
-) -> tuple[int, ...]:
-    """Return the geoms of the feet of a robot with four legs, in the order of the model; none for other robots.
-
-    Each leg must have joints of its own that can place its foot anywhere. The foot is the lowest geom of the last link.
-    """
-    legs = find_legs(model, start, int(model.jnt_bodyid[root[0]]), joints) if root else []
-    own = [joint for leg in legs for joint in leg.joints]
-    if len(legs) != 4 or len(set(own)) < len(own) or any(is_endless(model, joint) for joint in own):
-        return ()
-    if min(len(leg.joints) for leg in legs) < MIN_LEG_JOINTS:
-        return ()
-    collides = (model.geom_contype | model.geom_conaffinity) != 0
-    lowest_m = box_corners(model, start, np.ones(model.ngeom, bool))[:, 2].reshape(model.ngeom, -1).min(axis=1)
-    feet: list[int] = []
-    for leg in legs:
-        geoms = [g for g in np.flatnonzero(collides).tolist() if is_below(model, int(model.geom_bodyid[g]), leg.body)]
-        feet.append(min(geoms, key=lowest_m.__getitem__))
-    return tuple(sorted(feet))
-
-
-def find_gait(model: mujoco.MjModel, start: mujoco.MjData, base: Base, feet: Sequence[str], control_hz: float) -> Gait:
-    """Return the trot of a robot, from the names of its four feet's geoms."""
-    from mjlab_dist.mdp.mirror import in_frame_of, joint_images, place_images  # imports torch
-
-    body = int(model.joint(base.joint).bodyid[0])
-    data = in_frame_of(model, start.qpos, body)
-    at = np.array([data.geom(foot).xpos for foot in feet])
-    is_front, is_left = (at[:, :2] > np.median(at[:, :2], axis=0)).T
-    is_symmetric = all(actuated_joint(model, i) is not None for i in range(model.nu)) and not ball_joints(model)
-    try:
-        joint_images(model, data, simple_joints(model))
-        place_images(at)
-    except UserError:
-        is_symmetric = False
-    # Half a period is a whole number of control steps, so that left and right swing for the same time
-    height_m = -float(at[:, 2].mean())
-    half_steps = round(control_hz / (2.0 * GAIT_FREQUENCY * math.sqrt(GRAVITY_M_S2 / height_m)))
-    return Gait(
-        feet=tuple(feet),
-        offsets=tuple(0.5 * float(front != left) for front, left in zip(is_front, is_left, strict=True)),
-        frequency_hz=control_hz / (2.0 * half_steps),
-        lift_m=round(GAIT_LIFT * height_m, 2),
-        speed_m_s=round(GAIT_SPEED * base.speed_m_s, 1),
-        action_torque=GAIT_TORQUE * GRAVITY_M_S2 * float(model.body_subtreemass[body]) * height_m,
-        is_symmetric=is_symmetric,
-    )
 
 
 def find_pendulum(model: mujoco.MjModel, start: mujoco.MjData, joints: Sequence[int]) -> Pendulum | None:

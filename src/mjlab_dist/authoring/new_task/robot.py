@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from mjlab_dist.authoring.buffer_sizes import can_constrain, can_touch
 from mjlab_dist.authoring.new_task.action_blocks import Block, gentle
+from mjlab_dist.authoring.new_task.gaits import Feet, Gait, find_feet, find_gait
 from mjlab_dist.authoring.new_task.goals import (
     EndEffector,
-    Gait,
     Goal,
     Pendulum,
     choose_goal,
     find_end,
-    find_feet,
-    find_gait,
     find_pendulum,
     possible_goals,
 )
@@ -69,7 +67,7 @@ if TYPE_CHECKING:
 # Target for the control steps per second. The actual rate is the nearest one that the MJCF's timestep allows.
 CONTROL_HZ = 50.0
 
-# Timestep for learning to trot, unless that of the MJCF is longer
+# Timestep for learning to walk on two or four legs, unless that of the MJCF is longer
 GAIT_TIMESTEP_S = 0.02 / 3
 
 # Type of a slide joint, `mujoco.mjtJoint.mjJNT_SLIDE`
@@ -108,7 +106,7 @@ class Robot:
     pendulum_body: str
     # The end effector, for the goal reach, with the name of its site; None for other goals
     end: EndEffector | None
-    # The trot of a robot that learns to walk on four legs; None for other robots
+    # The gait of a robot that learns to walk on two or four legs; None for other robots
     gait: Gait | None
     # Names of the driven hinge and slide joints
     joints: tuple[str, ...]
@@ -175,8 +173,10 @@ def examine(mjcf: Path, flag: str | None = None, goal: Goal | None = None, *, na
     decimation = max(1, round(1.0 / (CONTROL_HZ * model.opt.timestep)))
     control_hz = 1.0 / (decimation * model.opt.timestep)
     base = find_base(model, start, root) if root else None
-    gait = find_gait(model, start, base, plan.feet, control_hz) if base is not None and plan.feet else None
-    blocks = actuation.blocks if gait is None else gentle(model, actuation.blocks, gait.action_torque)
+    gait, blocks = None, actuation.blocks
+    if base is not None and plan.feet is not None:
+        gait = find_gait(model, start, base, plan.feet, control_hz)
+        blocks = gentle(model, blocks, gait.action_torque, plan.feet.joints)
     blocks = calmed(model, start, decimation, blocks)
     touches = can_touch(model, put_on_device(flag, model))
     rows, contacts = sample_sizes(model, start, decimation, blocks, root)
@@ -257,8 +257,8 @@ class _Plan(NamedTuple):
     goals: tuple[Goal, ...]
     pendulum: Pendulum | None
     end: EndEffector | None
-    # Names of the geoms of the feet of a robot that learns to trot
-    feet: tuple[str, ...]
+    # The feet of a robot that learns to walk on two or four legs; None for other robots
+    feet: Feet | None
     lacks: Lacks
 
 
@@ -270,7 +270,8 @@ def _plan(model: mujoco.MjModel, root: Sequence[int], joints: Sequence[int], wis
     goal = choose_goal(wish, goals, pendulum)
     pendulum = pendulum if goal in {"balance", "swing-up"} else None
     end = end if goal == "reach" else None
-    can_fall = bool(root) and find_base(model, start, root).can_fall
+    base = find_base(model, start, root) if root else None
+    can_fall = base is not None and base.can_fall
     lacks = find_scenery(model, is_moving=bool(root), can_fall=can_fall, is_shown=shows_robot(model, start))
     # Bodies whose contacts no joint can open
     pairs = find_touching(model, start, joints, root)
@@ -290,17 +291,30 @@ def _plan(model: mujoco.MjModel, root: Sequence[int], joints: Sequence[int], wis
             site = new_name("end_effector", names_of(model, "site"))
             name = lacks.body_names.get(end.body, bodies[end.body])
             end, lacks = replace(end, site=site), replace(lacks, end_site=(name, site, end.pos))
-    feet = find_feet(model, start, root, joints) if goal == "walk" and can_fall else ()
-    geoms = names_of(model, "geom")
-    for foot in feet:
-        if not geoms[foot]:
-            geoms[foot] = new_name("foot", geoms)
-            lacks = replace(lacks, geom_names=lacks.geom_names | {foot: geoms[foot]})
-    return _Plan(goal, goals, pendulum, end, tuple(geoms[foot] for foot in feet), lacks)
+    feet = None
+    if goal == "walk" and base is not None and base.can_fall and base.is_free:
+        feet = find_feet(model, start, root, joints)
+    if feet is not None:
+        feet, lacks = _with_names(model, feet, lacks)
+    return _Plan(goal, goals, pendulum, end, feet, lacks)
+
+
+def _with_names(model: mujoco.MjModel, feet: Feet, lacks: Lacks) -> tuple[Feet, Lacks]:
+    """Return feet with their names, and the missing parts with those of unnamed feet."""
+    given = lacks.body_names if feet.kind == "body" else lacks.geom_names
+    names = {i: name or given.get(i, "") for i, name in enumerate(names_of(model, feet.kind))}
+    added: dict[int, str] = {}
+    for foot in feet.ids:
+        if not names[foot]:
+            names[foot] = added[foot] = new_name("foot", names.values())
+    feet = feet._replace(names=tuple(names[foot] for foot in feet.ids))
+    if feet.kind == "body":
+        return feet, replace(lacks, body_names=given | added)
+    return feet, replace(lacks, geom_names=given | added)
 
 
 def _set_options(spec: mujoco.MjSpec, model: mujoco.MjModel) -> float | None:
-    """Set the options with which a task learns to trot, as the generated config does. Return a new timestep in s."""
+    """Set the options for learning to walk on legs, as the generated config does. Return a new timestep in s."""
     import mujoco
 
     spec.option.cone = mujoco.mjtCone.mjCONE_PYRAMIDAL

@@ -107,7 +107,7 @@ def find_stance(
     for share in shares:
         pose = _grounded(model, base, lift, _bent(model, legs, (1.0 - share) * height_m))
         quality = standing(model, base, pose, simulate(pose))
-        if quality > 0.0 and (best is None or quality > best[0]):
+        if (quality > 0.0 or len(legs) == 2) and (best is None or quality > best[0]):
             best = quality, pose
         if quality >= 1.0:
             break

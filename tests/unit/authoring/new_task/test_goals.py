@@ -198,13 +198,81 @@ def test_a_robot_with_four_legs_learns_to_trot(tmp_path: Path) -> None:
     half_steps = robot.control_hz / (2.0 * gait.frequency_hz)
     assert half_steps == pytest.approx(round(half_steps))
     assert 0.04 <= gait.lift_m <= 0.08
-    assert 0.8 <= gait.speed_m_s <= 1.2
+    assert 0.8 <= gait.forward_m_s[1] <= 1.2
+    assert gait.forward_m_s[0] == -gait.forward_m_s[1]
     # The options of the config are those with which the robot was examined
     assert (robot.timestep_s, robot.control_hz) == pytest.approx((0.02 / 3, 50.0))
     source = config_source(NAMES, robot)
     assert "SymmetryConfig(use_data_augmentation=True)" in source
     assert f"_FEET = {gait.feet}".replace("'", '"') in source
     assert re.search(r"^it trots at .*\n(.*\n)*.*names for 4 feet", "\n".join(guessed(robot)), re.MULTILINE)
+
+
+def biped(num_leg_joints: int = 6) -> str:
+    """Return the MJCF of a robot of 30 kg with two legs and two arms. Each foot has two geoms and no name."""
+    axes = {"hip_yaw": "0 0 1", "hip_roll": "1 0 0", "hip_pitch": "0 1 0", "knee": "0 1 0", "pitch": "0 1 0"}
+    axes["roll"] = "1 0 0"
+    limbs = ""
+    for side, y in (("left", 0.1), ("right", -0.1)):
+        joints = [
+            f'<joint name="{side}_{name}" axis="{axis}" range="-1.5 1.5"/>'
+            for name, axis in list(axes.items())[:num_leg_joints]
+        ]
+        soles = "".join(
+            f'<geom type="capsule" fromto="-.05 {at} -.05 .12 {at} -.05" size=".01" mass=".3"/>' for at in (-0.03, 0.03)
+        )
+        limbs += f"""
+          <body pos="0 {y} 0">{"".join(joints[:3])}<geom type="capsule" fromto="0 0 0 0 0 -.35" size=".04" mass="3"/>
+            <body pos="0 0 -.35">{joints[3]}<geom type="capsule" fromto="0 0 0 0 0 -.35" size=".03" mass="2"/>
+              <body pos="0 0 -.35">{"".join(joints[4:])}{soles}</body>
+            </body>
+          </body>
+          <body pos="0 {2 * y} .4"><joint name="{side}_arm" axis="0 1 0" range="-1.5 1.5"/>
+            <geom type="capsule" fromto="0 0 0 0 0 -.3" size=".03" mass="1"/></body>"""
+    return f"""{HEAD}
+      <worldbody><geom type="plane" size="0 0 1"/><body name="pelvis" pos="0 0 .76"><freejoint name="root"/>
+        <geom type="box" size=".08 .1 .2" pos="0 0 .2" mass="16"/>{limbs}</body></worldbody>
+    </mujoco>"""
+
+
+def test_a_robot_with_two_legs_learns_to_walk(tmp_path: Path) -> None:
+    robot = examined(tmp_path, biped())
+    gait = robot.gait
+    assert gait is not None
+    assert (gait.kind, gait.offsets, gait.is_symmetric) == ("body", (0.0, 0.5), True)
+    model = compiled(tmp_path, robot)
+    for foot, joint in zip(gait.feet, ("left_roll", "right_roll"), strict=True):
+        assert model.body(foot).id == model.joint(joint).bodyid[0]
+    assert 1.3 <= gait.frequency_hz <= 1.7
+    assert gait.forward_m_s[1] == pytest.approx(0.9, abs=0.15)
+    source = config_source(NAMES, robot)
+    assert 'ContactConfig(names=_FEET, kind="subtree")' in source
+    assert any(line.startswith("it walks at ") for line in guessed(robot))
+
+
+def test_a_robot_that_falls_over_on_two_legs_starts_on_bent_legs(tmp_path: Path) -> None:
+    joints = re.findall(r'<joint name="(\w+)"', biped())
+    motors = "".join(f'<position joint="{joint}" kp="2" kv="0.2"/>' for joint in joints)
+    robot = examined(tmp_path, biped().replace("</mujoco>", f"<actuator>{motors}</actuator></mujoco>"))
+    assert robot.stands is False
+    key = compiled(tmp_path, robot).key("home")
+    assert 0.3 < abs(key.qpos[7 + joints.index("left_knee")]) < 1.2
+    assert 0.6 < key.qpos[2] < 0.74
+
+
+@pytest.mark.parametrize("is_added", [True, False])
+def test_actions_move_stiff_legs_and_the_arms_of_walking_robots_by_less(tmp_path: Path, *, is_added: bool) -> None:
+    joints = re.findall(r'<joint name="(\w+)"', biped())
+    motors = "".join(f'<position name="{joint}" joint="{joint}" kp="200" kv="5"/>' for joint in joints)
+    actuator = "" if is_added else f"<actuator>{motors}</actuator>"
+    robot = examined(tmp_path, biped().replace("</mujoco>", f"{actuator}</mujoco>"))
+    stiffness = dict.fromkeys(joints, 200.0)
+    for motor in robot.motors.values():
+        stiffness |= dict.fromkeys(motor.joints, motor.stiffness)
+    for joint in joints:
+        (scale,) = [block.scale for block in robot.blocks.values() if joint in block.actuators]
+        share = 0.25 if "arm" in joint else 1.0
+        assert scale == pytest.approx(share * min(0.5, 0.15 * 9.81 * 30 * 0.7 / stiffness[joint]), rel=0.1)
 
 
 def test_actions_move_stiff_legs_by_less(tmp_path: Path) -> None:
@@ -224,8 +292,9 @@ def test_actions_move_stiff_legs_by_less(tmp_path: Path) -> None:
         (re.sub(r'<joint name="\w+_abduction"[^>]*>', "", QUADRUPED), "none"),
         (QUADRUPED.replace('range="-2.8 -0.8"', "", 1), "none"),
         (re.sub(r'(?s)<body name="rr_hip".*</body>(?=\s*</body>\s*</worldbody>)', "", QUADRUPED), "none"),
+        (biped(num_leg_joints=4), "none"),
     ],
-    ids=["lopsided", "two joints", "a wheel", "three legs"],
+    ids=["lopsided", "two joints", "a wheel", "three legs", "no ankles"],
 )
 def test_only_symmetric_robots_learn_from_mirrored_samples(tmp_path: Path, xml: str, gait: str) -> None:
     found = examined(tmp_path, xml).gait

@@ -44,6 +44,7 @@ def summary(robot: Robot) -> str:
 
 def _body_source(names: Names, robot: Robot) -> str:
     num_envs, num_steps = (512, 32) if robot.gait is None else (128, 24)
+    num_iterations = 1000 if robot.gait is not None and len(robot.gait.feet) == 2 else 300
     parts = moving_source(robot.base, robot) if robot.base is not None else fixed_source(robot)
     return f'''def {names.function}() -> TrainConfig:
     """{summary(robot)}, with {names.file}."""
@@ -53,7 +54,7 @@ def _body_source(names: Names, robot: Robot) -> str:
         num_envs={num_envs},
         gpu_num_envs=4096,
         # Each iteration is a rollout of {num_steps} control steps in every env, and an update of the policy.
-        max_iterations=300,
+        max_iterations={num_iterations},
         env=_env(),
         # The learner, PPO. More flags: train {names.task} --help agent
         agent=AgentConfig(
@@ -87,10 +88,11 @@ def _sim() -> SimConfig:
 def _agent_source(robot: Robot) -> list[str]:
     if robot.gait is None:
         return ["entropy_coef=0.002,", "use_clipped_value_loss=False,"]
+    entropy, std, gamma = (0.004, 0.8, 0.97) if len(robot.gait.feet) == 4 else (0.001, 0.5, 0.98)
     lines = [
-        "entropy_coef=0.004,",
+        f"entropy_coef={entropy},",
         "# Standard deviation of the actions at the start.",
-        "init_std=0.8,",
+        f"init_std={std},",
         "# Small rollouts, and many small mini-batches, take the least time on a CPU.",
         "num_steps_per_env=24,",
         "num_learning_epochs=3,",
@@ -98,7 +100,7 @@ def _agent_source(robot: Robot) -> list[str]:
         "# The learning rate falls to 0.",
         'schedule="linear",',
         "# Discount factor per control step.",
-        "gamma=0.97,",
+        f"gamma={gamma},",
     ]
     if robot.gait.is_symmetric:
         lines += [
@@ -158,7 +160,8 @@ def _constants(robot: Robot) -> dict[str, list[str]]:
         found["_SITE"] = ["# The site of the end effector.", f"_SITE = {text(exactly(robot.end.site))}"]
     if robot.gait is not None:
         feet = tuple(map(exactly, robot.gait.feet))
-        found["_FEET"] = ["# The geoms of the feet.", *tuple_lines("_FEET = ", feet, "", 0)]
+        what = "geoms" if robot.gait.kind == "geom" else "bodies"
+        found["_FEET"] = [f"# The {what} of the feet.", *tuple_lines("_FEET = ", feet, "", 0)]
     found["_JOINTS"] = ["# The driven joints.", *_names("_JOINTS", robot.joints)]
     if robot.pendulum is not None:
         found["_BODY"] = ["# The last link.", f"_BODY = {text(robot.pendulum_body)}"]
@@ -210,9 +213,10 @@ def _sim_source(names: Names, robot: Robot) -> str:
             lines += [f"    # {_INTEGRATORS[robot.integrator]}", '    integrator="implicitfast",']
         lines += ["),"]
     if robot.gait is not None:
+        kind = "geom" if robot.gait.kind == "geom" else "subtree"
         lines += [
             "# Contacts that sensors measure.",
-            'contacts={"feet": ContactConfig(names=_FEET, kind="geom")},',
+            f'contacts={{"feet": ContactConfig(names=_FEET, kind={text(kind)})}},',
         ]
     # Step and buffer sizes
     lines += [

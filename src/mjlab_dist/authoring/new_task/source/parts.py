@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 
-from mjlab_dist.authoring.new_task.goals import EndEffector, Gait, Pendulum
+from mjlab_dist.authoring.new_task.gaits import Gait
+from mjlab_dist.authoring.new_task.goals import EndEffector, Pendulum
 from mjlab_dist.authoring.new_task.joints import Base
 from mjlab_dist.authoring.new_task.robot import Robot
 from mjlab_dist.authoring.new_task.source import rounded, rounded_up, text
@@ -241,16 +242,17 @@ _GAIT_OBSERVATIONS = [
 
 
 def _gait_source(gait: Gait) -> list[str]:
-    speed = gait.speed_m_s
+    kind = [] if gait.kind == "geom" else [f"        kind={text(gait.kind)},"]
+    name, resample_s = ("trot", (2.0, 5.0)) if len(gait.feet) == 4 else ("walk", (5.0, 10.0))
     return [
         "# Commands: how the robot should move. They are resampled every few seconds.",
         "commands={",
         '    "velocity": term(',
         "        commands.Velocity,",
-        f"        forward_m_s=({-speed!r}, {speed!r}),",
-        f"        left_m_s=({-speed / 2!r}, {speed / 2!r}),",
-        "        yaw_rad_s=(-1.0, 1.0),",
-        "        resample_s=(2.0, 5.0),",
+        f"        forward_m_s={gait.forward_m_s!r},",
+        f"        left_m_s={gait.left_m_s!r},",
+        f"        yaw_rad_s={gait.yaw_rad_s!r},",
+        f"        resample_s={resample_s!r},",
         "        # Shares of the commands to stand still, and to keep a heading instead of a yaw rate.",
         "        standing_share=0.1,",
         "        heading_share=0.5,",
@@ -259,10 +261,11 @@ def _gait_source(gait: Gait) -> list[str]:
         "},",
         "# Sensors: measured once per control step, for observations and rewards.",
         "sensors={",
-        "    # A clock that tells when to lift each foot. Feet with the same offset swing together: this is a trot.",
+        f"    # A clock that tells when to lift each foot. Feet with the same offset swing together: this is a {name}.",
         '    "gait": term(',
         "        sensors.Gait,",
         "        feet=_FEET,",
+        *kind,
         f"        offsets={gait.offsets!r},",
         f"        frequency_hz={gait.frequency_hz:.4g},",
         '        command="velocity",',
@@ -275,10 +278,12 @@ def _gait_source(gait: Gait) -> list[str]:
 
 
 def _gait_rewards(gait: Gait) -> list[str]:
-    return [
+    on_two = len(gait.feet) == 2
+    frame, std, rate = ("heading", 0.8, -0.02) if on_two else ("linear", 0.3, -0.01)
+    lines = [
         "# 1 if the robot moves as the command says, forward and to the left, and turns as it says.",
-        '"track_velocity": reward(3.0, rewards.track_linear_velocity, command="velocity", joint=_ROOT),',
-        '"track_yaw_rate": reward(1.5, rewards.track_yaw_rate, command="velocity", std_rad_s=0.3, joint=_ROOT),',
+        f'"track_velocity": reward(3.0, rewards.track_{frame}_velocity, command="velocity", joint=_ROOT),',
+        f'"track_yaw_rate": reward(1.5, rewards.track_yaw_rate, command="velocity", std_rad_s={std}, joint=_ROOT),',
         "# 1 in every step in which the episode is not terminated.",
         '"alive": reward(1.0, rewards.alive),',
         "# The share of feet that swing or stand as the clock says, and how closely they follow swings of this height.",
@@ -289,9 +294,15 @@ def _gait_rewards(gait: Gait) -> list[str]:
         '"tilt_rate": reward(-0.05, rewards.tilt_rate, joint=_ROOT),',
         '"vertical_velocity": reward(-1.0, rewards.vertical_velocity, joint=_ROOT),',
         "# Costs for actions that change fast, and for joints away from the start state.",
-        '"action_rate": reward(-0.01, rewards.action_rate),',
+        f'"action_rate": reward({rate}, rewards.action_rate),',
         '"posture": reward(-0.05, rewards.JointDeviation, joints=_JOINTS),',
     ]
+    if on_two:
+        lines += [
+            "# A cost of 1 for a fall: the weight is multiplied by the length of a control step.",
+            '"fall": reward(-50.0, rewards.terminated),',
+        ]
+    return lines
 
 
 def _base_observations(base: Base) -> list[str]:
