@@ -90,8 +90,8 @@ def find_stance(
     stands in none of the poses, the result is the pose in which it sinks and tilts least.
 
     Returns:
-        The pose and whether the robot stands; None if the robot has no legs, has a leg with only one joint, or falls
-        over completely in all poses.
+        The pose and whether the robot stands; None if the robot has no legs, has a leg with only one joint, or has more
+        than two legs and falls over completely in all poses.
     """
     data = posed(model, model.qpos0)
     legs = find_legs(model, data, base, joints)
@@ -107,7 +107,7 @@ def find_stance(
     for share in shares:
         pose = _grounded(model, base, lift, _bent(model, legs, (1.0 - share) * height_m))
         quality = standing(model, base, pose, simulate(pose))
-        if (quality > 0.0 or len(legs) == 2) and (best is None or quality > best[0]):
+        if (quality > 0.0 or len(legs) <= 2) and (best is None or quality > best[0]):
             best = quality, pose
         if quality >= 1.0:
             break

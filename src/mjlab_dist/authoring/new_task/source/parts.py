@@ -243,7 +243,9 @@ _GAIT_OBSERVATIONS = [
 
 def _gait_source(gait: Gait) -> list[str]:
     kind = [] if gait.kind == "geom" else [f"        kind={text(gait.kind)},"]
-    name, resample_s = ("trot", (2.0, 5.0)) if len(gait.feet) == 4 else ("walk", (5.0, 10.0))
+    what, resample_s = "The feet swing in turn.", (5.0, 10.0)
+    if len(gait.feet) == 4:
+        what, resample_s = "Feet with the same offset swing together: this is a trot.", (2.0, 5.0)
     return [
         "# Commands: how the robot should move. They are resampled every few seconds.",
         "commands={",
@@ -261,7 +263,7 @@ def _gait_source(gait: Gait) -> list[str]:
         "},",
         "# Sensors: measured once per control step, for observations and rewards.",
         "sensors={",
-        f"    # A clock that tells when to lift each foot. Feet with the same offset swing together: this is a {name}.",
+        f"    # A clock that tells when to lift each foot. {what}",
         '    "gait": term(',
         "        sensors.Gait,",
         "        feet=_FEET,",
