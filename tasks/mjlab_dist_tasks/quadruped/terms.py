@@ -33,7 +33,7 @@ class FootFriction(Term):
 
     def mirrored(self, mirror: Mirror) -> Image:
         """Return the mirror image of the observation."""
-        return mirror.geoms(self._geoms)
+        return mirror.places("geom", self._geoms)
 
 
 class AddedMass(Term):
