@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import mujoco
 import numpy as np
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from mjlab_dist.config import ObservationConfig
     from mjlab_dist.env.env import Env
+    from mjlab_dist.env.frames import FrameKind
 
 Image = Sequence[tuple[int, int]]
 """Mirror image of a row of numbers: for each number, the index of the number that takes its place, and its sign."""
@@ -87,8 +88,8 @@ class Mirror:
         """Return the image of positions or velocities of hinge and slide joints."""
         return joint_images(self.env.sim.model, self._data, [self.env.sim.model.joint(name).id for name in names])
 
-    def places(self, kind: Literal["geom", "body"], names: Sequence[str]) -> Image:
-        """Return the image of one number for each of some geoms or bodies."""
+    def places(self, kind: FrameKind, names: Sequence[str]) -> Image:
+        """Return the image of one number for each of some bodies, sites or geoms."""
         return place_images(np.array([getattr(self._data, kind)(name).xpos for name in names]))
 
     def sensors(self, addresses: Sequence[int]) -> Image:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 import warp as wp
 
 from mjlab_dist.env.binding import look_up
 from mjlab_dist.env.columns import Number
+from mjlab_dist.env.frames import FrameKind
 from mjlab_dist.env.term import LazySensor, Sensor
 from mjlab_dist.errors import UserError
 from mjlab_dist.mdp import kernels
@@ -113,8 +114,8 @@ class Gait(LazySensor):
     all feet while the norm of its command is at most moving_m_s, and at the start of an episode, until it has landed.
 
     Attributes:
-        feet: The k feet, geoms or bodies.
-        kind: Whether the feet are geoms or bodies.
+        feet: The k feet.
+        kind: Their kind.
         clock: Sine and cosine of the clock's phase, (num_envs, 2); 0 while the robot should stand.
         swing: Sine of each foot's phase, (num_envs, k): positive while the foot should swing, and negative while it
             should stand; 0 while the robot should stand.
@@ -125,7 +126,7 @@ class Gait(LazySensor):
         env: Env,
         *,
         feet: tuple[str, ...],
-        kind: Literal["geom", "body"] = "geom",
+        kind: FrameKind = "geom",
         offsets: tuple[float, ...],
         frequency_hz: float,
         command: str,
@@ -137,7 +138,7 @@ class Gait(LazySensor):
         Args:
             env: The envs.
             feet: Regular expressions that match the names of the feet.
-            kind: Whether the names are those of geoms or of bodies.
+            kind: Kind of the feet: geoms, bodies or sites.
             offsets: For each foot, in the order of the model, the fraction of a period by which it is ahead of the
                 clock.
             frequency_hz: Periods per second.
@@ -149,7 +150,7 @@ class Gait(LazySensor):
             UserError: If the number of offsets differs from the number of feet, or there is no such command.
         """
         look_up("command", command, env.cfg.commands)
-        self.kind: Literal["geom", "body"] = kind
+        self.kind: FrameKind = kind
         self.feet = env.find_frames(kind, feet)
         if len(offsets) != len(self.feet.names):
             raise UserError(

@@ -186,7 +186,7 @@ def test_a_lazy_sensor_measures_once_per_state_and_right_after_resets(capturable
 OFFSETS = (0.0, 0.5, 0.25, 0.75)
 
 
-@pytest.mark.parametrize(("kind", "foot"), [("geom", "{}_foot"), ("body", "{}")])
+@pytest.mark.parametrize(("kind", "foot"), [("geom", "{}_foot"), ("site", "{}_foot"), ("body", "{}")])
 def test_a_gait_tells_walking_robots_when_to_swing_each_foot(kind: str, foot: str) -> None:
     feet = tuple(foot.format(leg) for leg in FEET)
     params: dict[str, ParamValue] = {"feet": feet, "kind": kind, "offsets": OFFSETS}
@@ -204,7 +204,7 @@ def test_a_gait_tells_walking_robots_when_to_swing_each_foot(kind: str, foot: st
         terminations={},
     )
     env.find_command("velocity").value[1] = 0.0
-    ids, places = [getattr(env.sim.model, kind)(one).id for one in feet], "xpos" if kind == "body" else "geom_xpos"
+    ids, places = [getattr(env.sim.model, kind)(one).id for one in feet], "xpos" if kind == "body" else f"{kind}_xpos"
     start_m = env.sim.view(places)[0, ids, 2].numpy()  # episodes start in the same pose
     env.sim.qpos[:, 2] += torch.tensor([0.0, 0.0, 0.05, 0.1])
     swung = np.zeros(4)

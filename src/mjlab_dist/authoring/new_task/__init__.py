@@ -304,7 +304,7 @@ def guessed(robot: Robot) -> list[str]:
     lines = [f"its goal is {robot.goal}" + (f" (or: {others})" if others else "")]
     lines += _several(robot)
     if robot.gait is not None:
-        gait = "trots" if len(robot.gait.feet) == 4 else "walks"
+        gait = "trots" if len(robot.gait.feet.ids) == 4 else "walks"
         strides = f"{robot.gait.frequency_hz:.2g} strides per second"
         lines.append(f"it {gait} at up to {robot.gait.forward_m_s[1]} m/s, with {strides} (commands, sensors)")
     elif robot.base is not None and robot.goal == "walk":

@@ -31,7 +31,7 @@ STRONG_RAD_S2 = 300.0
 
 # How far an action of 1 moves the trunk and the arms of a walking robot, as a share of the way of legs. Turning them
 # turns the robot, so noise in these actions makes it harder to follow a heading.
-UPPER_SHARE = 0.25
+UPPER_BODY_SHARE = 0.25
 
 # Change of a thruster's input for an action of 1, as a share of the input that carries the weight. With larger
 # shares, random actions overturn a drone within a few steps.
@@ -128,7 +128,7 @@ def gentle(
             if block.kind == "position":
                 is_added = model.actuator_gaintype[i] == mujoco.mjtGain.mjGAIN_DCMOTOR
                 scale = min(scale, torque / float(model.actuator_gainprm[i, DC_STIFFNESS if is_added else 0]))
-                scale *= 1.0 if joint is None or joint in legs else UPPER_SHARE
+                scale *= 1.0 if joint is None or joint in legs else UPPER_BODY_SHARE
             gentler[name] = dataclasses.replace(block, actuators=(), scale=rounded(scale))
     return _named(gentler, model.nu)
 

@@ -69,9 +69,7 @@ class Feet(NamedTuple):
 class Gait:
     """A trot on four legs, or a walk on two."""
 
-    # Kind and names of its feet, in the order of the model
-    kind: Literal["geom", "body"]
-    feet: tuple[str, ...]
+    feet: Feet
     # Fraction of a period by which each foot is ahead
     offsets: tuple[float, ...]
     # Periods per second
@@ -132,8 +130,7 @@ def find_gait(model: mujoco.MjModel, start: mujoco.MjData, base: Base, feet: Fee
     forward, backward, left = (round(one * base.speed_m_s, 1) for one in (style.forward, style.backward, style.left))
     offsets = is_front != is_left if len(feet.ids) == 4 else ~is_left
     return Gait(
-        kind=feet.kind,
-        feet=feet.names,
+        feet=feet,
         offsets=tuple(0.5 * float(later) for later in offsets),
         frequency_hz=control_hz / (2.0 * half_steps),
         lift_m=round(style.lift * height_m, 2),

@@ -185,14 +185,14 @@ def test_a_robot_with_four_legs_learns_to_trot(tmp_path: Path) -> None:
     gait = robot.gait
     assert gait is not None
     model = compiled(tmp_path, robot)
-    feet = [model.body(model.geom(foot).bodyid[0]).name for foot in gait.feet]
+    feet = [model.body(model.geom(foot).bodyid[0]).name for foot in gait.feet.names]
     assert dict(zip(feet, gait.offsets, strict=True)) == {
         "fl_calf": 0.0,
         "fr_calf": 0.5,
         "rl_calf": 0.5,
         "rr_calf": 0.0,
     }
-    assert all(model.geom(foot).size[0] == 0.02 for foot in gait.feet)
+    assert all(model.geom(foot).size[0] == 0.02 for foot in gait.feet.names)
     assert gait.is_symmetric
     assert 2.0 <= gait.frequency_hz <= 3.0
     half_steps = robot.control_hz / (2.0 * gait.frequency_hz)
@@ -204,7 +204,7 @@ def test_a_robot_with_four_legs_learns_to_trot(tmp_path: Path) -> None:
     assert (robot.timestep_s, robot.control_hz) == pytest.approx((0.02 / 3, 50.0))
     source = config_source(NAMES, robot)
     assert "SymmetryConfig(use_data_augmentation=True)" in source
-    assert f"_FEET = {gait.feet}".replace("'", '"') in source
+    assert f"_FEET = {gait.feet.names}".replace("'", '"') in source
     assert re.search(r"^it trots at .*\n(.*\n)*.*names for 4 feet", "\n".join(guessed(robot)), re.MULTILINE)
 
 
@@ -239,9 +239,9 @@ def test_a_robot_with_two_legs_learns_to_walk(tmp_path: Path) -> None:
     robot = examined(tmp_path, biped())
     gait = robot.gait
     assert gait is not None
-    assert (gait.kind, gait.offsets, gait.is_symmetric) == ("body", (0.0, 0.5), True)
+    assert (gait.feet.kind, gait.offsets, gait.is_symmetric) == ("body", (0.0, 0.5), True)
     model = compiled(tmp_path, robot)
-    for foot, joint in zip(gait.feet, ("left_roll", "right_roll"), strict=True):
+    for foot, joint in zip(gait.feet.names, ("left_roll", "right_roll"), strict=True):
         assert model.body(foot).id == model.joint(joint).bodyid[0]
     assert 1.3 <= gait.frequency_hz <= 1.7
     assert gait.forward_m_s[1] == pytest.approx(0.9, abs=0.15)

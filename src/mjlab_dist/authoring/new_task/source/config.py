@@ -44,7 +44,7 @@ def summary(robot: Robot) -> str:
 
 def _body_source(names: Names, robot: Robot) -> str:
     num_envs, num_steps = (512, 32) if robot.gait is None else (128, 24)
-    num_iterations = 1000 if robot.gait is not None and len(robot.gait.feet) == 2 else 300
+    num_iterations = 1000 if robot.gait is not None and len(robot.gait.feet.ids) == 2 else 300
     parts = moving_source(robot.base, robot) if robot.base is not None else fixed_source(robot)
     return f'''def {names.function}() -> TrainConfig:
     """{summary(robot)}, with {names.file}."""
@@ -88,7 +88,7 @@ def _sim() -> SimConfig:
 def _agent_source(robot: Robot) -> list[str]:
     if robot.gait is None:
         return ["entropy_coef=0.002,", "use_clipped_value_loss=False,"]
-    entropy, std, gamma = (0.004, 0.8, 0.97) if len(robot.gait.feet) == 4 else (0.001, 0.5, 0.98)
+    entropy, std, gamma = (0.004, 0.8, 0.97) if len(robot.gait.feet.ids) == 4 else (0.001, 0.5, 0.98)
     lines = [
         f"entropy_coef={entropy},",
         "# Standard deviation of the actions at the start.",
@@ -159,8 +159,8 @@ def _constants(robot: Robot) -> dict[str, list[str]]:
     if robot.end is not None and robot.end.site is not None:
         found["_SITE"] = ["# The site of the end effector.", f"_SITE = {text(exactly(robot.end.site))}"]
     if robot.gait is not None:
-        feet = tuple(map(exactly, robot.gait.feet))
-        what = "geoms" if robot.gait.kind == "geom" else "bodies"
+        feet = tuple(map(exactly, robot.gait.feet.names))
+        what = "geoms" if robot.gait.feet.kind == "geom" else "bodies"
         found["_FEET"] = [f"# The {what} of the feet.", *tuple_lines("_FEET = ", feet, "", 0)]
     found["_JOINTS"] = ["# The driven joints.", *_names("_JOINTS", robot.joints)]
     if robot.pendulum is not None:
@@ -213,7 +213,7 @@ def _sim_source(names: Names, robot: Robot) -> str:
             lines += [f"    # {_INTEGRATORS[robot.integrator]}", '    integrator="implicitfast",']
         lines += ["),"]
     if robot.gait is not None:
-        kind = "geom" if robot.gait.kind == "geom" else "subtree"
+        kind = "geom" if robot.gait.feet.kind == "geom" else "subtree"
         lines += [
             "# Contacts that sensors measure.",
             f'contacts={{"feet": ContactConfig(names=_FEET, kind={text(kind)})}},',

@@ -242,9 +242,9 @@ _GAIT_OBSERVATIONS = [
 
 
 def _gait_source(gait: Gait) -> list[str]:
-    kind = [] if gait.kind == "geom" else [f"        kind={text(gait.kind)},"]
+    kind = [] if gait.feet.kind == "geom" else [f"        kind={text(gait.feet.kind)},"]
     what, resample_s = "The feet swing in turn.", (5.0, 10.0)
-    if len(gait.feet) == 4:
+    if len(gait.feet.ids) == 4:
         what, resample_s = "Feet with the same offset swing together: this is a trot.", (2.0, 5.0)
     return [
         "# Commands: how the robot should move. They are resampled every few seconds.",
@@ -280,7 +280,7 @@ def _gait_source(gait: Gait) -> list[str]:
 
 
 def _gait_rewards(gait: Gait) -> list[str]:
-    on_two = len(gait.feet) == 2
+    on_two = len(gait.feet.ids) == 2
     frame, std, rate = ("heading", 0.8, -0.02) if on_two else ("linear", 0.3, -0.01)
     lines = [
         "# 1 if the robot moves as the command says, forward and to the left, and turns as it says.",
