@@ -71,7 +71,7 @@ def velocity_flat() -> TrainConfig:
         num_envs=128,
         gpu_num_envs=4096,
         max_iterations=1300,
-        # Settings for two ranks with 128 envs each, which walk within 15 minutes (docs/lab.md has alternatives)
+        # Settings for two ranks with 128 envs each, which walk within 21 minutes (docs/lab.md has alternatives)
         agent=AgentConfig(
             num_steps_per_env=24,
             num_learning_epochs=3,
