@@ -42,9 +42,7 @@ def train(command: Command, task: str, env: dict[str, str], *flags: str) -> Path
     return run
 
 
-def follow(
-    command: Command, run: Path, env: dict[str, str], max_tilt_deg: float = 5.0, min_strides_hz: float = 1.5
-) -> dict[str, Any]:
+def follow(command: Command, run: Path, env: dict[str, str], min_strides_hz: float = 1.5) -> dict[str, Any]:
     """Return how a policy follows velocity commands, after checks of its gait."""
     followed = command(str(BIN / "python"), str(SCRIPT), str(run), "--json", env=env, timeout_s=600)
     figures = json.loads(followed.out.splitlines()[-1])
@@ -52,7 +50,7 @@ def follow(
     forward = figures["commands"]["forward"]
     assert forward["lift_cm"] >= 3
     assert min_strides_hz <= forward["strides_hz"] <= 3.5
-    assert forward["tilt_deg"] <= max_tilt_deg
+    assert forward["tilt_deg"] <= 5
     return figures
 
 
