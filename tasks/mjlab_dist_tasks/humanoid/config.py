@@ -61,7 +61,7 @@ _MOTORS = {
     ),
 }
 """Torque and speed limits are those of the manufacturer's description (see humanoid.xml). The gains were chosen for
-this project: with half of this damping, or twice the stiffness, robots learn several times as slowly (docs/lab.md)."""
+this project: with a third of this damping, robots learn several times as slowly (docs/lab.md)."""
 
 
 def velocity_flat() -> TrainConfig:
