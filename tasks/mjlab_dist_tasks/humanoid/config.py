@@ -61,7 +61,8 @@ _MOTORS = {
     ),
 }
 """Torque and speed limits are those of the manufacturer's description (see humanoid.xml). The gains were chosen for
-this project: with a third of this damping, robots learn several times as slowly (docs/lab.md)."""
+this project: with a third of this damping, robots learn several times as slowly (docs/lab.md). They do not hold the
+robot upright without a policy."""
 
 
 def velocity_flat() -> TrainConfig:

@@ -145,13 +145,12 @@ def test_buffers_are_large_enough_for_extreme_falls(model: Any) -> None:
         data = at_home(model)
         data.qvel[:6] = rng.uniform(-2, 2, 6)
         for i in range(600):
-            if i % 4 == 0:
-                data.ctrl = model.key_ctrl[0] + rng.uniform(-1, 1, model.nu)
+            if i % 40 == 0:
+                data.ctrl = model.key_ctrl[0] + rng.uniform(-2, 2, model.nu)
             mujoco.mj_step(model, data)
             most_contacts, most_rows = max(most_contacts, data.ncon), max(most_rows, data.nefc)
         assert not any(warning.number for warning in data.warning)
-        assert data.qpos[2] < 0.3  # it lies
-    assert 8 <= most_contacts <= sim.nconmax
+    assert 8 < most_contacts <= sim.nconmax
     assert 24 < most_rows <= sim.njmax
 
 
