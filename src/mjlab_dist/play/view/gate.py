@@ -5,6 +5,7 @@ The error of one input is reported, and the loop that serves all inputs goes on.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import functools
@@ -16,17 +17,19 @@ import logging
 import secrets
 import socket
 import traceback
-from asyncio import BaseTransport, get_running_loop
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import viser
 import viser._viser
+import viser.infra._infra
 import websockets.asyncio.server
 from viser._messages import GuiUpdateMessage, Message, ViewerCameraMessage
+from viser.infra._async_message_buffer import AsyncMessageBuffer
 from websockets.asyncio.server import ServerConnection
 from websockets.datastructures import Headers
 from websockets.http11 import Request, Response
@@ -117,7 +120,7 @@ def open_server(host: str, port: int | None) -> Server:
     ) -> Any:
         nonlocal calls
         calls += 1
-        get_running_loop().set_exception_handler(
+        asyncio.get_running_loop().set_exception_handler(
             lambda _, context: report(context.get("exception") or RuntimeError(context["message"]))
         )
         options |= {
@@ -130,6 +133,7 @@ def open_server(host: str, port: int | None) -> Server:
         }
         return serve(handler, sock=listener, **options)
 
+    setattr(viser.infra._infra, "AsyncMessageBuffer", _Buffer)  # noqa: B010 (not exported; also for later connections)
     # Hide the addresses that viser prints, because they have no token.
     with (
         patched(websockets.asyncio.server, "serve", serve_behind_gate),
@@ -230,7 +234,7 @@ class _Connection(ServerConnection):
         super().__init__(*args, **options)
         self._gate = gate
 
-    def connection_made(self, transport: BaseTransport) -> None:
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         waiting = [one for one in self.server.handlers if one.state is State.CONNECTING]
         half_open = [one for one in waiting if not one.transport.is_closing()]
@@ -243,6 +247,27 @@ class _Connection(ServerConnection):
             with guarded():
                 self._gate.check(data)
                 return data
+
+
+class _EventOfLoop(asyncio.Event):
+    """An event that is set only in its loop.
+
+    viser sets it in the thread that adds a message, and then again in the loop. The first can come while the loop is
+    about to wait, and is lost then. The second changes nothing, because the event is set: the page would never get
+    another message.
+    """
+
+    def set(self) -> None:
+        with contextlib.suppress(RuntimeError):  # there is no loop in the other threads
+            asyncio.get_running_loop()
+            super().set()
+
+
+@dataclass
+class _Buffer(AsyncMessageBuffer):
+    """Messages to one page or to all, which any thread may add."""
+
+    message_event: asyncio.Event = field(default_factory=_EventOfLoop)
 
 
 class _Reactions(ThreadPoolExecutor):

@@ -6,10 +6,12 @@ token. It never answers requests from other websites.
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import math
 import selectors
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from urllib.parse import urlsplit
 
@@ -17,7 +19,7 @@ import msgspec
 import pytest
 import viser
 import websockets.sync.client
-from viser._messages import GuiFormDirtyMessage, GuiUpdateMessage, Message, ViewerCameraMessage
+from viser._messages import GuiFormDirtyMessage, GuiHtmlMessage, GuiUpdateMessage, Message, ViewerCameraMessage
 from websockets.datastructures import Headers
 from websockets.exceptions import InvalidStatus
 from websockets.http11 import Request
@@ -135,6 +137,32 @@ def test_a_taken_port_is_refused_and_a_free_one_found() -> None:
     assert urlsplit(first.url).port != urlsplit(second.url).port
     first.stop()
     second.stop()
+
+
+def test_a_message_that_comes_while_the_loop_begins_to_wait_is_sent(
+    public: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    infra = public._websock_server
+    loop, buffer = infra._background_event_loop, infra.get_message_buffer()
+    assert loop is not None
+    messages = ["late"]
+
+    def add_message() -> asyncio.AbstractEventLoop:
+        """Add a message in another thread, when the event has found that it is not set, and is about to wait."""
+        if messages:
+            thread = threading.Thread(target=public.gui.add_html, args=(messages.pop(),))
+            thread.start()
+            thread.join()
+        return loop
+
+    async def await_message() -> None:
+        async for window in buffer.window_generator(client_id=-1):
+            if any(isinstance(message, GuiHtmlMessage) for message in window):
+                return
+
+    buffer.message_event.clear()
+    monkeypatch.setattr(buffer.message_event, "_get_loop", add_message)
+    asyncio.run_coroutine_threadsafe(await_message(), loop).result(timeout=30.0)
 
 
 def _get(port: int, path: str, cookie: str | None = None) -> tuple[int, str | None]:
