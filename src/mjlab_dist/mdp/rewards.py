@@ -220,7 +220,7 @@ class FootLift(Term):
 
     The target height of a foot rises from 0 to height_m and falls to 0 with the sine of the foot's phase while the foot
     swings, and is 0 while it stands. The value is the sum over the feet of (target height - distance from it) /
-    height_m. A foot's height is relative to its height in the start state, above the env's origin.
+    height_m. A foot's height above the ground is relative to its height in the start state.
     """
 
     def __init__(self, env: Env, gait: str, height_m: float) -> None:
@@ -239,13 +239,26 @@ class FootLift(Term):
         mujoco.mj_kinematics(model, data)
         start = [float(getattr(data, sensor.kind)(name).xpos[2]) for name in sensor.feet.names]
         self._start_m = torch.tensor(start, device=env.device)
+        self._ground_m: torch.Tensor | None = None
+        if env.terrain is not None:
+            self._ground_m = torch.from_numpy(env.terrain.heights).to(env.device)
+            self._half_m = torch.tensor(env.terrain.size_m, device=env.device)
 
     def __call__(self, env: Env) -> torch.Tensor:
         gait = env.sensor(self._gait, Gait)
         target = gait.swing.clamp(min=0.0) * self._height_m
-        height = gait.feet.pos[..., 2] - env.origins[:, 2:] - self._start_m
+        feet = gait.feet.pos
+        height = feet[..., 2] - self._ground_below(env, feet) - self._start_m
         followed = (target - (height - target).abs()) * (gait.swing != 0.0)
         return followed.sum(dim=1) / self._height_m
+
+    def _ground_below(self, env: Env, feet: torch.Tensor) -> torch.Tensor:
+        """Return the height of the ground at the terrain's points that are nearest to the feet, in m."""
+        if env.terrain is None or self._ground_m is None:
+            return env.origins[:, 2:]
+        rows, cols = self._ground_m.shape
+        col, row = ((feet[..., :2] + self._half_m) / env.terrain.config.resolution_m).round().long().unbind(dim=-1)
+        return self._ground_m.take(row.clamp(0, rows - 1) * cols + col.clamp(0, cols - 1))
 
 
 def stand_still(env: Env, command: str, moving_m_s: float = 0.1, joint: str = "root") -> torch.Tensor:

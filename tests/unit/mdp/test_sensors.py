@@ -14,6 +14,7 @@ from legged import (
     DT_S,
     FEET,
     HOME,
+    SIM,
     c_copies,
     c_step,
     end_episodes,
@@ -26,7 +27,15 @@ from legged import (
     term,
 )
 
-from mjlab_dist.config import EventConfig, ObservationConfig, ParamValue, RewardConfig, TermConfig
+from mjlab_dist.config import (
+    EventConfig,
+    ObservationConfig,
+    ParamValue,
+    RewardConfig,
+    TermConfig,
+    TerrainConfig,
+    TerrainPartConfig,
+)
 from mjlab_dist.env import Env
 from mjlab_dist.env.term import Sensor
 from mjlab_dist.errors import UserError
@@ -226,6 +235,39 @@ def test_a_gait_tells_walking_robots_when_to_swing_each_foot(kind: str, foot: st
         np.testing.assert_allclose(rewards[1, clear], lift[clear], atol=1e-3)
         swung += (swing > 0).any(axis=0)
     assert (swung > 5).all()
+
+
+def test_feet_are_lifted_above_the_ground_below_them() -> None:
+    part = TerrainPartConfig(kind="rough", height_m=(0.3, 0.3), width_m=(0.2, 0.2))
+    ground = TerrainConfig(parts={"rough": part}, num_levels=2, num_columns=1, tile_size_m=4.0, border_m=1.0)
+    walking: dict[str, ParamValue] = {"forward_m_s": (0.5, 0.5), "left_m_s": (0.0, 0.0), "yaw_rad_s": (0.0, 0.0)}
+    env = make(
+        16,
+        sim=dataclasses.replace(SIM, terrain=ground),
+        sensors={
+            "gait": term("sensors:Gait", feet=(".._foot",), offsets=OFFSETS, frequency_hz=4.0, command="velocity")
+        },
+        commands={"velocity": term("commands:Velocity", **walking, resample_s=(1e9, 1e9))},
+        rewards={"lift": reward("FootLift", gait="gait", height_m=0.1)},
+        terminations={},
+    )
+    terrain, feet = env.terrain, env.find_frames("geom", (".._foot",))
+    assert terrain is not None
+    start = mujoco.MjData(env.sim.model)
+    mujoco.mj_resetDataKeyframe(env.sim.model, start, 0)
+    mujoco.mj_kinematics(env.sim.model, start)
+    start_m = [start.geom(foot).xpos[2] for foot in feet.names]
+    env.episode_length_buf.fill_(40)
+    place = np.array(terrain.size_m) - 0.5
+    env.sim.qpos[:, :2] = torch.from_numpy(np.random.default_rng(1).uniform(-place, place, size=(16, 2)))
+    env.sim.qpos[:, 2] = 1.0
+    env.step(torch.zeros(16, 4))
+    pos, swing = feet.pos.numpy(), env.sensor("gait", Gait).swing.numpy()
+    nearest = np.round(pos[:, :, :2] / terrain.config.resolution_m) * terrain.config.resolution_m
+    height, target = pos[:, :, 2] - terrain.height_at(nearest) - start_m, 0.1 * swing.clip(min=0)
+    assert np.ptp(height) > 0.2
+    expected = (target - np.abs(height - target)).sum(axis=1) / 0.1
+    np.testing.assert_allclose(env.reward_terms().numpy()[0], expected, atol=1e-3)
 
 
 def test_a_gait_without_an_offset_for_each_foot_is_refused() -> None:
