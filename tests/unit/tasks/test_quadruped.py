@@ -272,6 +272,19 @@ def test_the_ground_is_mirrored() -> None:
     torch.testing.assert_close(both["actor"][2:, at], torch.stack([points[:, 0], -points[:, 1]]))
 
 
+def test_a_robot_that_leaves_its_tile_starts_on_the_next_level() -> None:
+    config = rough().env
+    env = Env(config, 2, "cpu")
+    env.reset()
+    before, side_m = env.origins.clone(), config.sim.terrain.tile_size_m
+    env.sim.qpos[0, 1] += 0.5 * side_m + 0.1
+    _, _, dones, _ = env.step(torch.zeros(2, 12))
+    assert dones.tolist() == [True, False]
+    assert not env.terminated.any()
+    moved = (env.origins - before)[:, :2]
+    torch.testing.assert_close(moved, torch.tensor([[side_m, 0.0], [0.0, 0.0]]))
+
+
 def _without_chance(config: EnvConfig) -> EnvConfig:
     return dataclasses.replace(
         config, randomizations={}, events={}, observations={"actor": config.observations["actor"]}
