@@ -43,7 +43,7 @@ MAXIMA = {
     "humanoid-velocity-flat": Count(153, 199),
     "quadruped-tracking": Count(298, 338),
     "quadruped-velocity-flat": Count(151, 191),
-    "quadruped-velocity-rough": Count(177, 217),
+    "quadruped-velocity-rough": Count(186, 226),
     "template": Count(38, 84),
     "everything": Count(271, 329),
 }

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import mujoco
 import torch
+from torch.nn import functional
 
 from mjlab_dist.env.columns import Columns, write_rows
 from mjlab_dist.env.term import Term
@@ -241,7 +242,7 @@ class FootLift(Term):
         self._start_m = torch.tensor(start, device=env.device)
         self._ground_m: torch.Tensor | None = None
         if env.terrain is not None:
-            self._ground_m = torch.from_numpy(env.terrain.heights).to(env.device)
+            self._ground_m = torch.from_numpy(env.terrain.heights).to(env.device)[None, None]
             self._half_m = torch.tensor(env.terrain.size_m, device=env.device)
 
     def __call__(self, env: Env) -> torch.Tensor:
@@ -253,12 +254,12 @@ class FootLift(Term):
         return followed.sum(dim=1) / self._height_m
 
     def _ground_below(self, env: Env, feet: torch.Tensor) -> torch.Tensor:
-        """Return the height of the ground at the terrain's points that are nearest to the feet, in m."""
-        if env.terrain is None or self._ground_m is None:
+        """Return the height of the ground below the feet, in m, (num_envs, k); without terrain, (num_envs, 1)."""
+        if self._ground_m is None:
             return env.origins[:, 2:]
-        rows, cols = self._ground_m.shape
-        col, row = ((feet[..., :2] + self._half_m) / env.terrain.config.resolution_m).round().long().unbind(dim=-1)
-        return self._ground_m.take(row.clamp(0, rows - 1) * cols + col.clamp(0, cols - 1))
+        places = (feet[..., :2] / self._half_m).unsqueeze(0)  # from -1 to 1
+        found = functional.grid_sample(self._ground_m, places, padding_mode="border", align_corners=True)
+        return found.view(feet.shape[:2])
 
 
 def stand_still(env: Env, command: str, moving_m_s: float = 0.1, joint: str = "root") -> torch.Tensor:
