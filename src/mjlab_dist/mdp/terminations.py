@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from mjlab_dist.env.columns import cos
+from mjlab_dist.errors import UserError
 from mjlab_dist.mdp.observations import base_height, projected_gravity
 from mjlab_dist.mdp.sensors import Contact
 
@@ -29,6 +30,13 @@ def out_of_bounds(env: Env, max_m: float, joint: str = "root") -> torch.Tensor:
     """Return whether the horizontal distance from the env's origin to the base exceeds max_m."""
     position = env.sim.qpos[:, env.joints[joint].qpos][:, :2]
     return (position - env.origins[:, :2]).norm(dim=1) > max_m
+
+
+def left_tile(env: Env, joint: str = "root") -> torch.Tensor:
+    """Return whether the base is farther from the middle of its terrain tile than half the tile's side."""
+    if env.terrain is None:
+        raise UserError("left_tile: the task has no terrain; add parts to --env.sim.terrain, or remove the termination")
+    return out_of_bounds(env, 0.5 * env.terrain.config.tile_size_m, joint)
 
 
 def joint_out_of_range(env: Env, joint: str, low: float = -math.inf, high: float = math.inf) -> torch.Tensor:

@@ -125,7 +125,7 @@ def flat() -> TrainConfig:
 
 def rough() -> TrainConfig:
     """Follow velocity commands over rough ground, slopes, stairs, boxes and gaps with a quadruped."""
-    easy, terrain = flat(), _terrain()
+    easy = flat()
     ground = observation(height_scan.height_scan, sensor="ground").processed(clip=(-0.5, 0.5), scale=5.0)
     noisy = ground.processed(uniform_noise=0.05)
     seen = {name: dict(group) for name, group in easy.env.observations.items()}
@@ -141,7 +141,7 @@ def rough() -> TrainConfig:
         env=dataclasses.replace(
             easy.env,
             episode_length_s=20.0,
-            sim=dataclasses.replace(easy.env.sim, terrain=terrain, njmax=64, nconmax=24),
+            sim=dataclasses.replace(easy.env.sim, terrain=_terrain(), njmax=64, nconmax=24),
             observations=seen,
             rewards={
                 **easy.env.rewards,
@@ -150,7 +150,7 @@ def rough() -> TrainConfig:
             # A robot that leaves its tile goes on at the next level at once.
             terminations={
                 **easy.env.terminations,
-                "left_tile": termination(terminations.out_of_bounds, max_m=0.5 * terrain.tile_size_m).as_time_out(),
+                "left_tile": termination(terminations.left_tile).as_time_out(),
             },
             # Nearly all commands have a target heading, so robots walk in one direction and leave their tiles.
             commands={

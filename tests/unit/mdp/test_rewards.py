@@ -31,6 +31,7 @@ from legged import (
 
 from mjlab_dist.config import ActionConfig
 from mjlab_dist.env import Env
+from mjlab_dist.errors import UserError
 from mjlab_dist.mdp.rewards import JointLimits
 from mjlab_dist.mdp.sensors import Contact
 
@@ -394,6 +395,12 @@ def test_height_and_bounds_are_relative_to_the_origin_of_the_env() -> None:
     env = make(3, terminations={"low": termination("terminations:too_low", min_m=0.2)})
     env.origins.copy_(-origins)
     assert env.step(torch.zeros(3, 4))[2].tolist() == [False, False, True]
+
+
+def test_leaving_a_tile_needs_terrain() -> None:
+    env = make(2, terminations={"it": termination("terminations:left_tile")})
+    with pytest.raises(UserError, match="left_tile: the task has no terrain"):
+        env.step(torch.zeros(2, 4))
 
 
 @pytest.mark.parametrize("min_n", [0.0, 60.0])

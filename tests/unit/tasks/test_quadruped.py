@@ -273,10 +273,11 @@ def test_the_ground_is_mirrored() -> None:
 
 
 def test_a_robot_that_leaves_its_tile_starts_on_the_next_level() -> None:
-    config = rough().env
-    env = Env(config, 2, "cpu")
+    config, side_m = rough().env, 6.0
+    terrain = dataclasses.replace(config.sim.terrain, num_levels=2, tile_size_m=side_m)
+    env = Env(dataclasses.replace(config, sim=dataclasses.replace(config.sim, terrain=terrain)), 2, "cpu")
     env.reset()
-    before, side_m = env.origins.clone(), config.sim.terrain.tile_size_m
+    before = env.origins.clone()
     env.sim.qpos[0, 1] += 0.5 * side_m + 0.1
     _, _, dones, _ = env.step(torch.zeros(2, 12))
     assert dones.tolist() == [True, False]
