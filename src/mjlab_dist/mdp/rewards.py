@@ -248,18 +248,14 @@ class FootLift(Term):
     def __call__(self, env: Env) -> torch.Tensor:
         gait = env.sensor(self._gait, Gait)
         target = gait.swing.clamp(min=0.0) * self._height_m
-        feet = gait.feet.pos
-        height = feet[..., 2] - self._ground_below(env, feet) - self._start_m
+        feet, ground = gait.feet.pos, env.origins[:, 2:]
+        if self._ground_m is not None:
+            places = (feet[..., :2] / self._half_m).unsqueeze(0)  # from -1 to 1
+            ground = functional.grid_sample(self._ground_m, places, padding_mode="border", align_corners=True)
+            ground = ground.view(feet.shape[:2])
+        height = feet[..., 2] - ground - self._start_m
         followed = (target - (height - target).abs()) * (gait.swing != 0.0)
         return followed.sum(dim=1) / self._height_m
-
-    def _ground_below(self, env: Env, feet: torch.Tensor) -> torch.Tensor:
-        """Return the height of the ground below the feet, in m, (num_envs, k); without terrain, (num_envs, 1)."""
-        if self._ground_m is None:
-            return env.origins[:, 2:]
-        places = (feet[..., :2] / self._half_m).unsqueeze(0)  # from -1 to 1
-        found = functional.grid_sample(self._ground_m, places, padding_mode="border", align_corners=True)
-        return found.view(feet.shape[:2])
 
 
 def stand_still(env: Env, command: str, moving_m_s: float = 0.1, joint: str = "root") -> torch.Tensor:

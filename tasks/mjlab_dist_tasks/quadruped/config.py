@@ -143,15 +143,9 @@ def rough() -> TrainConfig:
             episode_length_s=20.0,
             sim=dataclasses.replace(easy.env.sim, terrain=_terrain(), njmax=64, nconmax=24),
             observations=seen,
-            rewards={
-                **easy.env.rewards,
-                "tilt": dataclasses.replace(tilt, weight=0.1 * tilt.weight),
-            },
+            rewards={**easy.env.rewards, "tilt": dataclasses.replace(tilt, weight=0.1 * tilt.weight)},
             # A robot that leaves its tile goes on at the next level at once.
-            terminations={
-                **easy.env.terminations,
-                "left_tile": termination(terminations.left_tile).as_time_out(),
-            },
+            terminations={**easy.env.terminations, "left_tile": termination(terminations.left_tile).as_time_out()},
             # Nearly all commands have a target heading, so robots walk in one direction and leave their tiles.
             commands={
                 "velocity": dataclasses.replace(
