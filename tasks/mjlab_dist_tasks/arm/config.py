@@ -5,7 +5,6 @@ Weights of rewards are per second: they are multiplied by the length of a contro
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 from mjlab_dist.config import (
@@ -21,6 +20,7 @@ from mjlab_dist.config import (
     TermConfig,
     TrainConfig,
     event,
+    metric,
     observation,
     reward,
     term,
@@ -65,9 +65,9 @@ def reach() -> TrainConfig:
     """Move the gripper of a 7-joint arm to poses above a table, one after another."""
     return TrainConfig(
         task="arm-reach",
-        num_envs=256,
+        num_envs=128,
         gpu_num_envs=4096,
-        max_iterations=500,
+        max_iterations=300,
         agent=_AGENT,
         env=EnvConfig(
             sim=SimConfig(
@@ -116,10 +116,10 @@ def lift_cube() -> TrainConfig:
     """Lift a cube from a table with a 7-joint arm, and hold it at a target."""
     return TrainConfig(
         task="arm-lift-cube",
-        num_envs=256,
+        num_envs=128,
         gpu_num_envs=4096,
-        max_iterations=500,
-        agent=dataclasses.replace(_AGENT, entropy_coef=0.005),
+        max_iterations=300,
+        agent=_AGENT,
         env=EnvConfig(
             sim=SimConfig(
                 model="mjlab_dist_tasks.arm:arm.xml",
@@ -163,18 +163,25 @@ def lift_cube() -> TrainConfig:
             },
             commands={"target": _cube_target()},
             sensors={"pads": term(sensors.Contact, sensors=("left_pad_contact", "right_pad_contact"))},
+            metrics={"success": metric(terms.is_at_target, "last", cube=_CUBE, command="target", max_m=0.05)},
         ),
     )
 
 
 _AGENT = AgentConfig(
-    num_steps_per_env=32,
+    num_steps_per_env=24,
+    num_learning_epochs=3,
+    num_mini_batches=16,
+    schedule="linear",
+    gamma=0.97,
+    init_std=0.8,
     actor_hidden_dims=(128, 128),
     critic_hidden_dims=(128, 128),
     obs_normalization=True,
-    entropy_coef=0.002,
+    entropy_coef=0.004,
     use_clipped_value_loss=False,
 )
+"""Settings for two ranks with 128 envs each, which need the least time on two cores (docs/lab.md)."""
 
 
 def _proprioception(joints: tuple[str, ...]) -> dict[str, ObservationConfig]:

@@ -220,6 +220,18 @@ def cube_at_target(env: Env, *, cube: str, command: str, scale_m: float, low_m: 
     return closeness(cube_to_target(env, cube, command), scale_m) * height(env, cube, low_m, high_m)
 
 
+def is_at_target(env: Env, cube: str, command: str, max_m: float) -> torch.Tensor:
+    """Metric: the cube is at the target; (num_envs,) of bool.
+
+    Args:
+        env: The envs.
+        cube: The cube's free joint.
+        command: Name of a pose command.
+        max_m: Maximum distance in m between the cube's center and the target.
+    """
+    return cube_to_target(env, cube, command).norm(dim=1) <= max_m
+
+
 def off_table(env: Env, cube: str, x_m: tuple[float, float], y_m: tuple[float, float]) -> torch.Tensor:
     """Termination: the cube is outside the area of the table; (num_envs,) of bool.
 

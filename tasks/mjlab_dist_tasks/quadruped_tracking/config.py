@@ -12,9 +12,9 @@ from __future__ import annotations
 import dataclasses
 
 from mjlab_dist.config import (
-    AgentConfig,
     ObservationConfig,
     RewardConfig,
+    SymmetryConfig,
     TrainConfig,
     event,
     observation,
@@ -33,15 +33,8 @@ def tracking() -> TrainConfig:
     return dataclasses.replace(
         velocity,
         task="quadruped-tracking",
-        num_envs=64,
-        max_iterations=1500,
-        agent=AgentConfig(
-            num_steps_per_env=24,
-            actor_hidden_dims=(128, 128),
-            critic_hidden_dims=(128, 128),
-            entropy_coef=0.002,
-            desired_kl=0.02,
-        ),
+        max_iterations=400,
+        agent=dataclasses.replace(velocity.agent, symmetry=SymmetryConfig()),
         env=dataclasses.replace(
             env,
             observations={

@@ -31,9 +31,9 @@ def template() -> TrainConfig:
     return TrainConfig(
         task="template",
         # Number of envs (copies of the robot) on each CPU process, and on each GPU.
-        num_envs=512,
+        num_envs=128,
         gpu_num_envs=4096,
-        # Each iteration is a rollout of 32 control steps in every env, and an update of the policy.
+        # Each iteration is a rollout of 24 control steps in every env, and an update of the policy.
         max_iterations=300,
         env=_env(),
         # The learner, PPO. More flags: train template --help agent
@@ -42,6 +42,16 @@ def template() -> TrainConfig:
             obs_normalization=True,
             # A larger entropy bonus leads to longer exploration.
             entropy_coef=0.002,
+            # Standard deviation of the actions at the start.
+            init_std=0.8,
+            # Small rollouts, and many small mini-batches, take the least time on a CPU.
+            num_steps_per_env=24,
+            num_learning_epochs=3,
+            num_mini_batches=16,
+            # The learning rate falls to 0.
+            schedule="linear",
+            # Discount factor per control step.
+            gamma=0.97,
             use_clipped_value_loss=False,
             actor_hidden_dims=(128, 128),
             critic_hidden_dims=(128, 128),

@@ -43,7 +43,6 @@ def summary(robot: Robot) -> str:
 
 
 def _body_source(names: Names, robot: Robot) -> str:
-    num_envs, num_steps = (512, 32) if robot.gait is None else (128, 24)
     num_iterations = 1000 if robot.gait is not None and len(robot.gait.feet.ids) == 2 else 300
     parts = moving_source(robot.base, robot) if robot.base is not None else fixed_source(robot)
     return f'''def {names.function}() -> TrainConfig:
@@ -51,9 +50,9 @@ def _body_source(names: Names, robot: Robot) -> str:
     return TrainConfig(
         task={text(names.task)},
         # Number of envs (copies of the robot) on each CPU process, and on each GPU.
-        num_envs={num_envs},
+        num_envs=128,
         gpu_num_envs=4096,
-        # Each iteration is a rollout of {num_steps} control steps in every env, and an update of the policy.
+        # Each iteration is a rollout of 24 control steps in every env, and an update of the policy.
         max_iterations={num_iterations},
         env=_env(),
         # The learner, PPO. More flags: train {names.task} --help agent
@@ -86,9 +85,11 @@ def _sim() -> SimConfig:
 
 
 def _agent_source(robot: Robot) -> list[str]:
-    if robot.gait is None:
-        return ["entropy_coef=0.002,", "use_clipped_value_loss=False,"]
-    entropy, std, gamma = (0.004, 0.8, 0.97) if len(robot.gait.feet.ids) == 4 else (0.001, 0.5, 0.98)
+    gait = robot.gait
+    if gait is None:
+        entropy, std, gamma = 0.002, 0.8, 0.97
+    else:
+        entropy, std, gamma = (0.004, 0.8, 0.97) if len(gait.feet.ids) == 4 else (0.001, 0.5, 0.98)
     lines = [
         f"entropy_coef={entropy},",
         "# Standard deviation of the actions at the start.",
@@ -102,7 +103,9 @@ def _agent_source(robot: Robot) -> list[str]:
         "# Discount factor per control step.",
         f"gamma={gamma},",
     ]
-    if robot.gait.is_symmetric:
+    if gait is None:
+        lines.append("use_clipped_value_loss=False,")
+    elif gait.is_symmetric:
         lines += [
             "# Learns from every sample also with left and right exchanged, so that the robot does not limp.",
             "symmetry=SymmetryConfig(use_data_augmentation=True),",
