@@ -1,4 +1,7 @@
-"""On two CPU ranks, robots learn to walk within the iterations of their tasks, also those that new-task writes."""
+"""On two CPU ranks, robots learn to walk, and an arm learns to lift, within the iterations of their tasks.
+
+Some of the tasks are those that new-task writes.
+"""
 
 from __future__ import annotations
 
@@ -70,6 +73,17 @@ def test_the_humanoid_walks(command: Command) -> None:
     forward = figures["commands"]["forward"]
     assert forward["forward_m_s"] >= 0.8, figures
     assert forward["fell"] <= 1, figures  # of 32
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_the_arm_brings_the_cube_to_its_target(command: Command) -> None:
+    run = train(command, "arm-lift-cube", {})
+    done = command("mjlab-dist", "evaluate", "arm-lift-cube", "--run", str(run), "--json", timeout_s=600)
+    assert done.code == 0, done.err
+    (result,) = json.loads(done.out)["results"]
+    assert result["columns"]["metric/success"]["mean"] >= 0.9, result
 
 
 @pytest.mark.slow

@@ -67,7 +67,7 @@ def reach() -> TrainConfig:
         task="arm-reach",
         num_envs=128,
         gpu_num_envs=4096,
-        max_iterations=300,
+        max_iterations=400,
         agent=_AGENT,
         env=EnvConfig(
             sim=SimConfig(
@@ -118,7 +118,7 @@ def lift_cube() -> TrainConfig:
         task="arm-lift-cube",
         num_envs=128,
         gpu_num_envs=4096,
-        max_iterations=300,
+        max_iterations=400,
         agent=_AGENT,
         env=EnvConfig(
             sim=SimConfig(
