@@ -86,10 +86,8 @@ def _sim() -> SimConfig:
 
 def _agent_source(robot: Robot) -> list[str]:
     gait = robot.gait
-    if gait is None:
-        entropy, std, gamma = 0.002, 0.8, 0.97
-    else:
-        entropy, std, gamma = (0.004, 0.8, 0.97) if len(gait.feet.ids) == 4 else (0.001, 0.5, 0.98)
+    num_feet = 0 if gait is None else len(gait.feet.ids)
+    entropy, std, gamma = {2: (0.001, 0.5, 0.98), 4: (0.004, 0.8, 0.97)}.get(num_feet, (0.002, 0.8, 0.97))
     lines = [
         f"entropy_coef={entropy},",
         "# Standard deviation of the actions at the start.",
