@@ -127,13 +127,13 @@ def made(done: Done) -> None:
 
 
 def trained(command: Command, task: str, env: dict[str, str], *flags: str) -> dict[str, Any]:
-    """Train for two iterations, and return the last row of metrics."""
-    flags = ("--gpu-ids", "None", "--num-envs", "16", "--max-iterations", "2", *flags)
+    """Train for three iterations, and return the last row of metrics."""
+    flags = ("--gpu-ids", "None", "--num-envs", "16", "--max-iterations", "3", *flags)
     done = command("mjlab-dist", "train", task, *flags, env=env, timeout_s=600)
     assert done.code == 0, done.err
     (run,) = (command.cwd / "logs" / task).iterdir()
     rows = read_metrics(run)
-    assert len(rows) == 2
+    assert len(rows) == 3
     return rows[-1]
 
 
