@@ -61,7 +61,8 @@ class OptionsConfig:
     iterations: PositiveInt | None = None
     """Maximum number of solver iterations per physics step."""
     ls_iterations: PositiveInt | None = None
-    """Maximum number of line search steps per solver iteration."""
+    """Maximum number of line search steps per solver iteration. MuJoCo's C code needs more of them than MuJoCo Warp:
+    with 20, a gripper cannot hold a cube (docs/lab.md)."""
     impratio: PositiveFloat | None = None
     """Ratio of frictional to normal constraint impedance. Values above 1 reduce slip."""
     tolerance: PositiveFloat | None = None

@@ -188,7 +188,7 @@ def test_the_gripper_grasps_and_lifts_the_cube_without_slipping(with_cube: Any) 
 
 
 def test_the_gripper_holds_the_cube_while_the_arm_shakes(with_cube: Any) -> None:
-    # With at most 20 iterations of the line search, the solver stops early, and the cube shoots out at 5 m/s.
+    # With at most 20 steps of the line search, MuJoCo's solver stops early, and the cube shoots out at 5 m/s.
     data = at_home(with_cube)
     lift(with_cube, data)
     targets, random = data.ctrl[1:].copy(), np.random.default_rng(0)
