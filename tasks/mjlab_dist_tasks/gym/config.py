@@ -39,10 +39,28 @@ class _Bounds(TypedDict):
 
 
 _AGENT = AgentConfig(
-    num_steps_per_env=64,
+    num_steps_per_env=24,
     num_learning_epochs=5,
-    num_mini_batches=8,
-    learning_rate=1e-3,
+    num_mini_batches=16,
+    learning_rate=5e-4,
+    schedule="linear",
+    entropy_coef=0.0,
+    value_loss_coef=0.5,
+    use_clipped_value_loss=False,
+    max_grad_norm=0.5,
+    actor_hidden_dims=(128, 128),
+    critic_hidden_dims=(128, 128),
+    obs_normalization=True,
+    reward_normalization=True,
+    init_std=0.4,
+)
+"""The quadruped's settings with normalized rewards and, because a million control steps are few, more epochs."""
+
+_CLEANRL = AgentConfig(
+    num_steps_per_env=64,
+    num_learning_epochs=10,
+    num_mini_batches=32,
+    learning_rate=3e-4,
     schedule="linear",
     entropy_coef=0.0,
     value_loss_coef=0.5,
@@ -50,25 +68,11 @@ _AGENT = AgentConfig(
     activation="tanh",
     obs_normalization=True,
     reward_normalization=True,
-)
-"""CleanRL's PPO (ppo_continuous_action.py) with fewer gradient steps on larger mini-batches: per 2,048 control steps,
-40 gradient steps (5 epochs of 8 mini-batches of 256 samples) instead of 320 (mini-batches of 64 samples). The learning
-rate starts at 1e-3 instead of 3e-4, and falls to 0."""
-
-_STEADY = dataclasses.replace(_AGENT, schedule="fixed")
-"""A constant learning rate, for tasks that still improve at the end of the run (docs/lab.md)."""
-
-_SMALL_STEPS = dataclasses.replace(
-    _AGENT,
-    num_learning_epochs=10,
-    num_mini_batches=32,
-    learning_rate=3e-4,
     orthogonal_init=True,
     advantage_normalization="mini-batch",
 )
-"""As many gradient steps as in CleanRL: 320 per 2,048 control steps, with mini-batches of 64 samples. With fewer
-gradient steps on larger mini-batches, the hopper learns more slowly, and its return depends more on the seed
-(docs/lab.md)."""
+"""CleanRL's PPO (ppo_continuous_action.py) with 32 envs: 320 gradient steps per 2,048 control steps. With fewer, the
+hopper's return is lower (docs/lab.md)."""
 
 
 def hopper() -> TrainConfig:
@@ -76,7 +80,8 @@ def hopper() -> TrainConfig:
     bounds: _Bounds = {"first": 1, "low": (0.7, -0.2), "high": (_INF, 0.2), "max_magnitude": 100.0}
     return _train(
         "gym-hopper",
-        agent=_SMALL_STEPS,
+        num_envs=32,
+        agent=_CLEANRL,
         env=EnvConfig(
             sim=_sim("hopper", decimation=4, njmax=16, nconmax=4),
             episode_length_s=8.0,
@@ -102,7 +107,8 @@ def half_cheetah() -> TrainConfig:
     """Run forward on a hind leg and a front leg (Gymnasium's HalfCheetah-v5)."""
     return _train(
         "gym-half-cheetah",
-        agent=dataclasses.replace(_AGENT, gamma=0.98, lam=0.92),
+        num_envs=256,
+        agent=dataclasses.replace(_AGENT, num_learning_epochs=3, learning_rate=1e-3, gamma=0.98, lam=0.92),
         env=EnvConfig(
             sim=_sim("half_cheetah", decimation=5, njmax=36, nconmax=8),
             episode_length_s=50.0,
@@ -124,6 +130,8 @@ def walker2d() -> TrainConfig:
     bounds: _Bounds = {"first": 1, "low": (0.8, -1.0), "high": (2.0, 1.0)}
     return _train(
         "gym-walker2d",
+        num_envs=64,
+        agent=dataclasses.replace(_AGENT, num_steps_per_env=32, learning_rate=1e-3),
         env=EnvConfig(
             sim=_sim("walker2d", decimation=4, njmax=28, nconmax=6),
             episode_length_s=8.0,
@@ -150,7 +158,6 @@ def ant() -> TrainConfig:
     bounds: _Bounds = {"first": 2, "low": (0.2,), "high": (1.0,)}
     return _train(
         "gym-ant",
-        agent=_STEADY,
         env=EnvConfig(
             sim=_sim("ant", decimation=5, njmax=48, nconmax=10),
             episode_length_s=50.0,
@@ -181,10 +188,8 @@ def humanoid() -> TrainConfig:
     contact_weight, max_contact_cost = 5e-7, 10.0
     return _train(
         "gym-humanoid",
-        # The motors take inputs up to 0.4, so with a standard deviation of 1, most actions would be clipped. With more
-        # epochs, the policy changes too much while the standard deviation falls. Observations are clipped, because
-        # contact forces are nearly always 0 but reach 60 standard deviations.
-        agent=dataclasses.replace(_SMALL_STEPS, num_learning_epochs=5, init_std=0.4, obs_clip=10.0),
+        # Contact forces are nearly always 0 but reach 60 standard deviations.
+        agent=dataclasses.replace(_AGENT, obs_clip=10.0),
         env=EnvConfig(
             sim=_sim("humanoid", decimation=5, njmax=40, nconmax=16),
             episode_length_s=15.0,
@@ -240,7 +245,6 @@ def reacher() -> TrainConfig:
     """Bring the tip of an arm with two links to a target (Gymnasium's Reacher-v5)."""
     return _train(
         "gym-reacher",
-        agent=_STEADY,
         env=EnvConfig(
             sim=_sim("reacher", decimation=2, njmax=4, nconmax=0),
             episode_length_s=1.0,
@@ -266,12 +270,12 @@ def reacher() -> TrainConfig:
     )
 
 
-def _train(task: str, *, env: EnvConfig, agent: AgentConfig = _AGENT) -> TrainConfig:
+def _train(task: str, *, env: EnvConfig, agent: AgentConfig = _AGENT, num_envs: int = 128) -> TrainConfig:
     """Return a config with a million control steps, as in published runs.
 
     The numbers of steps and envs are totals over all ranks, so that the result does not depend on the number of ranks.
     """
-    return TrainConfig(task=task, total_num_envs=32, total_timesteps=1_000_000, agent=agent, env=env)
+    return TrainConfig(task=task, total_num_envs=num_envs, total_timesteps=1_000_000, agent=agent, env=env)
 
 
 def _sim(model: str, *, decimation: int, njmax: int, nconmax: int) -> SimConfig:

@@ -50,7 +50,8 @@ def note_of(config: TrainConfig, devices: Sequence[RankDevice]) -> list[str]:
 
 def test_tasks_have_thousands_of_envs_on_a_gpu_except_those_with_published_settings() -> None:
     for name in registry.task_names():
-        assert num_envs_of(registry.task_config(name), [GPU]) == (32 if name.startswith("gym-") else 4096)
+        config = registry.task_config(name)
+        assert num_envs_of(config, [GPU]) == (config.total_num_envs if name.startswith("gym-") else 4096)
 
 
 @pytest.mark.parametrize(
