@@ -54,7 +54,7 @@ _AGENT = AgentConfig(
     reward_normalization=True,
     init_std=0.4,
 )
-"""The quadruped's settings with normalized rewards and, because a million control steps are few, more epochs."""
+"""Small rollouts in many mini-batches, like the quadruped's, and normalized rewards (docs/lab.md)."""
 
 _CLEANRL = AgentConfig(
     num_steps_per_env=64,
