@@ -26,6 +26,8 @@ class Timed:
 
     steps_per_s: float
     """Env-steps per second of all ranks together: median over the iterations after the first ones (`SKIPPED`)."""
+    rollout_steps_per_s: float
+    """Env-steps per second of the rollouts alone, without the updates of the policy: median as above."""
     first_iteration_s: float
     """Time from the start of the command to the end of the first training iteration, in s."""
 
@@ -48,8 +50,14 @@ def run_ours(*flags: str, env: Mapping[str, str] | None = None, task: str = "car
         command = [str(BIN / "train"), task, *flags, "--log-root", root]
         first_s, _ = run(command, r"iteration 1/", env=clean_environment(env), cwd=root)
         (metrics,) = Path(root).rglob("metrics.jsonl")
-        speeds = [json.loads(line)["steps_per_s"] for line in metrics.read_text().splitlines()]
-    return Timed(statistics.median(speeds[SKIPPED:] or speeds), first_s)
+        rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    rollouts = [rows[0]["total_steps"] / row["collect_s"] for row in rows]
+    return Timed(settled([row["steps_per_s"] for row in rows]), settled(rollouts), first_s)
+
+
+def settled(values: Sequence[float]) -> float:
+    """Return the median over the iterations after the first ones (`SKIPPED`)."""
+    return statistics.median(values[SKIPPED:] or values)
 
 
 def run(command: Sequence[str], first: str, *, env: Mapping[str, str], cwd: str) -> tuple[float, list[str]]:

@@ -42,8 +42,8 @@ MAXIMA = {
     "gym-walker2d": Count(49, 105),
     "humanoid-velocity-flat": Count(153, 199),
     "quadruped-tracking": Count(298, 338),
-    "quadruped-velocity-flat": Count(151, 191),
-    "quadruped-velocity-rough": Count(186, 226),
+    "quadruped-velocity-flat": Count(157, 197),
+    "quadruped-velocity-rough": Count(192, 232),
     "template": Count(38, 84),
     "everything": Count(271, 329),
 }

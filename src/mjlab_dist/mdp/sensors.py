@@ -111,7 +111,8 @@ class Gait(LazySensor):
     """Clock that tells a legged robot when to lift each foot.
 
     A foot should swing during the first half of its period, and stand during the second half. The robot should stand on
-    all feet while the norm of its command is at most moving_m_s, and at the start of an episode, until it has landed.
+    all feet while the norm of its command is at most moving_m_s and its speed at most still_m_s, and at the start of an
+    episode, until it has landed.
 
     Attributes:
         feet: The k feet.
@@ -131,6 +132,7 @@ class Gait(LazySensor):
         frequency_hz: float,
         command: str,
         moving_m_s: float = 0.1,
+        still_m_s: float = math.inf,
         rest_s: float = 0.25,
     ) -> None:
         """Look up the feet.
@@ -144,6 +146,8 @@ class Gait(LazySensor):
             frequency_hz: Periods per second.
             command: Name of a command of ``env.commands``.
             moving_m_s: Norm of the command above which the robot should walk.
+            still_m_s: Horizontal speed of the base above which the robot should walk even if it is told to stand, so
+                that it can stop, or recover from a push, with steps.
             rest_s: Time from the start of an episode until the robot should walk, in s.
 
         Raises:
@@ -157,7 +161,7 @@ class Gait(LazySensor):
                 f"gait: {len(offsets)} offsets, but {len(self.feet.names)} feet: {', '.join(self.feet.names)}; give "
                 "one offset for each foot"
             )
-        self._command, self._moving_m_s, self._offsets = command, moving_m_s, offsets
+        self._command, self._moving_m_s, self._still_m_s, self._offsets = command, moving_m_s, still_m_s, offsets
         self._rest_steps = math.ceil(rest_s / env.step_dt_s - 1e-6)
         self._step = 2.0 * math.pi * frequency_hz * env.step_dt_s
         # Sines of the clock, a quarter of a period later (its cosine), and of the feet
@@ -184,7 +188,10 @@ class Gait(LazySensor):
 
     def measure(self, env: Env) -> None:
         steps = env.episode_length_buf.unsqueeze(1)
-        walks = (env.command(self._command).norm(dim=1, keepdim=True) > self._moving_m_s) & (steps >= self._rest_steps)
+        walks = env.command(self._command).norm(dim=1, keepdim=True) > self._moving_m_s
+        if self._still_m_s < math.inf:
+            walks |= env.base().level_velocity[:, :2].norm(dim=1, keepdim=True) > self._still_m_s
+        walks &= steps >= self._rest_steps
         torch.mul((steps * self._step + self._ahead).sin(), walks, out=self._waves)
 
 

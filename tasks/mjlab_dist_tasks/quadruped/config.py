@@ -114,6 +114,7 @@ def flat() -> TrainConfig:
                     offsets=(0.0, 0.5, 0.5, 0.0),  # a trot
                     frequency_hz=2.5,
                     command="velocity",
+                    still_m_s=0.3,
                 ),
                 "feet": _contact(".*_foot_contact"),
                 "legs": _contact(".*_(thigh|calf)_contact"),

@@ -237,6 +237,22 @@ def test_a_gait_tells_walking_robots_when_to_swing_each_foot(kind: str, foot: st
     assert (swung > 5).all()
 
 
+def test_a_robot_that_is_told_to_stand_may_step_until_it_is_still() -> None:
+    standing: dict[str, ParamValue] = {"forward_m_s": (0.0, 0.0), "left_m_s": (0.0, 0.0), "yaw_rad_s": (0.0, 0.0)}
+    gait: dict[str, ParamValue] = {"feet": (".._foot",), "offsets": OFFSETS, "frequency_hz": 4.0, "still_m_s": 0.3}
+    env = make(
+        4,
+        sensors={"gait": term("sensors:Gait", **gait, command="velocity")},
+        commands={"velocity": term("commands:Velocity", **standing, resample_s=(1e9, 1e9))},
+        terminations={},
+    )
+    env.episode_length_buf.fill_(40)
+    env.sim.qpos[:, 2] += 1.0  # in the air, nothing brakes the robots
+    env.sim.qvel[:, :3] = torch.tensor([[0.25, -0.25, 0.0], [0.25, 0.0, 1.0], [-0.4, 0.0, 0.0], [0.0, 0.2, 0.0]])
+    env.step(torch.zeros(4, 4))
+    assert env.sensor("gait", Gait).clock.any(dim=1).tolist() == [True, False, True, False]
+
+
 def test_feet_are_lifted_above_the_ground_below_them() -> None:
     part = TerrainPartConfig(kind="rough", height_m=(0.3, 0.3), width_m=(1.0, 1.0))
     ground = TerrainConfig(parts={"rough": part}, num_levels=2, num_columns=1, tile_size_m=4.0, border_m=1.0)
