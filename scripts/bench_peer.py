@@ -2,10 +2,11 @@
 
 In each round, both programs train in turn. For cartpole-balance, both use the same substeps, network, rollout and PPO
 settings; quadruped-velocity-flat is compared with mjlab's Go1. With ``--mjbatch``, the peer is the Go1 of mjbatch's
-examples/go1_joystick.py: same substeps, networks, rollout and mini-batches. The script prints env-steps/s of training,
-of the rollouts alone, and the time from the start of the command to the end of its first iteration: medians over
-rounds, with minimum and maximum. Peers pin other versions of packages, so each needs its own virtual environment:
-`uv venv peer && uv pip install --python peer mjlab==1.6.0`, or `mjbatch==0.1.4 mujoco-menagerie torch glfw`.
+examples/go1_joystick.py, with the same networks, rollout and mini-batches, and with its substeps or those of the task.
+The script prints env-steps/s of training, of the rollouts alone, and the time from the start of the command to the end
+of its first iteration: medians over rounds, with minimum and maximum. Peers pin other versions of packages, so each
+needs its own virtual environment: `uv venv peer && uv pip install --python peer mjlab==1.6.0`, or `mjbatch==0.1.4
+mujoco-menagerie torch glfw`.
 
     uv run python scripts/bench_peer.py cartpole-balance --peer-python peer/bin/python
     uv run python scripts/bench_peer.py quadruped-velocity-flat --num-envs 64 --peer-python peer/bin/python

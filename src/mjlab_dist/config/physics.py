@@ -55,8 +55,8 @@ class OptionsConfig:
     integrator: Literal["euler", "implicit", "implicitfast", "rk4"] | None = None
     """Numerical integrator."""
     cone: Literal["pyramidal", "elliptic"] | None = None
-    """Shape of the friction cone. Pyramids are faster, but friction then depends on the direction in the world: a robot
-    that walks straight ahead turns by up to about 1 degree per second, depending on its heading (docs/lab.md)."""
+    """Shape of the friction cone. Pyramids are faster, but friction then depends on the direction in the world: a
+    quadruped that walked straight ahead turned by up to 1 degree per second, depending on its heading (docs/lab.md)."""
     solver: Literal["newton", "cg"] | None = None
     """Constraint solver; MuJoCo Warp has no PGS."""
     iterations: PositiveInt | None = None

@@ -151,7 +151,8 @@ class Gait(LazySensor):
             rest_s: Time from the start of an episode until the robot should walk, in s.
 
         Raises:
-            UserError: If the number of offsets differs from the number of feet, or there is no such command.
+            UserError: If the number of offsets differs from the number of feet, there is no such command, or still_m_s
+                is given and the robot has no free joint.
         """
         look_up("command", command, env.cfg.commands)
         self.kind: FrameKind = kind
@@ -161,7 +162,8 @@ class Gait(LazySensor):
                 f"gait: {len(offsets)} offsets, but {len(self.feet.names)} feet: {', '.join(self.feet.names)}; give "
                 "one offset for each foot"
             )
-        self._command, self._moving_m_s, self._still_m_s, self._offsets = command, moving_m_s, still_m_s, offsets
+        self._command, self._moving_m_s, self._offsets = command, moving_m_s, offsets
+        self._still_m_s, self._base = still_m_s, env.base() if still_m_s < math.inf else None
         self._rest_steps = math.ceil(rest_s / env.step_dt_s - 1e-6)
         self._step = 2.0 * math.pi * frequency_hz * env.step_dt_s
         # Sines of the clock, a quarter of a period later (its cosine), and of the feet
@@ -189,8 +191,8 @@ class Gait(LazySensor):
     def measure(self, env: Env) -> None:
         steps = env.episode_length_buf.unsqueeze(1)
         walks = env.command(self._command).norm(dim=1, keepdim=True) > self._moving_m_s
-        if self._still_m_s < math.inf:
-            walks |= env.base().level_velocity[:, :2].norm(dim=1, keepdim=True) > self._still_m_s
+        if self._base is not None:
+            walks |= self._base.level_velocity[:, :2].norm(dim=1, keepdim=True) > self._still_m_s
         walks &= steps >= self._rest_steps
         torch.mul((steps * self._step + self._ahead).sin(), walks, out=self._waves)
 
