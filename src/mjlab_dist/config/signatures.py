@@ -146,7 +146,8 @@ def _arguments(args: ast.arguments) -> list[tuple[ast.arg, Any]]:
 
 def _value(reference: str, name: str, default: ast.expr) -> Any:
     try:
-        return ast.literal_eval(default)
+        # Infinity has no literal, but a number that is too large for a float is infinite.
+        return ast.literal_eval(re.sub(r"\bmath\.inf\b", "1e999", ast.unparse(default)))
     except ValueError:
         # A constant or an expression, whose value is known only after the module is imported
         return inspect.signature(resolve(reference)).parameters[name].default

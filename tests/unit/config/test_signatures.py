@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import pkgutil
 from collections.abc import Callable
 from importlib import import_module
@@ -60,6 +61,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "from heavy_base import Base as Above\n"
         "class Own(Above): pass\n"
         "def limited(env, mask, low: float | None = None, names: tuple[str, ...] = ()): pass\n"
+        "def bounded(env, low: float = -math.inf, high: float = math.inf): pass\n"
     )
     return tmp_path
 
@@ -71,6 +73,8 @@ def test_nothing_is_imported_and_bases_are_followed() -> None:
     assert list(found) == ["low", "names"]
     assert found["low"].can_be_none
     assert not found["names"].can_be_none
+    bounds = parameters("heavy_terms:bounded")
+    assert {name: one.default for name, one in bounds.items()} == {"low": -math.inf, "high": math.inf}
 
 
 def test_relative_imports_and_packages_without_init_are_followed(package: Path) -> None:
