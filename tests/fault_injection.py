@@ -84,7 +84,7 @@ class Faulty(AllReduce):
             case "skip_collective":
                 self._skips = True
             case "corrupt":
-                weight = next(runner.alg.actor.parameters())
+                weight = next(runner.alg.networks["actor"].parameters())
                 with torch.no_grad():
                     weight.view(-1)[:1].view(torch.int32).bitwise_xor_(1 << 12)
             case "nan":

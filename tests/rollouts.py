@@ -16,9 +16,11 @@ import torch
 from rsl_rl.extensions import RandomNetworkDistillation
 from tensordict import TensorDict
 
-from mjlab_dist.config import AgentConfig, RndConfig, SymmetryConfig, TrainConfig
+from mjlab_dist.config import AgentConfig, RndConfig, SacConfig, SymmetryConfig, TrainConfig
+from mjlab_dist.distributed import Rank
 from mjlab_dist.distributed.synchronizer import AllReduce, Synchronizer
 from mjlab_dist.learn.ppo import PPO, make_ppo
+from mjlab_dist.learn.sac.sac import SAC
 
 STEPS = 12
 NUM_OBS = {"actor": 6, "critic": 9}
@@ -86,9 +88,65 @@ def make_learner(
     return learner
 
 
+def sac_config(**fields: Any) -> SacConfig:
+    """Return the config of a small soft actor-critic, which learns after each rollout of STEPS steps."""
+    defaults: dict[str, Any] = {
+        "num_steps_per_env": STEPS,
+        "updates_per_step": 0.5,
+        "batch_size": 48,
+        "replay_size": 4096,
+        "warmup_steps": STEPS,
+        "n_step": 3,
+        "actor_hidden_dims": (32, 16),
+        "critic_hidden_dims": (32, 16),
+        "obs_normalization": True,
+    }
+    return SacConfig(**{**defaults, **fields})
+
+
+def make_sac(
+    agent: SacConfig,
+    num_envs: int,
+    synchronizer: Synchronizer | None = None,
+    rank: Rank | None = None,
+    groups: Sequence[str] = tuple(NUM_OBS),
+    device: str = "cpu",
+) -> SAC:
+    """Build a soft actor-critic that reads some groups of observations. Its actions are between -2 and 2."""
+    env = made_up_env(num_envs, device)
+    block = SimpleNamespace(ids=(), config=SimpleNamespace(clip=(-2.0, 2.0)))
+    ones, names = torch.ones(NUM_ACTIONS), tuple("abc")
+    term = SimpleNamespace(
+        block=block, names=names, scale=ones, offset=ones, has_joint_positions=False, is_direct=False
+    )
+    env.action_terms, env.sim = (term,), SimpleNamespace(model=None)
+    env.get_observations = lambda: zeros(num_envs, device).select(*groups)
+    config: Any = SimpleNamespace(agent=agent, seed=1)
+    learner = SAC(config, env, synchronizer or AllReduce(), rank or Rank())
+    learner.train_mode()
+    return learner
+
+
+def collect_for_sac(learner: SAC, data: Data) -> None:
+    """Add a rollout to the replay. An env's actions do not depend on the number of envs."""
+    num_envs = data.rewards.shape[1]
+
+    def obs(t: int) -> TensorDict:
+        return TensorDict({name: o[t] for name, o in data.obs.items()}, batch_size=[num_envs])
+
+    for t in range(STEPS):
+        with learner.no_grad():
+            learner.act(obs(t))
+        learner.storage.actions[t] = 2.0 * data.noise[t].tanh()
+        learner._final.observed = {name: o[t + 1] + 1.0 for name, o in data.obs.items()}
+        learner.process_env_step(obs(t + 1), data.rewards[t], data.dones[t], {"time_outs": data.time_outs[t]})
+    learner.compute_returns(obs(STEPS))
+
+
 def make_stock_learner(config: TrainConfig, num_envs: int) -> rsl_rl.algorithms.PPO:
     """Build rsl_rl's own PPO from a config, with rsl_rl's code."""
     agent = config.agent
+    assert isinstance(agent, AgentConfig)
     network = {
         "class_name": "MLPModel",
         "activation": agent.activation,

@@ -37,7 +37,14 @@ if TYPE_CHECKING:
     from mjlab_dist.simulate.envs import Envs
 
 
-def train(task: str | TrainConfig, *, quiet: bool = False, trust: bool = False, **fields: Any) -> RunResult:
+def train(
+    task: str | TrainConfig,
+    *,
+    algorithm: Literal["ppo", "sac"] | None = None,
+    quiet: bool = False,
+    trust: bool = False,
+    **fields: Any,
+) -> RunResult:
     """Train a policy and wait for the result, like the command ``train``.
 
     A single rank trains in this process, and its errors are raised unchanged. Ranks train in separate processes if
@@ -46,6 +53,8 @@ def train(task: str | TrainConfig, *, quiet: bool = False, trust: bool = False, 
 
     Args:
         task: Name of a task, or the config to start from.
+        algorithm: Algorithm for a named task; its fields, ``agent.*``, start from the task's settings for it. Default:
+            the task's own.
         quiet: Print no progress.
         trust: Allow the config of a resumed run to name functions of any module. Such a config can run any code: read
             it first.
@@ -61,7 +70,7 @@ def train(task: str | TrainConfig, *, quiet: bool = False, trust: bool = False, 
         RankError: If a rank in a separate process ended early. The error includes that rank's traceback.
     """
     # Config; mistakes are reported before anything heavy is imported
-    start = _start(task, fields, trust=trust)
+    start = _start(task, fields, trust=trust, algorithm=algorithm)
     if fields.get("resume") == AUTO:
         fields = {**fields, "resume": start.resume or AUTO}
     config = with_values(start, fields)
@@ -197,7 +206,9 @@ def check_task(task: str | TrainConfig, **fields: Any) -> None:
         raise CheckError("\n".join([f"{config.task} fails {checks}", *failures]))
 
 
-def _start(task: str | TrainConfig, fields: Mapping[str, Any], *, trust: bool) -> TrainConfig:
+def _start(
+    task: str | TrainConfig, fields: Mapping[str, Any], *, trust: bool, algorithm: str | None = None
+) -> TrainConfig:
     """Return the config to which the fields are applied: the config of the task, or of the run to resume."""
     if "mujoco" not in sys.modules and (text := prepare_opengl(os.environ)):
         warnings.warn(text, stacklevel=3)
@@ -205,7 +216,7 @@ def _start(task: str | TrainConfig, fields: Mapping[str, Any], *, trust: bool) -
         return task
     if not isinstance(task, str):
         raise UserError(f"task {task!r}: takes the name of a task, or a TrainConfig")
-    config = registry.task_config(task)
+    config = registry.task_config(task, algorithm)
     asked = with_values(config, {name: fields[name] for name in ("resume", "log_root", "run_name") if name in fields})
     if asked.resume is None:
         return config

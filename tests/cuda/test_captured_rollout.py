@@ -18,6 +18,7 @@ from mjlab_dist.env.columns import write_rows
 from mjlab_dist.env.term import Term, not_capturable
 from mjlab_dist.launch.verify.timing import measure_steps
 from mjlab_dist.learn.capture import CapturedCall, GraphSequence, can_capture_steps
+from mjlab_dist.learn.ppo import PPO
 from mjlab_dist.learn.runner import Runner
 from mjlab_dist.messages import listening
 
@@ -51,6 +52,7 @@ def train(config: TrainConfig, *, captured: bool) -> tuple[list[dict[str, torch.
     runner = Runner(env, config, Rank())
     if captured:
         runner._roll_out = CapturedCall(runner._take_steps, "rollout", "cpu", env.sim)
+        assert isinstance(runner.alg, PPO)
         runner.alg._compute_returns = CapturedCall(runner.alg._compute_returns, "returns", "cpu")
     runner.alg.train_mode()
     env.episode_length_buf.copy_(env.max_episode_length - 4 - 3 * torch.arange(NUM_ENVS))
@@ -61,7 +63,7 @@ def train(config: TrainConfig, *, captured: bool) -> tuple[list[dict[str, torch.
             {
                 **env.state(),
                 **{f"obs.{name}": group.clone() for name, group in obs.items()},
-                **{f"actor.{name}": tensor.clone() for name, tensor in runner.alg.actor.state_dict().items()},
+                **{f"actor.{name}": tensor.clone() for name, tensor in runner.alg.network_state("actor").items()},
                 **{f"totals.{i}": total.clone() for i, total in enumerate(sample.totals)},
                 "reward": sample.reward.clone(),
                 "random": torch.get_rng_state(),
@@ -80,6 +82,8 @@ def test_a_captured_rollout_equals_an_eager_one_bit_for_bit(task: str) -> None:
         replayed, runner = train(config, captured=True)
         assert FakeGraph.num_captures > before + config.agent.num_steps_per_env
         assert runner._roll_out.is_recorded
+        assert isinstance(runner.alg, PPO)
+        assert isinstance(runner.alg._compute_returns, CapturedCall)
         assert runner.alg._compute_returns.is_recorded
     for iteration, (mine, theirs) in enumerate(zip(replayed, eager, strict=True)):
         assert differing(mine, theirs) == [], f"iteration {iteration}"
@@ -188,7 +192,7 @@ def test_terms_that_opt_out_run_between_the_graphs() -> None:
     texts: list[str] = []
     runner.env.device = "cuda:0"
     with listening(lambda event: texts.append(event["text"])):
-        assert can_capture_steps(runner.env, config.agent, is_main=True)
+        assert can_capture_steps(runner.env, learner_can=True, is_main=True)
     (text,) = texts
     for name in ("rewards.counts", "observations.actor.speed", "events.pushes"):
         assert f"env.{name}" in text

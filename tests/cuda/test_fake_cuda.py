@@ -11,7 +11,20 @@ import torch
 import torch.distributed as dist
 from every_task import NAMES
 from fake_cuda import DEVICE, HostReadsAllowed, fake_cuda, never_waits, on_fake_cuda
-from rollouts import AGENT, MINI_BATCHES, NUM_ACTIONS, NUM_OBS, STEPS, Data, collect, make_learner, train_config
+from rollouts import (
+    AGENT,
+    MINI_BATCHES,
+    NUM_ACTIONS,
+    NUM_OBS,
+    STEPS,
+    Data,
+    collect,
+    collect_for_sac,
+    make_learner,
+    make_sac,
+    sac_config,
+    train_config,
+)
 from rsl_rl.storage import RolloutStorage
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -19,6 +32,7 @@ from mjlab_dist.config import RndConfig, SymmetryConfig
 from mjlab_dist.distributed.synchronizer import AllReduce
 from mjlab_dist.env import Env
 from mjlab_dist.learn.finite import FiniteCheck
+from mjlab_dist.learn.sac import sac
 
 NUM_ENVS = 8
 
@@ -172,6 +186,21 @@ def _update(fields: dict[str, Any], synchronizer: AllReduce | None = None) -> No
             losses = learner.update()
     assert {str(loss.device) for loss in losses.values()} == {DEVICE}
     assert syncs.num_ops > 2 * MINI_BATCHES * 20
+
+
+def test_soft_actor_critic_never_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sac, "free_bytes", lambda _: 10**9)
+    with fake_cuda():
+        with HostReadsAllowed(), torch.device(DEVICE):
+            learner = make_sac(sac_config(), NUM_ENVS, device=DEVICE)
+        with never_waits(indices=False) as syncs:
+            found = []
+            for _ in range(2):
+                learner.begin_iteration(1, 1)
+                collect_for_sac(learner, _data())
+                found += learner.update().values()
+    assert {str(value.device) for value in found} == {DEVICE}
+    assert syncs.num_ops > 2 * 6 * 100
 
 
 def _data() -> Data:

@@ -19,6 +19,7 @@ from mjlab_dist.authoring.check.step_replay import Recorder, Recording, ReplayEr
 from mjlab_dist.config import AgentConfig, TrainConfig
 from mjlab_dist.distributed import Rank
 from mjlab_dist.env import Env
+from mjlab_dist.learn.ppo import PPO
 from mjlab_dist.learn.runner import Runner
 from mjlab_dist.sim import start_warp
 
@@ -74,6 +75,7 @@ class Loop:
         buffers |= {f"storage.observations.{name}": group for name, group in _groups(storage.observations).items()}
         buffers |= {f"storage.params[{i}]": params for i, params in enumerate(storage.distribution_params or ())}
         buffers |= {f"finite.{name}": states for name, states in self.runner._finite._states.items()}
+        assert isinstance(alg, PPO)
         return buffers | ({"raw rewards": alg._raw_rewards} if alg._raw_rewards.numel() else {})
 
     @torch.inference_mode()

@@ -96,7 +96,7 @@ def _results(rank: Rank, own: RankDevice) -> dict[str, Any]:
             """Record the results of the previous iteration."""
             if self.watches:
                 self.watches[-1].__exit__(None, None, None)
-            tensors = chain(self.alg.actor.state_dict().values(), self.alg.critic.state_dict().values())
+            tensors = chain(*(self.alg.network_state(name).values() for name in ("actor", "critic")))
             self.states.append(torch.cat([t.flatten().double() for t in tensors]))
 
     env = Env(own_config().env, NUM_ENVS, device)
@@ -119,7 +119,7 @@ def _results(rank: Rank, own: RankDevice) -> dict[str, Any]:
             "collectives": [len(w.collectives) for w in runner.watches],
             "waits": [len(w.found) for w in runner.watches],
             "row": row,
-            "learning_rate": runner.alg.learning_rate,
+            "learning_rate": runner.alg.rate.item(),
             "seed": torch.initial_seed(),
             "threads": torch.get_num_threads(),
             "backend": dist.get_backend(),

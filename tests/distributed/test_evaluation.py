@@ -9,7 +9,7 @@ import pytest
 import torch
 from conftest import Command
 
-from mjlab_dist.learn.ppo import flatten
+from mjlab_dist.learn.learner import flatten
 from mjlab_dist.runs.run_dir import checkpoint_path, read_metrics
 
 TASK = "quadruped-velocity-flat"

@@ -13,7 +13,7 @@ from conftest import Command
 from run_files import only_run, untimed
 
 from mjlab_dist.errors import Exit
-from mjlab_dist.learn.ppo import flatten
+from mjlab_dist.learn.learner import flatten
 from mjlab_dist.runs.run_dir import checkpoint_path, list_checkpoints, read_metrics
 
 BASE = ("train", "cartpole-balance", "--cpu-ranks", "2", "--num-envs", "16", "--agent.num-steps-per-env", "8")

@@ -8,7 +8,7 @@ import pytest
 import torch
 from conftest import Command
 
-from mjlab_dist.learn.ppo import flatten
+from mjlab_dist.learn.learner import flatten
 from mjlab_dist.runs.run_dir import checkpoint_path
 
 FLAGS = ("--num-envs", "16", "--agent.num-steps-per-env", "8", "--agent.obs-normalization", "--max-iterations", "6")

@@ -30,6 +30,7 @@ from mjlab_dist.errors import Exit
 from mjlab_dist.learn.capture import CapturedCall, CapturedStep, GraphSequence
 from mjlab_dist.learn.checkpoint import CheckpointStore
 from mjlab_dist.learn.networks import BoundedGaussian
+from mjlab_dist.learn.ppo import PPO
 from mjlab_dist.learn.runner import Runner
 from mjlab_dist.runs.run_dir import PROVENANCE_FILE, RANKS_FILE, checkpoint_path, find_checkpoint, read_metrics
 from mjlab_dist.sim import Simulation, load_model, start_warp
@@ -483,6 +484,7 @@ def test_an_iteration_never_waits_for_the_gpu(task: str, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(torch.cuda, "synchronize", allowed)
     obs, _ = runner._iteration(runner.env.get_observations(), 1)
+    assert isinstance(runner.alg, PPO)
     step = runner.alg._step
     assert isinstance(step, CapturedStep)
     assert step._batch is not None, "the update was not recorded"

@@ -1,4 +1,4 @@
-"""Learners of other libraries improve their return in our envs: the programs in examples/learners."""
+"""Other learners improve their return in our envs: soft actor-critic, and the programs in examples/learners."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 from conftest import BIN, Command
+from run_files import only_run
+
+from mjlab_dist.runs.run_dir import read_metrics
 
 LEARNERS = Path(__file__).parents[2] / "examples" / "learners"
 
@@ -40,3 +43,18 @@ def test_a_learner_improves_its_return(command: Command, program: str, length: s
     assert done.code == 0, done.err
     first, *_, last = map(float, RETURN.findall(done.out))
     assert last > MIN_GAIN * first, done.out
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_soft_actor_critic_balances_a_pole(command: Command) -> None:
+    small = ("--agent.actor-hidden-dims", "64", "64", "--agent.critic-hidden-dims", "64", "64")
+    of_agent = ("--agent.batch-size", "128", "--agent.updates-per-step", "2", *small)
+    of_run = ("--total-num-envs", "32", "--total-timesteps", "80000", "--gpu-ids", "None", "--cpu-ranks", "2")
+    evaluates = ("--evaluate-interval", "50", "--evaluate-episodes", "16")
+    train = ("train", "gym-inverted-pendulum", "--algorithm", "sac", *of_agent, *of_run, *evaluates)
+    done = command(*train, timeout_s=1800)
+    assert done.code == 0, done.err
+    rows = read_metrics(only_run(command.cwd, "gym-inverted-pendulum"))
+    returns = [row["evaluation/return"] for row in rows if "evaluation/return" in row]
+    assert max(returns) > 900, returns

@@ -273,7 +273,9 @@ def _columns(row: Row) -> list[tuple[str, Text, str, Text]]:
     not_of_policy = ("loss/", "curriculum/", "num_termination/")
     left += [(name, value) for name, value in row.items() if "/" in name and not name.startswith(not_of_policy)]
     right = [(name, value) for name, value in row.items() if name.startswith("loss/")]
-    right += [("KL divergence", row["kl"]), ("learning rate", row["learning_rate"]), ("action std", row["action_std"])]
+    names = {"kl": "KL divergence", "value": "value", "entropy": "entropy", "temperature": "temperature"}
+    right += [(text, row[name]) for name, text in names.items() if name in row]
+    right += [("learning rate", row["learning_rate"]), ("action std", row["action_std"])]
     if row["wait_share"]:
         right.append(("share spent waiting", row["wait_share"]))
     if row["nan_resets"]:

@@ -9,7 +9,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar
 
 from mjlab_dist.cli.flags import (
     COMPLETION,
@@ -42,6 +42,7 @@ SELECTING = ("resume", "log_root", "run_name", "init_from", "ssh_config")
 
 # Names of the flags on the short page of help of all commands that start ranks
 EVERYDAY = (
+    "algorithm",
     "config",
     "seed",
     "gpu_ids",
@@ -58,6 +59,8 @@ EVERYDAY = (
 class RunFlags:
     """Flags of these commands that are not fields of a run's config."""
 
+    algorithm: Literal["ppo", "sac"] | None = None
+    """Algorithm to train with. Its flags, --agent.*, start from the task's settings for it. Default: the task's own."""
     config: str | None = None
     """Config file of an earlier run; other flags replace its values."""
     trust: bool = False
@@ -103,7 +106,7 @@ def read_flags(argv: Sequence[str], prog: str, own: OwnT, everyday: Sequence[str
     own_fields, general = fields_of(own), run_fields(general_config())
     fields = {**{name: general[name] for name in SELECTING}, **own_fields}
     if page is not None:  # mistakes in the command's other flags do not prevent help
-        fields = {name: fields[name] for name in ("config", "trust", *SELECTING)}
+        fields = {name: fields[name] for name in ("algorithm", "config", "trust", *SELECTING)}
     known = [group for group in groups if name_of(group[0], fields) is not None]
     values = values_of(fields, known, f"{prog} {task or 'TASK'}")
     own = dataclasses.replace(own, **{name: values.pop(name) for name in own_fields if name in values})
@@ -126,8 +129,12 @@ def config_of(line: CommandLine[OwnT], **defaults: Any) -> TrainConfig:
             raise UserError(
                 f"--config {source}: is a config of {base.task}, not of {task}; name {base.task}, or no task"
             )
+        if own.algorithm not in (None, base.agent.algorithm):
+            raise UserError(
+                f"--algorithm {own.algorithm}: {source} is a config of {base.agent.algorithm}; remove the flag"
+            )
     elif task is not None:
-        base = registry.task_config(task)
+        base = registry.task_config(task, own.algorithm)
     else:
         base = _without_task(line)
     base = dataclasses.replace(base, **defaults)

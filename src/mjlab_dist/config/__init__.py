@@ -1,6 +1,6 @@
 """Configs of tasks, agents and runs: frozen dataclasses. Imports the standard library only."""
 
-from mjlab_dist.config.agent import AgentConfig, RndConfig, SymmetryConfig
+from mjlab_dist.config.agent import ALGORITHMS, AgentConfig, AnyAgentConfig, RndConfig, SacConfig, SymmetryConfig
 from mjlab_dist.config.physics import ContactConfig, DistanceConfig, OptionsConfig
 from mjlab_dist.config.run import (
     CheckpointConfig,
@@ -35,9 +35,11 @@ from mjlab_dist.config.task import (
 from mjlab_dist.config.terms import action, event, lazy_modules, metric, observation, reward, term, termination
 
 __all__ = [
+    "ALGORITHMS",
     "ActionConfig",
     "ActuatorConfig",
     "AgentConfig",
+    "AnyAgentConfig",
     "CaptureMode",
     "CheckpointConfig",
     "CompareConfig",
@@ -58,6 +60,7 @@ __all__ = [
     "Reduction",
     "RewardConfig",
     "RndConfig",
+    "SacConfig",
     "SimConfig",
     "SymmetryConfig",
     "SyncConfig",

@@ -1,9 +1,9 @@
-"""Config of the learner: networks and PPO. The docstrings of the fields are also the help texts of the flags."""
+"""Configs of the learners, with their networks. The docstrings of the fields are also the help texts of the flags."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from mjlab_dist.config.limits import Fraction, Interval, NonNegativeFloat, PositiveFloat, PositiveInt
 
@@ -69,6 +69,8 @@ class RndConfig:
 @dataclass(frozen=True, kw_only=True)
 class AgentConfig:
     """PPO (Schulman et al. 2017, arXiv:1707.06347), as rsl_rl implements it."""
+
+    algorithm: ClassVar[Literal["ppo"]] = "ppo"
 
     num_steps_per_env: PositiveInt = 32
     """Control steps per env in a rollout."""
@@ -144,3 +146,58 @@ class AgentConfig:
     capture: bool = True
     """On a GPU, record the gradient step of one mini-batch as CUDA graphs, and replay them for every mini-batch.
     Without capture, the update is slower and easier to debug. Recurrent and sharded policies are never captured."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SacConfig:
+    """Soft actor-critic (Haarnoja et al. 2018, arXiv:1812.05905) for many envs, as in FastSAC (arXiv:2512.01996)."""
+
+    algorithm: ClassVar[Literal["sac"]] = "sac"
+
+    num_steps_per_env: PositiveInt = 8
+    """Control steps per env in an iteration, before its gradient steps."""
+    updates_per_step: PositiveFloat = 8.0
+    """Gradient steps per control step of all envs."""
+    batch_size: PositiveInt = 512
+    """Samples of a gradient step, over all ranks; must be divisible by the number of ranks."""
+    replay_size: PositiveInt = 1_000_000
+    """Newest transitions from which samples are drawn, over all ranks. Every rank keeps those of its own envs on its
+    device."""
+    warmup_steps: PositiveInt = 20
+    """Control steps per env before the first gradient step."""
+    learning_rate: PositiveFloat = 1e-3
+    """Learning rate of Adam, for critics, policy and temperature."""
+    gamma: Fraction = 0.99
+    """Discount factor per control step."""
+    n_step: PositiveInt = 1
+    """Control steps whose rewards a sample contains, before the value of the state after them."""
+    tau: Annotated[float, Interval(0, 1, is_open=True)] = 0.02
+    """Share by which the target critics approach the critics after each gradient step (Polyak averaging)."""
+    temperature: PositiveFloat = 0.1
+    """Weight of the entropy; the initial one if it is learned."""
+    learn_temperature: bool = True
+    """Adjust the temperature so that the entropy of the actions stays near its target."""
+    target_entropy_scale: NonNegativeFloat = 1.0
+    """The target of the entropy is minus this number per action, in nats, for actions between -1 and 1."""
+    actor_hidden_dims: tuple[PositiveInt, ...] = (256, 256)
+    """Widths of the policy's hidden layers."""
+    critic_hidden_dims: tuple[PositiveInt, ...] = (256, 256)
+    """Widths of the hidden layers of each of the two critics."""
+    activation: Activation = "relu"
+    """Activation function of the hidden layers, as rsl_rl names it."""
+    layer_norm: bool = True
+    """Normalize the numbers in each hidden layer (Ba et al. 2016, arXiv:1607.06450), before the activation."""
+    obs_normalization: bool = False
+    """Normalize observations by their running mean and standard deviation over all ranks."""
+
+    @property
+    def init_std(self) -> float:
+        """Typical standard deviation of the first actions, before they are squashed."""
+        return 1.0
+
+
+AnyAgentConfig = AgentConfig | SacConfig
+"""Config of any learner."""
+
+ALGORITHMS: dict[str, type[AnyAgentConfig]] = {kind.algorithm: kind for kind in (AgentConfig, SacConfig)}
+"""Config classes of the learners by the name of the algorithm."""

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from mjlab_dist.config.agent import AgentConfig
+from mjlab_dist.config.agent import AgentConfig, AnyAgentConfig, SacConfig
 from mjlab_dist.config.dotted_names import entry
 from mjlab_dist.config.limits import validate_limits
 from mjlab_dist.config.run import COMPRESSIONS, SyncConfig, TrainConfig, validate_loggers
@@ -47,7 +47,11 @@ def validate(config: TrainConfig) -> None:
                 "between 1024 and 65535"
             )
     # Networks
-    _validate_agent(config.agent)
+    _validate_widths(config.agent)
+    if isinstance(config.agent, SacConfig):
+        _validate_sac(config.agent, config.fsdp_devices)
+    else:
+        _validate_ppo(config.agent)
     # Run directory, loggers and checkpoints
     parse_interval(config.checkpoint.interval)
     validate_loggers(config.logger, checkpoints=config.checkpoint.wandb)
@@ -163,15 +167,25 @@ def _is_bound(config: TrainConfig, path: list[str]) -> bool:
     return parameter is not None and isinstance(parameter.default, float) and math.isinf(parameter.default)
 
 
-def _validate_agent(agent: AgentConfig) -> None:
-    for flag, widths in (
-        ("--agent.actor-hidden-dims", agent.actor_hidden_dims),
-        ("--agent.critic-hidden-dims", agent.critic_hidden_dims),
-        ("--agent.rnd.predictor-hidden-dims", agent.rnd.predictor_hidden_dims),
-        ("--agent.rnd.target-hidden-dims", agent.rnd.target_hidden_dims),
-    ):
-        if not widths:
+def _validate_widths(agent: AnyAgentConfig) -> None:
+    names = ["actor_hidden_dims", "critic_hidden_dims", "rnd.predictor_hidden_dims", "rnd.target_hidden_dims"]
+    for name in names:
+        if entry(agent, name.split(".")) == ():
+            flag = f"--agent.{name.replace('_', '-')}"
             raise UserError(f"{flag}: is empty; give the width of at least one hidden layer, such as 64")
+
+
+def _validate_sac(agent: SacConfig, fsdp_devices: int) -> None:
+    if fsdp_devices > 1:
+        raise UserError(f"--fsdp-devices {fsdp_devices}: works with PPO only; remove it, or use --algorithm ppo")
+    if round(agent.updates_per_step * agent.num_steps_per_env) < 1:
+        raise UserError(
+            f"--agent.updates-per-step {agent.updates_per_step}: is less than one gradient step in "
+            f"--agent.num-steps-per-env {agent.num_steps_per_env}; raise one of them"
+        )
+
+
+def _validate_ppo(agent: AgentConfig) -> None:
     if agent.init_std < agent.min_std:
         raise UserError(
             f"--agent.init-std {agent.init_std}: is below --agent.min-std {agent.min_std}; raise it, or lower "

@@ -1,9 +1,9 @@
 """Tasks, found by entry point. Importing this module imports no task, and listing tasks imports only their configs.
 
 A package offers a task by an entry point in the group ``mjlab_dist.tasks``. The name of the entry point is the task's
-name. The entry point refers to a function without arguments that returns the task's
-:class:`~mjlab_dist.config.TrainConfig`; ``list-tasks`` prints the first line of that function's docstring. The module
-of the function must import neither torch nor warp.
+name. The entry point refers to a function that returns the task's :class:`~mjlab_dist.config.TrainConfig`. It has no
+parameters, or an optional one, ``algorithm``, if the task has settings for several algorithms. ``list-tasks`` prints
+the first line of that function's docstring. The module of the function must import neither torch nor warp.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import inspect
 from collections.abc import Callable
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
 
-from mjlab_dist.config import TrainConfig
+from mjlab_dist.config import ALGORITHMS, TrainConfig
 from mjlab_dist.errors import UserError, describe, did_you_mean
 
 GROUP = "mjlab_dist.tasks"
@@ -24,11 +24,13 @@ def task_names() -> list[str]:
     return sorted(entry_points(group=GROUP).names)
 
 
-def task_config(name: str) -> TrainConfig:
+def task_config(name: str, algorithm: str | None = None) -> TrainConfig:
     """Return the default config of a task.
 
     Args:
         name: The task's name.
+        algorithm: A key of ``ALGORITHMS``, or None for the task's own. If the task's function has a parameter
+            ``algorithm``, it is passed on; otherwise, another algorithm than the task's own has its default config.
 
     Raises:
         UserError: If no such task is installed, or its config cannot be imported or built.
@@ -36,9 +38,13 @@ def task_config(name: str) -> TrainConfig:
     point = _find(name, entry_points(group=GROUP))
     make = _load(point)
     try:
-        return dataclasses.replace(make(), task=name)
+        takes_it = algorithm is not None and "algorithm" in inspect.signature(make).parameters
+        config = dataclasses.replace(make(algorithm=algorithm) if takes_it else make(), task=name)
     except Exception as error:
         raise UserError(f"task {name}: its config cannot be created: {describe(error, point.value)}") from error
+    if algorithm in (None, config.agent.algorithm):
+        return config
+    return dataclasses.replace(config, agent=ALGORITHMS[algorithm]())
 
 
 def task_summaries(prefix: str = "") -> dict[str, str]:
@@ -70,7 +76,7 @@ def _find(name: str, points: EntryPoints) -> EntryPoint:
     return found[0]
 
 
-def _load(point: EntryPoint) -> Callable[[], TrainConfig]:
+def _load(point: EntryPoint) -> Callable[..., TrainConfig]:
     try:
         return point.load()
     except Exception as error:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from mjlab_dist.config.agent import AgentConfig
+from mjlab_dist.config.agent import AgentConfig, AnyAgentConfig
 from mjlab_dist.config.limits import (
     Interval,
     NonNegativeFloat,
@@ -87,6 +87,9 @@ class CheckpointConfig:
     """Number of newest checkpoints to keep; 0 keeps all."""
     keep_best: NonNegativeInt = 1
     """Number of checkpoints with the highest mean return to keep in addition to the newest ones; 0 keeps none."""
+    replay: bool = True
+    """Save SAC's replay with the newest checkpoint, so that a resumed run continues exactly. Without it, a resumed run
+    fills its replay again before it learns."""
     wandb: bool = False
     """Upload every checkpoint to Weights & Biases, as a version of an artifact of the run."""
 
@@ -178,7 +181,7 @@ class TrainConfig:
     variable TORCHRUNX_LOG_DIR takes precedence over this flag."""
     env: EnvConfig
     """The task's env."""
-    agent: AgentConfig = field(default_factory=AgentConfig)
+    agent: AnyAgentConfig = field(default_factory=AgentConfig)
     """The learner."""
     sync: SyncConfig = field(default_factory=SyncConfig)
     """Synchronization of ranks."""

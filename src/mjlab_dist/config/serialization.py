@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from mjlab_dist.config.agent import ALGORITHMS, AnyAgentConfig
 from mjlab_dist.config.limits import is_union
 from mjlab_dist.config.run import LOGGERS, TrainConfig
 from mjlab_dist.config.task import CaptureMode, ParamValue
@@ -20,6 +21,7 @@ from mjlab_dist.config.terms import name_of
 from mjlab_dist.errors import UserError
 
 if TYPE_CHECKING:
+    import dacite
     import yaml
 
 # Singular and plural of the name of a type's values
@@ -217,7 +219,8 @@ def to_plain(config: Any) -> Any:
         Plain data: dataclasses and mappings as dicts, tuples as lists, paths as strings, functions as references.
     """
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
-        return {f.name: to_plain(getattr(config, f.name)) for f in dataclasses.fields(config)}
+        kind = {"algorithm": config.algorithm} if isinstance(config, AnyAgentConfig) else {}
+        return kind | {f.name: to_plain(getattr(config, f.name)) for f in dataclasses.fields(config)}
     if isinstance(config, Mapping):
         return {key: to_plain(value) for key, value in config.items()}
     if isinstance(config, tuple | list):
@@ -302,7 +305,9 @@ def from_plain(plain: dict[str, Any], *, from_yaml: bool = True) -> TrainConfig:
     hooks |= {hint: functools.partial(tuple_of_list, hint) for hint in tuples}
     # Config, or an error that names the field
     try:
-        return dacite.from_dict(TrainConfig, plain, config=dacite.Config(type_hooks=hooks, strict=True))
+        config = dacite.Config(type_hooks=hooks, strict=True)
+        agent = {"agent": _agent_of(plain["agent"], config)} if isinstance(plain.get("agent"), Mapping) else {}
+        return dacite.from_dict(TrainConfig, plain | agent, config=config)
     except dacite.WrongTypeError as error:
         given = reprlib.repr(error.value)
         path = _whole_path(plain, error.field_path or "", error.value)
@@ -312,6 +317,21 @@ def from_plain(plain: dict[str, Any], *, from_yaml: bool = True) -> TrainConfig:
         raise FieldError(f"{', '.join(unknown)}: unknown field", unknown[0]) from error
     except dacite.DaciteFieldError as error:
         raise FieldError(str(error), error.field_path or "") from error
+
+
+def _agent_of(plain: Mapping[str, Any], config: dacite.Config) -> AnyAgentConfig:
+    """Convert the plain data of a learner, whose entry ``algorithm`` says of which; without it, of PPO."""
+    import dacite
+
+    fields = {name: value for name, value in plain.items() if name != "algorithm"}
+    algorithm = plain.get("algorithm", "ppo")
+    if algorithm not in ALGORITHMS:
+        raise FieldError(f"agent.algorithm {algorithm}: use {' or '.join(ALGORITHMS)}", "agent.algorithm", algorithm)
+    try:
+        return dacite.from_dict(ALGORITHMS[algorithm], fields, config=config)
+    except dacite.DaciteFieldError as error:
+        error.update_path("agent")
+        raise
 
 
 def _whole_path(plain: Mapping[str, Any], path: str, value: Any) -> str:

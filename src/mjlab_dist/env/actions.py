@@ -167,7 +167,7 @@ class Action(Term):
         Raises:
             UserError: If an actuator does not drive a hinge or slide joint.
         """
-        ids = [_joint_of(env.sim.model, actuator) for actuator in self.block.ids]
+        ids = [joint_of(env.sim.model, actuator) for actuator in self.block.ids]
         for name, joint in zip(self.block.actuators, ids, strict=True):
             if joint is None:
                 raise UserError(
@@ -186,7 +186,7 @@ class Action(Term):
             raise UserError(f"{flag}: values of {type(self).__name__} are not positions of joints; use a number")
         home: list[float] = []
         for name, actuator in zip(self.block.actuators, self.block.ids, strict=True):
-            joint = _joint_of(model, actuator)
+            joint = joint_of(model, actuator)
             if joint is None:
                 raise UserError(f"{flag}: actuator {name} drives no hinge or slide joint; use a number")
             home.append(float(env.reference.qpos[0, model.jnt_qposadr[joint]]))
@@ -223,7 +223,7 @@ def per_name(flag: str, value: float | Mapping[str, float], names: Sequence[str]
     return [number for number in chosen if number is not None]
 
 
-def _joint_of(model: mujoco.MjModel, actuator: int) -> int | None:
+def joint_of(model: mujoco.MjModel, actuator: int) -> int | None:
     """Return the hinge or slide joint that an actuator drives; None if it drives something else."""
     kind, joint = int(model.actuator_trntype[actuator]), int(model.actuator_trnid[actuator, 0])
     return joint if kind in _ON_JOINTS and model.jnt_type[joint] >= int(mujoco.mjtJoint.mjJNT_SLIDE) else None

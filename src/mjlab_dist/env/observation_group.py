@@ -211,15 +211,22 @@ class FinalObservations:
             each value has the shape (num_envs, width).
     """
 
-    def __init__(self, env: Env) -> None:
-        """Register with the envs, so that every following step computes these observations."""
+    def __init__(self, env: Env, *, only_time_outs: bool = False) -> None:
+        """Register with the envs, so that every following step computes these observations.
+
+        With ``only_time_outs``, steps on a CPU in which no episode is cut off leave ``observed`` empty.
+        """
         self._env = env
+        self._skips = only_time_outs and env.device == "cpu"
         self._devices = [] if env.device == "cpu" else [env.device]
         self.observed: dict[str, torch.Tensor] = {}
         env.before_resets = self._observe
 
     def _observe(self) -> None:
         env = self._env
+        self.observed = {}
+        if self._skips and not (env.timed_out & ~env.terminated).any():
+            return
         before = env.state()  # restored below, because an observation advances histories and delays
         with torch.random.fork_rng(self._devices):
             if env.cfg.sim.forward_before_observation:

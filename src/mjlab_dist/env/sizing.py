@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import torch
 
-from mjlab_dist.config import TrainConfig
+from mjlab_dist.config import SacConfig, TrainConfig
 from mjlab_dist.env.env import Env
 from mjlab_dist.errors import UserError, byte_size
-from mjlab_dist.machine.memory import free_cpu_bytes, learner_bytes
+from mjlab_dist.machine.memory import free_cpu_bytes, learner_bytes, transition_bytes
 
 # Maximum for auto. More envs make batches larger, and few tasks learn faster with larger batches.
 MAX_NUM_ENVS = 16384
@@ -73,13 +73,15 @@ def measure_room(config: TrainConfig, device: str, num_ranks_here: int) -> Room:
     """
     gpus = [] if device == "cpu" else [device]
     with torch.random.fork_rng(devices=gpus):
-        env_bytes = _env_bytes(config, device)
+        env_bytes, transition = _env_bytes(config, device)
     # Free the envs, which contain reference cycles. Workers disable the garbage collector, so this call is needed.
     gc.collect()
     if gpus:
         torch.cuda.empty_cache()
     share = CPU_SHARE / num_ranks_here if device == "cpu" else GPU_SHARE
-    return Room(env_bytes=env_bytes, usable_bytes=int(share * free_bytes(device)))
+    # Ranks on other machines may take over a part of the replay, but their number is not known here.
+    replay = transition * config.agent.replay_size // num_ranks_here if isinstance(config.agent, SacConfig) else 0
+    return Room(env_bytes=env_bytes, usable_bytes=max(0, int(share * free_bytes(device)) - replay))
 
 
 def free_bytes(device: str) -> int:
@@ -91,7 +93,8 @@ def free_bytes(device: str) -> int:
     return free
 
 
-def _env_bytes(config: TrainConfig, device: str) -> int:
+def _env_bytes(config: TrainConfig, device: str) -> tuple[int, int]:
+    """Return the bytes of an env with its share of the learner's data, and of a transition in SAC's replay."""
     # Memory of physics and env
     few, more = (_stepped(config, device, size) for size in PROBE_SIZES)
     held = math.ceil((more.num_bytes() - few.num_bytes()) / (more.num_envs - few.num_envs))
@@ -104,7 +107,8 @@ def _env_bytes(config: TrainConfig, device: str) -> int:
     }
     state = sum(t.nbytes for t in (*more.sim.physics.values(), more.episode_length_buf)) // more.num_envs
     recorded = (config.agent.num_steps_per_env + 1) * state
-    return held + recorded + learner_bytes(config.agent, observations, more.num_actions, device)
+    learner = learner_bytes(config.agent, observations, more.num_actions, device)
+    return held + recorded + learner, transition_bytes(observations, more.num_actions)
 
 
 def _measure_on_gpu(config: TrainConfig, device: str, held: int) -> int:

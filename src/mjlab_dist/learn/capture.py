@@ -12,7 +12,6 @@ import torch
 import warp as wp
 from tensordict import TensorDict
 
-from mjlab_dist.config import AgentConfig
 from mjlab_dist.env import Env
 from mjlab_dist.imports import no_gc, patched
 from mjlab_dist.learn.update import Batch, copy_batch, tensors_of
@@ -207,18 +206,15 @@ class CapturedCall(Generic[T]):
             self._sim.recorder.launch = launch
 
 
-def can_capture_steps(env: Env, agent: AgentConfig, *, is_main: bool) -> bool:
-    """Return whether control steps can become CUDA graphs.
-
-    Steps of recurrent policies cannot be captured, because they wait for the device.
-    """
-    recurrent = agent.rnn != "none"
-    if recurrent and is_main:
+def can_capture_steps(env: Env, *, learner_can: bool, is_main: bool) -> bool:
+    """Return whether control steps can become CUDA graphs."""
+    if not learner_can and is_main:
         emit(
             "status",
-            text="--env.sim.capture step: a recurrent policy cannot be captured; only the physics is captured.",
+            text="--env.sim.capture step: steps of recurrent policies and of SAC cannot be captured; only the physics "
+            "is captured.",
         )
-    can_capture = env.device != "cpu" and env.sim.captured and not recurrent
+    can_capture = env.device != "cpu" and env.sim.captured and learner_can
     if can_capture and env.uncapturable_terms and is_main:
         terms = ", ".join(f"env.{term}" for term in env.uncapturable_terms)
         emit(

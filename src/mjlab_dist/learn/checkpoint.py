@@ -50,7 +50,9 @@ LEARNER: Mapping[str, type] = {
 
 _PLAIN = (bool, int, float, str, bytes, type(None))
 
-_TEMPORARY = re.compile(r"\.(model_\d+|latest|best)\.pt\.\d+\.tmp")
+_TEMPORARY = re.compile(r"\.(model_\d+|replay_\d+|latest|best)\.pt\.\d+\.tmp")
+
+_REPLAY = re.compile(r"replay_\d+\.pt")
 
 # First bytes of a zip file
 _ZIP = b"PK\x03\x04"
@@ -165,13 +167,20 @@ class CheckpointStore:
                     path.unlink()
             self._link()
 
-    def save(self, iteration: int, content: Mapping[str, Any], mean_return: float | None) -> None:
+    def save(
+        self,
+        iteration: int,
+        content: Mapping[str, Any],
+        mean_return: float | None,
+        replay: Mapping[str, torch.Tensor] | None = None,
+    ) -> None:
         """Copy a checkpoint and write it in the thread. This waits for the copy and for the previous checkpoint.
 
-        If the previous one could not be written, this raises its error, and this one is not written either.
+        If the previous one could not be written, this raises its error, and this one is not written either. A replay is
+        a file of its own, because it is large and only resuming needs it; only the newest one is kept.
         """
         self.wait()
-        self._writing = self._pool.submit(self._write, iteration, snapshot(content), mean_return)
+        self._writing = self._pool.submit(self._write, iteration, snapshot(content), mean_return, snapshot(replay))
 
     def check(self) -> None:
         """Raise if another launch has taken over the run, or if the thread has failed to write a checkpoint.
@@ -237,10 +246,33 @@ class CheckpointStore:
             )
         return None
 
-    def _write(self, iteration: int, content: dict[str, Any], mean_return: float | None) -> None:
+    def read_replay(self, iteration: int) -> bytes | None:
+        """Return the replay of a checkpoint; None, with a warning, if it cannot be read; None if there is none."""
+        path = self._replay_path(iteration)
+        if not path.exists():
+            return None
+        try:
+            data = _read(path)
+            _unpack(data, "cpu")
+        except UnreadableError as error:
+            emit("warning", text=f"replay {path}: cannot be read ({error}); the run fills its replay again")
+            return None
+        return data
+
+    def _replay_path(self, iteration: int) -> Path:
+        return self._directory / f"replay_{iteration}.pt"
+
+    def _write(
+        self, iteration: int, content: dict[str, Any], mean_return: float | None, replay: dict[str, torch.Tensor] | None
+    ) -> None:
         path = checkpoint_path(self._run_dir, iteration)
         with explaining(self._run_dir, path):
+            if replay:
+                save(self._replay_path(iteration), replay)
             save(path, content)
+            for old in self._directory.iterdir():
+                if _REPLAY.fullmatch(old.name) and old != self._replay_path(iteration):
+                    old.unlink()
             if mean_return is not None and math.isfinite(mean_return):
                 self._returns[iteration] = mean_return
             else:

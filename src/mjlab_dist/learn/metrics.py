@@ -108,10 +108,9 @@ class Sample(NamedTuple):
     curricula: dict[str, torch.Tensor]
     # Mean reward per control step
     reward: torch.Tensor
-    # Columns that depend on the algorithm: means of each loss over the mini-batches, and of the intrinsic reward
+    # Columns that depend on the algorithm, such as loss/value and kl, the KL divergence of the updated policy from the
+    # one that collected the data
     measured: dict[str, torch.Tensor]
-    # KL divergence of the updated policy from the policy that collected the data, averaged over mini-batches
-    kl: torch.Tensor
     learning_rate: torch.Tensor
     # Mean standard deviation of the actions
     action_std: torch.Tensor
@@ -236,7 +235,6 @@ class Metrics:
             **{f"num_{name}": round(sums[name]) for name in means if name.startswith("termination/")},
             **{name: mean[name] for name in sample.measured},
             **{f"curriculum/{name}": mean[f"curriculum/{name}"] for name in sample.curricula},
-            "kl": mean["kl"],
             "learning_rate": mean["learning_rate"],
             "action_std": mean["action_std"],
             "parameter_spread": None if math.isnan(spread) else spread,
@@ -292,7 +290,6 @@ class Metrics:
             "reward": sample.reward,
             **{f"curriculum/{name}": value for name, value in sample.curricula.items()},
             **sample.measured,
-            "kl": sample.kl,
             "learning_rate": sample.learning_rate,
             "action_std": sample.action_std,
             "spread": sample.spread,

@@ -19,7 +19,7 @@ from tensordict import TensorDict
 from torch import nn
 from torch.distributions import Normal
 
-from mjlab_dist.config import AgentConfig, TrainConfig
+from mjlab_dist.config import AgentConfig, AnyAgentConfig, SacConfig, TrainConfig
 from mjlab_dist.env import Env
 from mjlab_dist.errors import UserError
 from mjlab_dist.learn import checkpoint
@@ -111,6 +111,15 @@ def make_networks(config: AgentConfig, obs: TensorDict, num_actions: int, device
     return actor, critic
 
 
+def make_policy(config: AnyAgentConfig, obs: TensorDict, num_actions: int, device: str) -> MLPModel:
+    """Build the policy of any learner, whose weights are then loaded."""
+    if isinstance(config, SacConfig):
+        from mjlab_dist.learn.sac.actor_critic import make_actor
+
+        return make_actor(config, obs, num_actions, device)
+    return make_networks(config, obs, num_actions, device)[0]
+
+
 def load_policy(env: Env, config: TrainConfig, path: Path) -> MLPModel:
     """Load a trained policy into one process. Any number of ranks may have trained it."""
     content = checkpoint.load(path, env.device)
@@ -135,11 +144,12 @@ def _sizes(weights: Any) -> tuple[int, int]:
     if not layers:
         return 1, 1
     first = "rnn.rnn.weight_ih_l0" if "rnn.rnn.weight_ih_l0" in names else layers[0]
-    return weights[first].shape[1], weights[layers[-1]].shape[0]
+    per_action = weights.get("distribution.center", weights[layers[-1]])  # SAC's last layer has two outputs per action
+    return weights[first].shape[1], per_action.shape[0]
 
 
 def _loaded(config: TrainConfig, path: Path, content: Mapping[str, Any], obs: TensorDict, num_actions: int) -> MLPModel:
-    actor, _ = make_networks(config.agent, obs, num_actions, str(obs["actor"].device))
+    actor = make_policy(config.agent, obs, num_actions, str(obs["actor"].device))
     check_fit({"actor": actor}, content, f"checkpoint {path}")
     actor.load_state_dict(content["actor_state_dict"])
     return actor.eval()
@@ -188,8 +198,8 @@ class Policy:
         with torch.random.fork_rng():  # creating networks draws random numbers, which must not affect the caller
             self._network = load_policy_without_env(config, checkpoint, device)
         self.num_observations = self._network.obs_dim
-        layers = [layer for layer in self._network.mlp if isinstance(layer, torch.nn.Linear)]
-        self.num_actions = layers[-1].out_features
+        assert self._network.distribution is not None
+        self.num_actions = self._network.distribution.output_dim
 
     @torch.no_grad()
     def __call__(self, observations: torch.Tensor) -> torch.Tensor:

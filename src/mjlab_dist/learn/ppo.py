@@ -15,7 +15,7 @@ from rsl_rl.modules import EmpiricalNormalization
 from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 
-from mjlab_dist.config import TrainConfig
+from mjlab_dist.config import AgentConfig, TrainConfig
 from mjlab_dist.distributed.group import overwrite_by_main
 from mjlab_dist.distributed.synchronizer import AllReduce, Synchronizer
 from mjlab_dist.env import Env
@@ -88,6 +88,8 @@ class PPO(rsl_rl.algorithms.PPO):
         replicas: Averages or compares the copies of the learner on all ranks.
         no_grad: The context of rollouts.
         can_capture: Whether CUDA graphs can contain the update.
+        can_capture_rollouts: Whether they can contain control steps. Those of recurrent policies wait for the device.
+        batch_size: Samples of this rank in a mini-batch.
     """
 
     def __init__(
@@ -102,6 +104,8 @@ class PPO(rsl_rl.algorithms.PPO):
     ) -> None:
         """Build the optimizer and the buffers of the update."""
         agent, device = config.agent, env.device
+        assert isinstance(agent, AgentConfig)
+        self._agent = agent
         # rsl_rl's constructor sets `learning_rate`, whose setter needs `rate`. The constructor also creates an
         # optimizer. It is replaced below, but must be our Adam, because torch's Adam would import torch's compiler.
         self.rate = torch.zeros((), device=device)
@@ -136,7 +140,9 @@ class PPO(rsl_rl.algorithms.PPO):
         self._all_reduce = synchronizer if isinstance(synchronizer, AllReduce) else None
         self.clock = Clock(device)
         self.models = {"actor": self._raw_actor, "critic": self._raw_critic}
+        self.batch_size = env.num_envs * agent.num_steps_per_env / agent.num_mini_batches
         self._is_recurrent = actor.is_recurrent or critic.is_recurrent
+        self.can_capture_rollouts = not self._is_recurrent
         self.intrinsic = None
         if agent.rnd.is_used:
             unit = env.step_dt_s if config.env.reward_scale == "dt" else 1.0
@@ -175,8 +181,9 @@ class PPO(rsl_rl.algorithms.PPO):
         scales = agent.reward_normalization
         self._reward_scale = RewardScale(self.storage.num_envs, self.gamma, self.device) if scales else None
         self._raw_rewards = torch.zeros_like(self.storage.rewards) if scales else torch.empty(0)
-        self._losses = ["value", "surrogate", "entropy"]  # in the order of their sums
-        self._losses += ["symmetry"] * (self.symmetry is not None) + ["rnd"] * (self.intrinsic is not None)
+        self._losses = ["loss/value", "loss/surrogate", "loss/entropy"]  # in the order of their sums
+        self._losses += ["loss/symmetry"] * (self.symmetry is not None)
+        self._losses += ["loss/rnd"] * (self.intrinsic is not None)
         self._totals = torch.zeros(len(self._losses) + 1, device=self.device)
         # CUDA graphs, which need the same sizes and addresses in every call. Recurrent mini-batches vary in size.
         self._captures = agent.capture and self.can_capture and self.device != "cpu" and not self._is_recurrent
@@ -217,7 +224,7 @@ class PPO(rsl_rl.algorithms.PPO):
     def begin_iteration(self, iteration: int, num_iterations: int) -> None:
         """Set what the config determines for an iteration, whatever a loaded checkpoint contained."""
         if self.schedule != "adaptive":
-            initial = self._config.agent.learning_rate
+            initial = self._agent.learning_rate
             final = 0.0 if self.schedule == "linear" else initial
             self.learning_rate = linear(initial, final, iteration, num_iterations)
         if self.intrinsic is not None:
@@ -252,8 +259,9 @@ class PPO(rsl_rl.algorithms.PPO):
         """Learn from the rollout in the storage.
 
         Returns:
-            Means over mini-batches, as scalar tensors of this rank: ``value``, ``surrogate``, ``entropy``, ``symmetry``
-            and ``rnd`` if they are used, and ``kl``, the KL divergence that the adaptive learning rate used.
+            Means over mini-batches, as scalar tensors of this rank: ``loss/value``, ``loss/surrogate``,
+            ``loss/entropy``, and ``loss/symmetry`` and ``loss/rnd`` if they are used; ``kl``, the KL divergence that
+            the adaptive learning rate used; and ``mean_intrinsic_reward``, if there is one.
         """
         # Mini-batches, with advantages normalized
         batches = self._mini_batches()
@@ -275,7 +283,8 @@ class PPO(rsl_rl.algorithms.PPO):
         # Clear the storage, and return the metrics
         self.storage.clear()
         means = self._totals / (self.num_learning_epochs * self.num_mini_batches)
-        return dict(zip((*self._losses, "kl"), means.unbind(), strict=True))
+        columns = dict(zip((*self._losses, "kl"), means.unbind(), strict=True))
+        return columns if self.intrinsic is None else {**columns, "mean_intrinsic_reward": self.intrinsic.mean}
 
     def agree(self) -> None:
         """Make the learners of all ranks equal, as :meth:`Replicas.agree` does."""
@@ -284,6 +293,10 @@ class PPO(rsl_rl.algorithms.PPO):
     def notes(self) -> list[str]:
         """Return lines about the learner for the user."""
         return [self.replicas.difference()] if self.replicas.unlike_ranks else []
+
+    def networks_in(self, state: Mapping[str, Any]) -> Mapping[str, torch.nn.Module]:
+        """Return the networks that a checkpoint must contain. The run may have had no intrinsic reward until now."""
+        return {name: one for name, one in self.networks.items() if name != "rnd" or "rnd_state_dict" in state}
 
     def network_state(self, name: str) -> dict[str, torch.Tensor]:
         """Return the parameters and buffers of the network ``name``. With shards, this is a collective."""
@@ -358,6 +371,14 @@ class PPO(rsl_rl.algorithms.PPO):
                 case [hidden]:
                     model.reset(hidden_state=hidden)
 
+    def history(self) -> dict[str, torch.Tensor]:
+        """Return nothing: no transition is kept between iterations."""
+        return {}
+
+    def load_history(self, history: Mapping[str, torch.Tensor], *, continues: bool) -> str:  # noqa: ARG002 (the learner's interface)
+        """Do nothing."""
+        return ""
+
     def _permutation(self, num_samples: int) -> torch.Tensor:
         """Draw the order of the samples."""
         return torch.randperm(num_samples, device=self.device)
@@ -378,10 +399,10 @@ class PPO(rsl_rl.algorithms.PPO):
         for moments in self._normalizers.values():
             moments.observe(observations)
         # Moments of the advantages
-        rows = advantages if self._config.agent.advantage_normalization == "mini-batch" else advantages.reshape(1, -1)
+        rows = advantages if self._agent.advantage_normalization == "mini-batch" else advantages.reshape(1, -1)
         sums = advantage_moments(rows)
         # Sums over ranks
-        shared = [] if self._config.agent.advantage_normalization == "rank" else [sums]
+        shared = [] if self._agent.advantage_normalization == "rank" else [sums]
         if self.synchronizer.keeps_equal:
             shared += [moments.pending for moments in self._normalizers.values()]
         self.replicas.sum(shared)
@@ -492,28 +513,10 @@ class PPO(rsl_rl.algorithms.PPO):
         return (self.max_grad_norm / (squares.sqrt() + 1e-6)).clamp(max=1.0)
 
 
-def flatten(state: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Return all tensors in the result of :meth:`PPO.save`, by readable names."""
-    models = {
-        f"{name}.{key}": t
-        for name in ("actor", "critic", "rnd")
-        for key, t in state.get(f"{name}_state_dict", {}).items()
-    }
-    moments = {
-        f"{name}.{key}[{i}]": t
-        for name in ("optimizer", "rnd_optimizer")
-        for i, s in state.get(f"{name}_state_dict", {"state": {}})["state"].items()
-        for key, t in s.items()
-    }
-    rates = {"learning_rate": torch.tensor([group["lr"] for group in state["optimizer_state_dict"]["param_groups"]])}
-    device = next(iter(models.values())).device
-    scale = {"reward_sums": state["reward_sums"]} if "reward_sums" in state else {}
-    return {name: t.to(device) for name, t in {**models, **moments, **rates, **scale}.items()}
-
-
 def make_ppo(config: TrainConfig, env: Env, synchronizer: Synchronizer) -> PPO:
     """Build the networks, the storage of a rollout, rsl_rl's extensions, and PPO."""
     agent, obs, device = config.agent, env.get_observations(), env.device
+    assert isinstance(agent, AgentConfig)
     actor, critic = make_networks(agent, obs, env.num_actions, device)
     storage = RolloutStorage("rl", obs.batch_size[0], agent.num_steps_per_env, obs, [env.num_actions], device)
     kind = PPO

@@ -101,9 +101,9 @@ class Replicas:
             moments.rebase()
 
     def learned(self, parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-        """Return parameters that the optimizers update, each with its Adam moments."""
+        """Return parameters, each with its Adam moments if an optimizer updates it."""
         states = self._states()
-        return [t for p in parameters for t in (p.detach(), *(states[p][key] for key in MOMENTS))]
+        return [t for p in parameters for t in (p.detach(), *(states[p][key] for key in MOMENTS if p in states))]
 
     def own(self) -> dict[str, torch.Tensor]:
         """Return, by name, copies of all tensors that ranks change independently between two averages."""

@@ -27,11 +27,11 @@ from mjlab_dist.learn import checkpoint
 from mjlab_dist.learn.capture import CapturedCall, can_capture_steps
 from mjlab_dist.learn.checkpoint import LEARNER, CheckpointStore
 from mjlab_dist.learn.finite import FiniteCheck, describe
+from mjlab_dist.learn.learner import flatten, make_learner
 from mjlab_dist.learn.loggers.all_loggers import CheckpointWriter, Writer, writers
 from mjlab_dist.learn.metrics import Advice, Metrics, Row, Sample
 from mjlab_dist.learn.networks import check_fit
 from mjlab_dist.learn.overflow import OverflowCheck
-from mjlab_dist.learn.ppo import flatten, make_ppo
 from mjlab_dist.learn.rank_state import RankState, difference, fits, pack, random_state, restore_random_state, unpack
 from mjlab_dist.messages import emit
 from mjlab_dist.runs.lease import Lease
@@ -108,8 +108,7 @@ class Runner:
         self._saved_at = 0.0
         self._last_check = 0
         # Learner
-        synchronizer = make_synchronizer(config.sync)
-        self.alg = make_ppo(config, env, synchronizer)
+        self.alg = make_learner(config, env, make_synchronizer(config.sync), rank)
         for note in self.alg.notes() if rank.is_main else ():
             emit("status", text=note)
         # Rollout
@@ -118,15 +117,16 @@ class Runner:
         self._advice = Advice(config, rank, env.device, env.num_envs)
         self._roll_out: Callable[[TensorDict], TensorDict] = self._take_steps
         wants = config.env.sim.capture == "step"
-        self.replays_rollouts = wants and can_capture_steps(env, config.agent, is_main=rank.is_main)
+        self.replays_rollouts = wants and can_capture_steps(
+            env, learner_can=self.alg.can_capture_rollouts, is_main=rank.is_main
+        )
         if self.replays_rollouts:
             self._roll_out = CapturedCall(self._take_steps, "the control step", env.device, env.sim)
         # Sum of the steps' mean rewards. It must stay the same tensor, because recorded steps add to its address.
         self._reward = torch.zeros((), device=env.device)
         self._num_threads = torch.get_num_threads()
-        num_samples = env.num_envs * self._num_steps / config.agent.num_mini_batches
         # Per parameter and sample, 2 operations in the forward pass, and 4 in the backward pass
-        self._is_update_shared = 6 * num_samples * self.alg.num_parameters >= MIN_SHARED_FLOP
+        self._is_update_shared = 6 * self.alg.batch_size * self.alg.num_parameters >= MIN_SHARED_FLOP
 
     @contextlib.contextmanager
     def _threads(self, *, shared: bool) -> Iterator[None]:
@@ -229,8 +229,7 @@ class Runner:
     def _resume(self, content: dict[str, Any]) -> TensorDict:
         """Continue from a checkpoint and return the next observations."""
         # Learner
-        saved = {name: one for name, one in self.alg.networks.items() if name != "rnd" or "rnd_state_dict" in content}
-        check_fit(saved, content, f"--resume {self._run_dir}")
+        check_fit(self.alg.networks_in(content), content, f"--resume {self._run_dir}")
         self.alg.load(content, None, strict=True)
         done = self.current_learning_iteration = self._last_check = content["iter"]
         # Check whether the state of every rank can be restored
@@ -243,6 +242,7 @@ class Runner:
                 "status",
                 text=f"Resuming from iteration {done}{'' if same else difference(len(states), self._rank.world_size)}.",
             )
+        self._load_history(done, continues=same)
         if not same:
             # Start new episodes. They must not repeat the random numbers of the start of the run.
             seed_generators(self._config.seed, self._rank.rank, resumed_iteration=done)
@@ -261,6 +261,17 @@ class Runner:
             obs[group] = saved.to(self.env.device)
         restore_random_state(state_part(state, "random/"), self.env.device)  # last: calls above may use the generators
         return obs
+
+    def _load_history(self, iteration: int, *, continues: bool) -> None:
+        """Restore the learner's history, if it has one that was saved with this iteration for as many envs in all."""
+        data = broadcast_from_main(self._store.read_replay(iteration) if self._store else None)
+        saved = checkpoint.load(data, "cpu") if data else {}
+        num_envs, first = self.env.num_envs, self._rank.rank * self.env.num_envs
+        is_whole = all(rows.shape[1:2] == (num_envs * self._rank.world_size,) for rows in saved.values())
+        own = {name: rows[:, first : first + num_envs] for name, rows in saved.items()} if is_whole else {}
+        note = self.alg.load_history(own, continues=continues)
+        if note and self._rank.is_main:
+            emit("status", text=note)
 
     def _rank_state(self, obs: TensorDict, learner: RankState | None = None) -> RankState:
         """Return the per-rank state between two iterations."""
@@ -336,12 +347,16 @@ class Runner:
         # State of every rank
         own = self._rank_state(obs, learner)
         packed = gather_on_main(pack(own))
+        history = self.alg.history() if self._config.checkpoint.replay else {}
+        histories = gather_on_main(pack(history)) if history else []
         self._saved_at = time.monotonic()
         # Write the file
         if self._store:
             ranks = [unpack(one, own) for one in packed]
             full = {**content, "infos": None, "counters": metrics.counters(), "ranks": ranks}
-            self._store.save(self.current_learning_iteration, full, row["mean_return"])
+            parts = [unpack(one, history) for one in histories]
+            replay = {name: torch.cat([part[name] for part in parts], dim=1) for name in history}
+            self._store.save(self.current_learning_iteration, full, row["mean_return"], replay)
         if learner:
             self.alg.replicas.restore(learner)
 
@@ -368,9 +383,7 @@ class Runner:
         # Update
         collected = clock.mark()
         with self._threads(shared=self._is_update_shared):
-            measured = {f"loss/{name}": loss for name, loss in self.alg.update().items()}
-        if self.alg.intrinsic is not None:
-            measured["mean_intrinsic_reward"] = self.alg.intrinsic.mean
+            measured = self.alg.update()
         # Averaging of parameters, if gradients are not averaged
         spread = torch.full((), math.nan, device=self.env.device)
         if not self.alg.synchronizer.keeps_equal and self.alg.synchronizer.due(iteration):
@@ -386,7 +399,6 @@ class Runner:
             totals=self.env.pop_episode_totals(),
             curricula=self.env.curriculum_metrics(),
             reward=self._reward / self._num_steps,
-            kl=measured.pop("loss/kl"),
             measured=measured,
             learning_rate=self.alg.rate,
             action_std=self.alg.action_std(),

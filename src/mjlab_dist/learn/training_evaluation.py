@@ -11,7 +11,7 @@ from mjlab_dist.distributed.rank import Rank, seed_generators
 from mjlab_dist.env import Env
 from mjlab_dist.env.episodes import episode_columns, play_episodes
 from mjlab_dist.learn.metrics import Row
-from mjlab_dist.learn.networks import make_networks
+from mjlab_dist.learn.networks import make_policy
 from mjlab_dist.learn.rank_state import random_state, restore_random_state
 from mjlab_dist.learn.runner import Hook, Runner
 from mjlab_dist.messages import emit
@@ -51,7 +51,7 @@ class Evaluation(Hook):
         try:
             self._build(runner.env)
             obs, num_actions = runner.env.get_observations(), runner.env.num_actions
-            actor, _ = make_networks(self._config.agent, obs, num_actions, runner.env.device)
+            actor = make_policy(self._config.agent, obs, num_actions, runner.env.device)
             actor.load_state_dict(state)
             actor.eval()
             with torch.inference_mode():  # tensors of the envs may be inference tensors

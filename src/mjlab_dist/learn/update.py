@@ -102,6 +102,15 @@ class FlatGradients:
         return self.buffer[-1]
 
 
+@torch.no_grad()
+def flattened(parameters: Sequence[torch.nn.Parameter]) -> torch.Tensor:
+    """Move parameters into one vector, (elements,), whose views they become, so that one operation changes them all."""
+    flat = torch.cat([p.flatten() for p in parameters])
+    for parameter, part in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
+        parameter.data = part.view_as(parameter)
+    return flat
+
+
 class Adam(torch.optim.Adam):
     """Torch's Adam without the wrappers of its methods, because they would import all of torch's compiler.
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from mjlab_dist.config import AgentConfig, SymmetryConfig, TrainConfig
+from mjlab_dist.config import AnyAgentConfig, SacConfig, SymmetryConfig, TrainConfig
 from mjlab_dist.distributed import RankDevice
 from mjlab_dist.errors import UserError, byte_size
 from mjlab_dist.machine.devices import Gpu
@@ -84,12 +84,20 @@ def free_cpu_bytes() -> int:
     return int(min(psutil.virtual_memory().available, memory_room(Path("/"))))
 
 
-def learner_bytes(agent: AgentConfig, observations: Mapping[str, int], num_actions: int, device: str) -> int:
-    """Return the memory that learning needs per env, in bytes.
+def transition_bytes(observations: Mapping[str, int], num_actions: int) -> int:
+    """Return the memory of a transition in SAC's replay: observations before and after, action, reward and two bits."""
+    return FLOAT_BYTES * (2 * sum(observations.values()) + num_actions + 1) + 2
 
-    This includes the rollout, a shuffled copy of it, temporaries of normalization in fp64, and the activations of a
-    mini-batch. If the update is recorded as CUDA graphs, the memory also includes the mini-batch that the graphs read.
+
+def learner_bytes(agent: AnyAgentConfig, observations: Mapping[str, int], num_actions: int, device: str) -> int:
+    """Return the memory that learning needs per env, in bytes; for SAC, without the replay, whose size is fixed.
+
+    For PPO, this includes the rollout, a shuffled copy of it, temporaries of normalization in fp64, and the activations
+    of a mini-batch. If the update is recorded as CUDA graphs, it also includes the mini-batch that the graphs read.
     """
+    if isinstance(agent, SacConfig):
+        # The rollout, and its transitions on their way to the replay
+        return 2 * agent.num_steps_per_env * transition_bytes(observations, num_actions)
     # Numbers that the rollout stores per step: observations; action, its mean and its standard deviation; reward, done,
     # value, return, advantage, log-probability.
     stored = sum(observations.values()) + 3 * num_actions + 6
@@ -125,17 +133,21 @@ def min_env_bytes(config: TrainConfig) -> int:
         group: sum(term.history for term in terms.values()) for group, terms in config.env.observations.items()
     }
     buffers = 0 if sim.engine == "mujoco" else ROW_BYTES * sim.njmax + CONTACT_BYTES * sim.nconmax
-    agent = dataclasses.replace(config.agent, symmetry=SymmetryConfig())  # the number of mirrored samples is unknown
+    agent = config.agent
+    if not isinstance(agent, SacConfig):
+        agent = dataclasses.replace(agent, symmetry=SymmetryConfig())  # the number of mirrored samples is unknown
     learner = learner_bytes(agent, observations, len(config.env.actions), "cpu")
     # The learner's data does not all exist at the same time: measured peaks are 0.5 to 1 times `learner`.
     return buffers + learner // 2
 
 
-def min_network_bytes(agent: AgentConfig) -> int:
+def min_network_bytes(agent: AnyAgentConfig) -> int:
     """Return a lower bound of the memory of the networks in bytes: weights, gradients and Adam moments."""
     networks = (agent.actor_hidden_dims, agent.critic_hidden_dims)
     weights = sum(fan_in * fan_out for widths in networks for fan_in, fan_out in itertools.pairwise(widths))
-    recurrent = 0 if agent.rnn == "none" else 2 * 3 * agent.rnn_num_layers * agent.rnn_hidden_dim**2
+    recurrent = 0
+    if not isinstance(agent, SacConfig) and agent.rnn != "none":
+        recurrent = 2 * 3 * agent.rnn_num_layers * agent.rnn_hidden_dim**2
     return 4 * FLOAT_BYTES * (weights + recurrent)
 
 

@@ -105,6 +105,8 @@ class ExportedPolicy(nn.Module):
         self._normalizer = copy.deepcopy(policy.obs_normalizer)
         self._rnn = copy.deepcopy(policy.rnn.rnn) if isinstance(policy, RNNModel) else None
         self._mlp = copy.deepcopy(policy.mlp)
+        assert policy.distribution is not None
+        self._mean = policy.distribution.as_deterministic_output_module()
         # Observations
         self._terms = observed_terms(env)
         for term in self._terms:
@@ -143,7 +145,7 @@ class ExportedPolicy(nn.Module):
         """
         if state is None:
             latent = self._normalizer(torch.cat(self._processed(obs, None, None, ()), dim=1))
-            actions = self._mlp(latent)
+            actions = self._mean(self._mlp(latent))
             return actions, self._actions(actions)
         # Observations
         begun, last_actions, *rest = state.split(self._sizes, dim=1)
@@ -153,7 +155,7 @@ class ExportedPolicy(nn.Module):
         hidden = rest[len(self._terms) :]
         if self._rnn is not None:
             latent, hidden = self._recur(latent, hidden)
-        actions = self._mlp(latent)
+        actions = self._mean(self._mlp(latent))
         # Next state
         histories = [one for one, process in zip(kept, self._processing, strict=True) if process.num_kept]
         remembered = [actions] if self._sizes[1] else []

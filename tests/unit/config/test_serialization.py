@@ -152,7 +152,7 @@ def test_a_key_that_is_no_text_is_refused(config: TrainConfig, tmp_path: Path):
     assert "0, bogus: unknown field" in file_refusal(file)
     # Also if the whole file is searched for the name of another field
     plain = to_plain(config)
-    plain["agent"]["desired_kl"] = {0: None}
+    plain["checkpoint"]["interval"] = {0: None}
     plain["env"]["observations"]["actor"]["cart_velocity"]["delay"] = [None, False, None]
     file.write_text(yaml.safe_dump(plain))
     assert "delay" in file_refusal(file)

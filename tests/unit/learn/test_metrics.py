@@ -28,8 +28,7 @@ def sample(
     measured = {
         "curricula": {},
         "reward": torch.tensor(0.5),
-        "measured": {"loss/value": torch.tensor(2.0), "loss/surrogate": torch.tensor(-1.0)},
-        "kl": torch.tensor(0.25),
+        "measured": {"loss/value": torch.tensor(2.0), "loss/surrogate": torch.tensor(-1.0), "kl": torch.tensor(0.25)},
         "learning_rate": torch.tensor(1e-3),
         "action_std": torch.tensor(0.75),
         "spread": torch.tensor(math.nan),

@@ -91,7 +91,7 @@ def test_one_rank_learns_what_stock_rsl_rl_learns(fields: dict[str, Any]) -> Non
         largest, where = difference(state_of(ours), state_of(stock))
         assert largest < 1e-9, where
         for name, loss in losses[0].items():
-            assert float(losses[1][name]) == pytest.approx(loss, rel=1e-9, abs=1e-12)
+            assert float(losses[1][f"loss/{name}"]) == pytest.approx(loss, rel=1e-9, abs=1e-12)
     if "schedule" not in fields:
         assert stock.learning_rate != AGENT.learning_rate, "else the schedule is not tested"
 
@@ -263,10 +263,10 @@ def test_mixed_precision_is_not_measured_as_a_change_of_the_policy(rnn: str) -> 
         losses.append({name: loss.item() for name, loss in learn(ours, 0).items()})
     for measured in losses:
         assert measured["kl"] == 0
-        assert measured["surrogate"] == pytest.approx(0, abs=1e-6), (
+        assert measured["loss/surrogate"] == pytest.approx(0, abs=1e-6), (
             "if every ratio is 1, this loss is the negative mean of normalized advantages, which is 0"
         )
-    assert losses[0]["value"] == losses[1]["value"]
+    assert losses[0]["loss/value"] == losses[1]["loss/value"]
 
 
 @pytest.mark.usefixtures("fp64")

@@ -23,7 +23,7 @@ from mjlab_dist.config.dotted_names import with_values
 from mjlab_dist.distributed.rank import seed_generators
 from mjlab_dist.env import Env
 from mjlab_dist.errors import CheckError, UserError
-from mjlab_dist.learn.networks import make_networks
+from mjlab_dist.learn.networks import make_policy
 from mjlab_dist.play import without_disturbances
 from mjlab_dist.play.export import TOLERANCE, largest_difference
 from mjlab_dist.play.export_description import actuator, describe
@@ -46,7 +46,7 @@ def made(config: TrainConfig) -> tuple[Env, Any, ExportedPolicy]:
     """Return envs, a policy with large random weights, and the same policy exported."""
     seed_generators(3)
     env = Env(config.env, NUM_ENVS, "cpu")
-    policy, _ = make_networks(config.agent, env.get_observations(), env.num_actions, "cpu")
+    policy = make_policy(config.agent, env.get_observations(), env.num_actions, "cpu")
     for parameter in policy.mlp.parameters():
         torch.nn.init.uniform_(parameter, -0.15, 0.15)
     policy.eval()

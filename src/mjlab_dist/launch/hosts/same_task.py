@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mjlab_dist.config import TrainConfig
+from mjlab_dist.config import AgentConfig, TrainConfig
 from mjlab_dist.config.serialization import paths, to_plain
 from mjlab_dist.config.terms import resolve
 from mjlab_dist.config.trust import INSTALLED, is_installed
@@ -100,7 +100,10 @@ def check_same_task(
     if rank.on_one_machine or store is None:
         return
     # Functions that ranks import only after this comparison. They report errors of their modules later
-    for reference in filter(None, (config.agent.symmetry.func, config.sync.synchronizer)):
+    functions = [config.sync.synchronizer]
+    if isinstance(config.agent, AgentConfig):
+        functions.append(config.agent.symmetry.func)
+    for reference in filter(None, functions):
         with contextlib.suppress(Exception):
             resolve(reference)
     own = TaskSummary.of(config, model, dict(sys.modules))

@@ -78,11 +78,11 @@ def verify_rank(config: TrainConfig, plan: RankPlan, control: Control) -> Eviden
         import torch
 
         from mjlab_dist.launch.verify.timing import Timing, Watch
+        from mjlab_dist.learn.learner import flatten
         from mjlab_dist.learn.metrics import memory_mb
-        from mjlab_dist.learn.ppo import flatten
 
         # Train, and watch the training
-        runner, watch, timing = learner.runner, Watch(config.agent.desired_kl), Timing(config.agent.num_steps_per_env)
+        runner, watch, timing = learner.runner, Watch(), Timing(config.agent.num_steps_per_env)
         runner.hooks += [watch, timing]
         first = _digest_rows(runner.env.get_observations()["actor"])
         with contextlib.suppress(DesyncError):  # raised on every rank; the digests show what differs

@@ -203,16 +203,20 @@ def find_limits(mode: str, rows: Sequence[Row], config: TrainConfig, devices: Se
         found += [*_slowest_rank(last), *_waiting(last), *_network(last, config)]
         found += _cores(first, last, devices) if mode == "weak" else _few_envs(first, last)
     if last.shares.update > MAX_UPDATE:
-        found.append(
-            f"update: takes {last.shares.update:.0%} of the time; lower "
-            f"--agent.num-learning-epochs (now {config.agent.num_learning_epochs}), or use smaller networks"
-        )
+        lower = _of_update(config, "num_learning_epochs")
+        found.append(f"update: takes {last.shares.update:.0%} of the time; lower {lower}, or use smaller networks")
     fullest, num_envs = max((one.memory_share, row.num_envs) for row in rows for one in row.rounds)
     if fullest > MAX_MEMORY:
         found.append(f"memory: {fullest:.0%} is in use; lower --num-envs (now {num_envs})")
     if not found and last.efficiency < GOOD:
         found.append("no single part: each part takes a little more time; raise --num-envs")
     return found
+
+
+def _of_update(config: TrainConfig, of_ppo: str) -> str:
+    """Return the flag that sets the number of gradient steps, with its value."""
+    name = of_ppo if config.agent.algorithm == "ppo" else "updates_per_step"
+    return f"--agent.{name.replace('_', '-')} (now {getattr(config.agent, name)})"
 
 
 def _slowest_rank(row: Row) -> list[str]:
@@ -243,9 +247,7 @@ def _network(row: Row, config: TrainConfig) -> list[str]:
     if config.sync.period > 1:
         return [f"{share}; raise --sync.period (now {config.sync.period})"]
     halve = " halve the data with --sync.compression bf16," if config.sync.compression == "none" else ""
-    return [
-        f"{share}; use --sync.period 4,{halve} or lower --agent.num-mini-batches (now {config.agent.num_mini_batches})"
-    ]
+    return [f"{share}; use --sync.period 4,{halve} or lower {_of_update(config, 'num_mini_batches')}"]
 
 
 def _cores(first: Row, last: Row, devices: Sequence[RankDevice]) -> list[str]:

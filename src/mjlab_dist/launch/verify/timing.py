@@ -25,6 +25,9 @@ from mjlab_dist.learn.runner import Hook, Runner
 # Substrings of the names of ProcessGroup's methods that communicate
 COLLECTIVES = ("reduce", "gather", "broadcast", "scatter", "alltoall", "all_to_all", "barrier", "send", "recv")
 
+# Typical KL divergence of an update
+KL_SCALE = 0.01
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -64,12 +67,12 @@ class WatchedSynchronizer:
         keeps_equal: Value of this attribute of the watched synchronizer.
         difference: Largest relative difference between the first reduction and the mean over ranks. Differences of
             gradients are divided by the largest gradient. The difference of the KL divergence is divided by the mean
-            KL divergence, or by ``desired_kl`` if this mean is smaller. None if ranks keep their own gradients.
+            KL divergence, or by :data:`KL_SCALE` if this mean is smaller. None if ranks keep their own gradients.
         num_calls: Number of reductions so far.
         num_collectives: Number of collectives in these reductions.
     """
 
-    def __init__(self, synchronizer: Synchronizer, collectives: Collectives, desired_kl: float) -> None:
+    def __init__(self, synchronizer: Synchronizer, collectives: Collectives) -> None:
         """Watch a synchronizer."""
         self.keeps_equal = synchronizer.keeps_equal
         self.difference: float | None = None
@@ -77,7 +80,6 @@ class WatchedSynchronizer:
         self.num_collectives = 0
         self._synchronizer = synchronizer
         self._collectives = collectives
-        self._desired_kl = desired_kl
 
     def reduce(self, buffer: torch.Tensor) -> None:
         """Reduce the buffer. In the first call, also compare the result with the mean over ranks."""
@@ -100,17 +102,16 @@ class WatchedSynchronizer:
         apart = (reduced - mean).abs()
         scale = mean[:-1].abs().max() if len(mean) > 1 else mean.new_ones(())
         gradients = apart[:-1].max() / scale if len(mean) > 1 else mean.new_zeros(())
-        # The KL divergence of the first mini-batch is nearly 0, so divide by at least the desired KL divergence.
-        kl = apart[-1] / mean[-1].abs().clamp(min=self._desired_kl)
+        # The KL divergence of the first mini-batch is nearly 0.
+        kl = apart[-1] / mean[-1].abs().clamp(min=KL_SCALE)
         return torch.maximum(gradients, kl).item()
 
 
 class Watch(Hook):
     """Hook that watches a runner from its first iteration on."""
 
-    def __init__(self, desired_kl: float) -> None:
+    def __init__(self) -> None:
         """Start to count collectives."""
-        self._desired_kl = desired_kl
         self._collectives = Collectives()
         self._synchronizer: WatchedSynchronizer | None = None
         self._counts: list[tuple[int, int, int]] = []
@@ -123,7 +124,7 @@ class Watch(Hook):
     def before_iteration(self, runner: Runner, iteration: int) -> None:  # noqa: ARG002 (every hook takes it)
         """Watch the synchronizer from the first iteration on, and store the counts."""
         if self._synchronizer is None:
-            self._synchronizer = WatchedSynchronizer(runner.alg.synchronizer, self._collectives, self._desired_kl)
+            self._synchronizer = WatchedSynchronizer(runner.alg.synchronizer, self._collectives)
             runner.alg.synchronizer = self._synchronizer
         watched = self._synchronizer
         self._counts.append((self._collectives.count, watched.num_collectives, watched.num_calls))
@@ -134,7 +135,7 @@ class Watch(Hook):
         Collectives are counted from the start of the first iteration to the start of the last one.
         """
         total, reducing, calls = (end - start for start, end in zip(self._counts[0], self._counts[-1], strict=True))
-        return reducing / calls, (total - reducing) / (len(self._counts) - 1)
+        return reducing / max(1, calls), (total - reducing) / (len(self._counts) - 1)
 
 
 class Stopwatch:
