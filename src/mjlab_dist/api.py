@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from mjlab_dist.authoring.check import NUM_CHECKED
-from mjlab_dist.config import TrainConfig, registry
+from mjlab_dist.config import Algorithm, TrainConfig, registry
 from mjlab_dist.config.dotted_names import with_values
 from mjlab_dist.config.trust import chosen_places
 from mjlab_dist.errors import CheckError, UserError
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 def train(
     task: str | TrainConfig,
     *,
-    algorithm: Literal["ppo", "sac"] | None = None,
+    algorithm: Algorithm | None = None,
     quiet: bool = False,
     trust: bool = False,
     **fields: Any,
@@ -207,7 +207,7 @@ def check_task(task: str | TrainConfig, **fields: Any) -> None:
 
 
 def _start(
-    task: str | TrainConfig, fields: Mapping[str, Any], *, trust: bool, algorithm: str | None = None
+    task: str | TrainConfig, fields: Mapping[str, Any], *, trust: bool, algorithm: Algorithm | None = None
 ) -> TrainConfig:
     """Return the config to which the fields are applied: the config of the task, or of the run to resume."""
     if "mujoco" not in sys.modules and (text := prepare_opengl(os.environ)):

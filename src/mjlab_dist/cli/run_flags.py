@@ -9,7 +9,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from mjlab_dist.cli.flags import (
     COMPLETION,
@@ -26,7 +26,7 @@ from mjlab_dist.cli.flags import (
     take_help,
     values_of,
 )
-from mjlab_dist.config import TrainConfig, registry
+from mjlab_dist.config import Algorithm, TrainConfig, registry
 from mjlab_dist.config.dotted_names import with_values
 from mjlab_dist.config.limits import validate_limits
 from mjlab_dist.config.trust import chosen_places
@@ -59,7 +59,7 @@ EVERYDAY = (
 class RunFlags:
     """Flags of these commands that are not fields of a run's config."""
 
-    algorithm: Literal["ppo", "sac"] | None = None
+    algorithm: Algorithm | None = None
     """Algorithm to train with. Its flags, --agent.*, start from the task's settings for it. Default: the task's own."""
     config: str | None = None
     """Config file of an earlier run; other flags replace its values."""

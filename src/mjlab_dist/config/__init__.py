@@ -1,6 +1,14 @@
 """Configs of tasks, agents and runs: frozen dataclasses. Imports the standard library only."""
 
-from mjlab_dist.config.agent import ALGORITHMS, AgentConfig, AnyAgentConfig, RndConfig, SacConfig, SymmetryConfig
+from mjlab_dist.config.agent import (
+    ALGORITHMS,
+    AgentConfig,
+    Algorithm,
+    AnyAgentConfig,
+    RndConfig,
+    SacConfig,
+    SymmetryConfig,
+)
 from mjlab_dist.config.physics import ContactConfig, DistanceConfig, OptionsConfig
 from mjlab_dist.config.run import (
     CheckpointConfig,
@@ -39,6 +47,7 @@ __all__ = [
     "ActionConfig",
     "ActuatorConfig",
     "AgentConfig",
+    "Algorithm",
     "AnyAgentConfig",
     "CaptureMode",
     "CheckpointConfig",

@@ -199,5 +199,8 @@ class SacConfig:
 AnyAgentConfig = AgentConfig | SacConfig
 """Config of any learner."""
 
+Algorithm = Literal["ppo", "sac"]
+"""Name of an algorithm."""
+
 ALGORITHMS: dict[str, type[AnyAgentConfig]] = {kind.algorithm: kind for kind in (AgentConfig, SacConfig)}
 """Config classes of the learners by the name of the algorithm."""

@@ -13,7 +13,7 @@ import inspect
 from collections.abc import Callable
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
 
-from mjlab_dist.config import ALGORITHMS, TrainConfig
+from mjlab_dist.config import ALGORITHMS, Algorithm, TrainConfig
 from mjlab_dist.errors import UserError, describe, did_you_mean
 
 GROUP = "mjlab_dist.tasks"
@@ -24,12 +24,12 @@ def task_names() -> list[str]:
     return sorted(entry_points(group=GROUP).names)
 
 
-def task_config(name: str, algorithm: str | None = None) -> TrainConfig:
+def task_config(name: str, algorithm: Algorithm | None = None) -> TrainConfig:
     """Return the default config of a task.
 
     Args:
         name: The task's name.
-        algorithm: A key of ``ALGORITHMS``, or None for the task's own. If the task's function has a parameter
+        algorithm: Name of an algorithm; None for the task's own. If the task's function has a parameter
             ``algorithm``, it is passed on; otherwise, another algorithm than the task's own has its default config.
 
     Raises:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mjlab_dist.config import SacConfig, TrainConfig
+from mjlab_dist.config import AnyAgentConfig, SacConfig, TrainConfig
 from mjlab_dist.config.checks import validate, validate_shards
 from mjlab_dist.errors import UserError, listed
 
@@ -28,7 +28,7 @@ def validate_training(config: TrainConfig) -> None:
     """
     validate(config)
     if config.total_num_envs is None and config.num_envs != "auto":
-        _validate_rollout(config, config.num_envs)
+        _validate_rollout(config.agent, config.num_envs)
 
 
 def plan_budget(config: TrainConfig, world_size: int) -> Budget | None:
@@ -64,8 +64,8 @@ def total_num_envs(config: TrainConfig, world_size: int) -> int:
 
 def budget_of(config: TrainConfig, world_size: int, num_envs: int) -> Budget:
     """Return the budget of a run with a known number of envs per rank."""
-    _validate_rollout(config, num_envs)
-    _validate_replay(config, world_size, num_envs)
+    _validate_rollout(config.agent, num_envs)
+    _validate_replay(config.agent, world_size, num_envs)
     if config.total_timesteps is None:
         return Budget(num_envs=num_envs, max_iterations=config.max_iterations)
     # --total-timesteps, rounded down to whole iterations
@@ -84,9 +84,8 @@ def budget_of(config: TrainConfig, world_size: int, num_envs: int) -> Budget:
     return Budget(num_envs=num_envs, max_iterations=iterations, note=note if left_over else None)
 
 
-def _validate_rollout(config: TrainConfig, num_envs: int) -> None:
+def _validate_rollout(agent: AnyAgentConfig, num_envs: int) -> None:
     """Raise if the rollout of one rank does not divide into mini-batches."""
-    agent = config.agent
     if isinstance(agent, SacConfig):
         return
     if agent.rnn != "none":
@@ -106,9 +105,8 @@ def _validate_rollout(config: TrainConfig, num_envs: int) -> None:
         )
 
 
-def _validate_replay(config: TrainConfig, world_size: int, num_envs: int) -> None:
+def _validate_replay(agent: AnyAgentConfig, world_size: int, num_envs: int) -> None:
     """Raise if SAC's batches cannot be split over the ranks, or if its replay is too small for a batch."""
-    agent = config.agent
     if not isinstance(agent, SacConfig):
         return
     if agent.batch_size % world_size:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from rsl_rl.storage import RolloutStorage
@@ -14,10 +14,10 @@ from mjlab_dist.config import SacConfig, TrainConfig
 from mjlab_dist.distributed.rank import Rank
 from mjlab_dist.distributed.synchronizer import Synchronizer
 from mjlab_dist.env import Env
-
-if TYPE_CHECKING:
-    from mjlab_dist.learn.metrics import Clock
-    from mjlab_dist.learn.replicas import Replicas
+from mjlab_dist.learn.metrics import Clock
+from mjlab_dist.learn.ppo import make_ppo
+from mjlab_dist.learn.replicas import Replicas
+from mjlab_dist.learn.sac.sac import SAC
 
 
 class Learner(Protocol):
@@ -135,11 +135,7 @@ class Learner(Protocol):
 def make_learner(config: TrainConfig, env: Env, synchronizer: Synchronizer, rank: Rank) -> Learner:
     """Build the learner that the config chooses."""
     if isinstance(config.agent, SacConfig):
-        from mjlab_dist.learn.sac.sac import SAC
-
         return SAC(config, env, synchronizer, rank)
-    from mjlab_dist.learn.ppo import make_ppo
-
     return make_ppo(config, env, synchronizer)
 
 

@@ -24,6 +24,7 @@ from mjlab_dist.env import Env
 from mjlab_dist.errors import UserError
 from mjlab_dist.learn import checkpoint
 from mjlab_dist.learn.moments import ClippedNormalization
+from mjlab_dist.learn.sac.actor_critic import make_actor
 
 # Upper bound of the standard deviation, as in rsl_rl. The lower bound is `min_std` here, and 1e-6 in rsl_rl.
 MAX_STD = 1e6
@@ -114,8 +115,6 @@ def make_networks(config: AgentConfig, obs: TensorDict, num_actions: int, device
 def make_policy(config: AnyAgentConfig, obs: TensorDict, num_actions: int, device: str) -> MLPModel:
     """Build the policy of any learner, whose weights are then loaded."""
     if isinstance(config, SacConfig):
-        from mjlab_dist.learn.sac.actor_critic import make_actor
-
         return make_actor(config, obs, num_actions, device)
     return make_networks(config, obs, num_actions, device)[0]
 

@@ -131,7 +131,11 @@ class Replay:
         return {name: ring[where.to(ring.device)] for name, ring in self._rows.items()}
 
     def load_state(self, state: Mapping[str, torch.Tensor]) -> bool:
-        """Replace the steps by those of :meth:`state`, or by the newest of them, and return whether they fit."""
+        """Replace all steps by those of :meth:`state`, or by the newest of them; by none if they do not fit.
+
+        Returns:
+            Whether they fit.
+        """
         self.num_rows = self._end = 0
         fits = state.keys() == self._rows.keys() and all(
             state[name].shape[1:] == ring.shape[1:] and state[name].dtype == ring.dtype

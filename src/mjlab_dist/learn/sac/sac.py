@@ -267,10 +267,6 @@ class SAC:
         """Return the policy's standard deviation before the tanh: a mean over the latest samples and all actions."""
         return self._distribution.std.detach().mean()
 
-    def agree(self) -> None:
-        """Make the learners of all ranks equal, as :meth:`Replicas.agree` does."""
-        self.replicas.agree()
-
     def notes(self) -> list[str]:
         """Return lines about the learner for the user."""
         room = f"Replay: {self._agent.replay_size:,} transitions, {byte_size(self._replay_bytes)} per rank."
@@ -327,7 +323,6 @@ class SAC:
             if not continues:
                 self._replay.end_episodes()
             return ""
-        self._replay.load_state({})
         steps = self._agent.warmup_steps
         return f"The replay is empty, so learning goes on only after {steps} control steps (--agent.warmup-steps)."
 
