@@ -51,6 +51,6 @@ def probe(config: TrainConfig, plan: RankPlan, control: Control) -> Saved:  # no
         torch.set_default_dtype(torch.float64)
         exact = train(rank, NUM_ENVS, AllReduce())
         torch.set_default_dtype(torch.float32)
-        rounded = train(rank, NUM_ENVS, AllReduce("bf16"), learn_temperature=False)
+        rounded = train(rank, NUM_ENVS, AllReduce("bf16"), learn_temperature=False, num_quantiles=3)
         local = train(rank, NUM_ENVS, LocalUpdates(ITERATIONS))
     return Saved.of(plan, rank.rank, {"exact": exact, "rounded": rounded, "local": local})

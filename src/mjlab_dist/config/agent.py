@@ -158,6 +158,8 @@ class SacConfig:
     """Control steps per env in an iteration, before its gradient steps."""
     updates_per_step: PositiveFloat = 8.0
     """Gradient steps per control step of all envs."""
+    policy_period: PositiveInt = 2
+    """The policy and the temperature change in every nth gradient step, the critics in all of them."""
     batch_size: PositiveInt = 512
     """Samples of a gradient step, over all ranks; must be divisible by the number of ranks."""
     replay_size: PositiveInt = 1_000_000
@@ -183,6 +185,8 @@ class SacConfig:
     """Widths of the policy's hidden layers."""
     critic_hidden_dims: tuple[PositiveInt, ...] = (256, 256)
     """Widths of the hidden layers of each of the two critics."""
+    num_quantiles: PositiveInt = 1
+    """Quantiles of the return that each critic learns (Dabney et al. 2018, arXiv:1710.10044); 1 for the mean."""
     activation: Activation = "relu"
     """Activation function of the hidden layers, as rsl_rl names it."""
     layer_norm: bool = True

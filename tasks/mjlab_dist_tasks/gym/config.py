@@ -13,8 +13,10 @@ from typing import NotRequired, TypedDict
 from mjlab_dist.config import (
     ActionConfig,
     AgentConfig,
+    Algorithm,
     EnvConfig,
     OptionsConfig,
+    SacConfig,
     SimConfig,
     TrainConfig,
     event,
@@ -74,12 +76,22 @@ _CLEANRL = AgentConfig(
 """CleanRL's PPO (ppo_continuous_action.py) with 32 envs: 320 gradient steps per 2,048 control steps. With fewer, the
 hopper's return is lower (docs/lab.md)."""
 
+_SAC = SacConfig(
+    updates_per_step=12.5,
+    batch_size=256,
+    actor_hidden_dims=(128, 128),
+    critic_hidden_dims=(128, 128),
+    layer_norm=False,
+)
+"""A gradient step per 5 control steps, for CPUs; layer normalization would learn more slowly (docs/lab.md)."""
 
-def hopper() -> TrainConfig:
+
+def hopper(*, algorithm: Algorithm = "ppo") -> TrainConfig:
     """Hop forward on one leg (Gymnasium's Hopper-v5)."""
     bounds: _Bounds = {"first": 1, "low": (0.7, -0.2), "high": (_INF, 0.2), "max_magnitude": 100.0}
     return _train(
         "gym-hopper",
+        algorithm,
         num_envs=32,
         agent=_CLEANRL,
         env=EnvConfig(
@@ -103,10 +115,11 @@ def hopper() -> TrainConfig:
     )
 
 
-def half_cheetah() -> TrainConfig:
+def half_cheetah(*, algorithm: Algorithm = "ppo") -> TrainConfig:
     """Run forward on a hind leg and a front leg (Gymnasium's HalfCheetah-v5)."""
     return _train(
         "gym-half-cheetah",
+        algorithm,
         num_envs=256,
         agent=dataclasses.replace(_AGENT, num_learning_epochs=3, learning_rate=1e-3, gamma=0.98, lam=0.92),
         env=EnvConfig(
@@ -125,11 +138,12 @@ def half_cheetah() -> TrainConfig:
     )
 
 
-def walker2d() -> TrainConfig:
+def walker2d(*, algorithm: Algorithm = "ppo") -> TrainConfig:
     """Walk forward on two legs in a plane (Gymnasium's Walker2d-v5)."""
     bounds: _Bounds = {"first": 1, "low": (0.8, -1.0), "high": (2.0, 1.0)}
     return _train(
         "gym-walker2d",
+        algorithm,
         num_envs=64,
         agent=dataclasses.replace(_AGENT, num_steps_per_env=32, learning_rate=1e-3),
         env=EnvConfig(
@@ -153,11 +167,12 @@ def walker2d() -> TrainConfig:
     )
 
 
-def ant() -> TrainConfig:
+def ant(*, algorithm: Algorithm = "ppo") -> TrainConfig:
     """Run along x on four legs (Gymnasium's Ant-v5)."""
     bounds: _Bounds = {"first": 2, "low": (0.2,), "high": (1.0,)}
     return _train(
         "gym-ant",
+        algorithm,
         env=EnvConfig(
             sim=_sim("ant", decimation=5, njmax=48, nconmax=10),
             episode_length_s=50.0,
@@ -182,12 +197,13 @@ def ant() -> TrainConfig:
     )
 
 
-def humanoid() -> TrainConfig:
+def humanoid(*, algorithm: Algorithm = "ppo") -> TrainConfig:
     """Walk along x on two legs, with two arms (Gymnasium's Humanoid-v5)."""
     bounds: _Bounds = {"first": 2, "low": (1.0,), "high": (2.0,)}
     contact_weight, max_contact_cost = 5e-7, 10.0
     return _train(
         "gym-humanoid",
+        algorithm,
         # Contact forces are nearly always 0 but reach 60 standard deviations.
         agent=dataclasses.replace(_AGENT, obs_clip=10.0),
         env=EnvConfig(
@@ -219,11 +235,12 @@ def humanoid() -> TrainConfig:
     )
 
 
-def inverted_pendulum() -> TrainConfig:
+def inverted_pendulum(*, algorithm: Algorithm = "ppo") -> TrainConfig:
     """Keep a pole upright on a cart (Gymnasium's InvertedPendulum-v5)."""
     bounds: _Bounds = {"first": 1, "low": (-0.2,), "high": (0.2,)}
     return _train(
         "gym-inverted-pendulum",
+        algorithm,
         env=EnvConfig(
             sim=_sim("inverted_pendulum", decimation=2, njmax=2, nconmax=0),
             episode_length_s=40.0,
@@ -241,10 +258,11 @@ def inverted_pendulum() -> TrainConfig:
     )
 
 
-def reacher() -> TrainConfig:
+def reacher(*, algorithm: Algorithm = "ppo") -> TrainConfig:
     """Bring the tip of an arm with two links to a target (Gymnasium's Reacher-v5)."""
     return _train(
         "gym-reacher",
+        algorithm,
         env=EnvConfig(
             sim=_sim("reacher", decimation=2, njmax=4, nconmax=0),
             episode_length_s=1.0,
@@ -270,11 +288,22 @@ def reacher() -> TrainConfig:
     )
 
 
-def _train(task: str, *, env: EnvConfig, agent: AgentConfig = _AGENT, num_envs: int = 128) -> TrainConfig:
+def _train(
+    task: str, algorithm: Algorithm, *, env: EnvConfig, agent: AgentConfig = _AGENT, num_envs: int = 128
+) -> TrainConfig:
     """Return a config with a million control steps, as in published runs.
 
     The numbers of steps and envs are totals over all ranks, so that the result does not depend on the number of ranks.
+
+    Args:
+        task: Name of the task.
+        algorithm: Learns the task; SAC has the same settings and number of envs for all tasks.
+        env: The task.
+        agent: PPO's settings.
+        num_envs: PPO's envs.
     """
+    if algorithm == "sac":
+        return TrainConfig(task=task, total_num_envs=64, total_timesteps=1_000_000, agent=_SAC, env=env)
     return TrainConfig(task=task, total_num_envs=num_envs, total_timesteps=1_000_000, agent=agent, env=env)
 
 

@@ -45,7 +45,8 @@ class SquashedGaussian(Distribution):
     def update(self, mlp_output: torch.Tensor) -> None:
         """Set mean and standard deviation."""
         self._mean, log_std = mlp_output.chunk(2, dim=-1)
-        self._std = log_std.clamp(*LOG_STD_RANGE).exp()
+        self._log_std = log_std.clamp(*LOG_STD_RANGE)
+        self._std = self._log_std.exp()
 
     def draw(self, normals: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return squashed samples in (-1, 1), (num_envs, output_dim), and their log-probabilities, (num_envs,).
@@ -54,10 +55,10 @@ class SquashedGaussian(Distribution):
             normals: Standard normal numbers, (num_envs, output_dim).
         """
         numbers = self._mean + self._std * normals
-        # log(1 - tanh(x)^2) = 2 (log 2 - x - softplus(-2 x)), which is exact for large x
-        slopes = 2.0 * (math.log(2.0) - numbers - functional.softplus(-2.0 * numbers))
-        densities = -0.5 * normals.square() - self._std.log() - 0.5 * math.log(2.0 * math.pi)
-        return numbers.tanh(), (densities - slopes).sum(dim=-1)
+        # 1 - tanh(x)^2 = 4 / (exp(x) + exp(-x))^2
+        log_prob = (2.0 * torch.logaddexp(numbers, -numbers) - self._log_std).sum(dim=-1)
+        constant = 0.5 * (normals.square() + math.log(32.0 * math.pi)).sum(dim=-1)
+        return numbers.tanh(), log_prob - constant
 
     @torch.no_grad()
     def sample(self) -> torch.Tensor:
@@ -128,7 +129,9 @@ class TwinCritics(nn.Module):
         self._activation = resolve_nn_activation(config.activation)
         self._has_layer_norm = config.layer_norm
         self.weights, self.biases, self.gains, self.shifts = (nn.ParameterList() for _ in range(4))
-        for fan_in, fan_out in itertools.pairwise([width + num_actions, *config.critic_hidden_dims, 1]):
+        for fan_in, fan_out in itertools.pairwise(
+            [width + num_actions, *config.critic_hidden_dims, config.num_quantiles]
+        ):
             bound = 1.0 / math.sqrt(fan_in)
             self.weights.append(torch.empty(2, fan_in, fan_out).uniform_(-bound, bound))
             self.biases.append(torch.empty(2, 1, fan_out).uniform_(-bound, bound))
@@ -141,7 +144,7 @@ class TwinCritics(nn.Module):
         return self.obs_normalizer(obs[self.obs_groups[0]])
 
     def forward(self, latent: torch.Tensor, actions: torch.Tensor, *, learns: bool = True) -> torch.Tensor:
-        """Return the values, (2, samples).
+        """Return the values, (2, samples, 1), or their quantiles, (2, samples, num_quantiles).
 
         Args:
             latent: Result of :meth:`get_latent`.
@@ -161,4 +164,4 @@ class TwinCritics(nn.Module):
                     x = functional.layer_norm(x, x.shape[-1:])
                     x = torch.addcmul(of(self.shifts, layer), x, of(self.gains, layer))
                 x = self._activation(x)
-        return x.squeeze(-1)
+        return x

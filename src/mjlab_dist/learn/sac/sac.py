@@ -31,8 +31,9 @@ from mjlab_dist.learn.sac.replay import NEXT, Batch, Replay, block_size
 from mjlab_dist.learn.update import FlatGradients, flattened, make_adam
 from mjlab_dist.machine.memory import transition_bytes
 
-# Means over the gradient steps of an iteration, as columns of metrics.jsonl
-COLUMNS = ("loss/critic", "loss/actor", "loss/temperature", "value", "entropy", "temperature")
+# Means over the gradient steps of an iteration, and over those that change the policy, as columns of metrics.jsonl
+COLUMNS = ("loss/critic", "value", "entropy", "temperature")
+POLICY_COLUMNS = ("loss/actor", "loss/temperature")
 
 
 class Temperature(nn.Module):
@@ -100,30 +101,26 @@ class SAC:
         }
         overwrite_by_main([t for network in self.networks.values() for t in network.state_dict().values()])
         # Optimizer, with all gradients in one buffer
-        trained = [
-            [p for p in network.parameters() if p.requires_grad]
-            for network in (self._critic, self.actor, self._temperature)
-        ]
-        parameters = nn.Parameter(flattened([p for group in trained for p in group]))
-        self.num_parameters = parameters.numel()
+        trained = [list(self._critic.parameters()), [*self.actor.parameters(), *self._temperature.parameters()]]
+        self._values, self._policy = (nn.Parameter(flattened(group)) for group in trained)
         self._gradients = FlatGradients(trained, device)
-        parameters.grad = self._gradients.buffer[:-1]
-        self.optimizer = make_adam([parameters], self.rate)
-        # Target parameters and the parameters that they follow
-        self._followers = flattened(list(self._target.parameters()))
-        self._followed = parameters.detach()[: len(self._followers)]
+        self._values.grad, self._policy.grad = self._gradients.groups
+        self.num_parameters = self._values.numel() + self._policy.numel()
+        self.optimizer = make_adam([self._values, self._policy], self.rate)
+        self._target_values = flattened(list(self._target.parameters()))
         # Normalizers, and the copies of the learner on all ranks
         self._normalizers = {
             name: NormalizerMoments(model.obs_normalizer, model.obs_groups)
             for name, model in self.models.items()
             if isinstance(model.obs_normalizer, EmpiricalNormalization)
         }
-        copies = [parameters, self._followers]
+        copies = [self._values, self._policy, self._target_values]
         self.replicas = Replicas(copies, [self.optimizer], self.rate, self._normalizers, clock=self.clock)
         # Rollout and replay
         self._make_storage(env, rank)
         self._num_updates = 0
         self._totals = torch.zeros(len(COLUMNS), device=device)
+        self._policy_totals = torch.zeros(len(POLICY_COLUMNS), device=device)
 
     def _make_storage(self, env: Env, rank: Rank) -> None:
         agent, device, obs = self._agent, env.device, env.get_observations()
@@ -196,7 +193,8 @@ class SAC:
         """Take the gradient steps of an iteration.
 
         Returns:
-            :data:`COLUMNS` as scalar tensors of this rank. They are 0 until the replay has enough steps.
+            :data:`COLUMNS` and :data:`POLICY_COLUMNS` as scalar tensors of this rank. They are 0 until the replay has
+            enough steps.
         """
         agent = self._agent
         # Moments of the observations of this rollout, over all ranks
@@ -209,59 +207,75 @@ class SAC:
             moments.apply()
         # Gradient steps
         self._totals.zero_()
+        self._policy_totals.zero_()
         count = round(agent.updates_per_step * agent.num_steps_per_env)
+        numbers = range(self._num_updates, self._num_updates + count)
         if self._replay.num_rows >= max(agent.warmup_steps, agent.n_step):
-            updates = torch.arange(count, device=self._positions.device) + self._num_updates
+            updates = torch.arange(numbers.start, numbers.stop, device=self._positions.device)
             samples = updates.unsqueeze(1) * agent.batch_size + self._positions
             batches = self._replay.sample(
                 3 * self._seed, samples, block=self._block, num_steps=agent.n_step, gamma=agent.gamma
             )
             num_actions = batches.actions.shape[-1]
             noises = [random_normals(3 * self._seed + i, samples, num_actions).unbind() for i in (1, 2)]
-            for batch, noise, next_noise in zip(batches.split(), *noises, strict=True):
-                self._backward(batch, noise, next_noise)
-                with self.clock.waiting():
-                    self.synchronizer.reduce(self._gradients.buffer)
-                self._apply()
-            self._num_updates += count
+            for number, batch, noise, next_noise in zip(numbers, batches.split(), *noises, strict=True):
+                self._step(batch, noise if self._changes_policy(number) else None, next_noise)
+            self._num_updates = numbers.stop
         if self.synchronizer.keeps_equal:
             self.replicas.agree()
         self.storage.clear()
-        return dict(zip(COLUMNS, (self._totals / count).unbind(), strict=True))
+        policy_count = max(1, sum(map(self._changes_policy, numbers)))
+        return {
+            **dict(zip(COLUMNS, (self._totals / count).unbind(), strict=True)),
+            **dict(zip(POLICY_COLUMNS, (self._policy_totals / policy_count).unbind(), strict=True)),
+        }
 
-    def _backward(self, batch: Batch, noise: torch.Tensor, next_noise: torch.Tensor) -> None:
-        """Compute this rank's gradients for a batch, and store them in the buffer."""
+    def _changes_policy(self, number: int) -> bool:
+        return number % self._agent.policy_period == 0
+
+    def _step(self, batch: Batch, noise: torch.Tensor | None, next_noise: torch.Tensor) -> None:
+        """Take a gradient step; without noise, only the critics change."""
         self._gradients.buffer.zero_()
         temperature = self._temperature.log.detach().exp()
+        self._backward(batch, next_noise, temperature)
+        # Adam leaves parameters without gradients as they are
+        self._policy.grad = None
+        if noise is not None:
+            self._backward_policy(batch, noise, temperature)
+            self._policy.grad = self._gradients.groups[1]
+        with self.clock.waiting():
+            self.synchronizer.reduce(self._gradients.buffer)
+        self.optimizer.step()
+        self._target_values.lerp_(self._values.detach(), self._agent.tau)
+
+    def _backward(self, batch: Batch, noise: torch.Tensor, temperature: torch.Tensor) -> None:
+        """Compute this rank's gradients of the critics."""
         obs, next_obs = cast("TensorDict", batch.observations), cast("TensorDict", batch.next_observations)
-        # Targets of the critics
         with torch.no_grad():
-            self._distribution.update(self.actor.mlp(self.actor.get_latent(next_obs)))
-            next_actions, next_log_prob = self._distribution.draw(next_noise)
-            next_values = self._target(self._target.get_latent(next_obs), next_actions)
-            targets = target_values(batch.rewards, batch.discounts, next_values, next_log_prob, temperature)
-        # Critics
-        latent = self._critic.get_latent(obs)
-        values = self._critic(latent, batch.actions)
-        of_critic = critic_loss(values, targets)
-        # Policy and temperature
-        self._distribution.update(self.actor.mlp(self.actor.get_latent(obs)))
-        actions, log_prob = self._distribution.draw(noise)
-        of_actor = actor_loss(self._critic(latent, actions, learns=False), log_prob, temperature)
-        of_temperature = temperature_loss(self._temperature.log, log_prob, self._target_entropy)
-        loss = of_critic + of_actor
-        if self._agent.learn_temperature:
-            loss = loss + of_temperature
+            actions, log_prob = self._draw(next_obs, noise)
+            next_values = self._target(self._target.get_latent(next_obs), actions)
+            targets = target_values(batch.rewards, batch.discounts, next_values, log_prob, temperature)
+        values = self._critic(self._critic.get_latent(obs), batch.actions)
+        loss = critic_loss(values, targets)
         loss.backward()
         with torch.no_grad():
-            self._totals += torch.stack(
-                [of_critic, of_actor, of_temperature, values.mean(), -log_prob.mean(), temperature]
-            )
+            self._totals += torch.stack([loss, values.mean(), -log_prob.mean(), temperature])
 
-    def _apply(self) -> None:
-        """Update the parameters with the gradients in the buffer, and let the target critics follow."""
-        self.optimizer.step()
-        self._followers.lerp_(self._followed, self._agent.tau)
+    def _backward_policy(self, batch: Batch, noise: torch.Tensor, temperature: torch.Tensor) -> None:
+        """Compute this rank's gradients of policy and temperature."""
+        obs = cast("TensorDict", batch.observations)
+        actions, log_prob = self._draw(obs, noise)
+        values = self._critic(self._critic.get_latent(obs), actions, learns=False)
+        of_actor = actor_loss(values, log_prob, temperature)
+        of_temperature = temperature_loss(self._temperature.log, log_prob, self._target_entropy)
+        (of_actor + of_temperature if self._agent.learn_temperature else of_actor).backward()
+        with torch.no_grad():
+            self._policy_totals += torch.stack([of_actor, of_temperature])
+
+    def _draw(self, obs: TensorDict, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Draw squashed actions of the policy, with their log-probabilities."""
+        self._distribution.update(self.actor.mlp(self.actor.get_latent(obs)))
+        return self._distribution.draw(noise)
 
     def action_std(self) -> torch.Tensor:
         """Return the policy's standard deviation before the tanh: a mean over the latest samples and all actions."""

@@ -14,8 +14,9 @@ import torch
 from rollouts import NUM_ACTIONS, NUM_OBS, make_sac, sac_config
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
 
+from mjlab_dist.learn.sac.losses import critic_loss
 from mjlab_dist.learn.sac.replay import Batch
-from mjlab_dist.learn.sac.sac import COLUMNS, SAC
+from mjlab_dist.learn.sac.sac import COLUMNS, POLICY_COLUMNS, SAC
 
 NUM_SAMPLES = 64
 GAMMA = 0.97
@@ -90,11 +91,27 @@ def test_losses_equal_those_of_stable_baselines3(learner: SAC) -> None:
     torch.manual_seed(1)
     shape = (NUM_SAMPLES, NUM_ACTIONS)
     noise, next_noise = (torch.normal(torch.zeros(shape), torch.ones(shape)) for _ in range(2))
-    learner._backward(
+    learner._step(
         Batch({"actor": obs}, actions, rewards, {"actor": next_obs}, GAMMA * (~terminated).float()), noise, next_noise
     )
-    ours = dict(zip(COLUMNS, learner._totals.tolist(), strict=True))
+    totals = [*learner._totals.tolist(), *learner._policy_totals.tolist()]
+    ours = dict(zip([*COLUMNS, *POLICY_COLUMNS], totals, strict=True))
     assert ours["loss/critic"] == pytest.approx(logged["train/critic_loss"], rel=1e-6)
     assert ours["loss/actor"] == pytest.approx(logged["train/actor_loss"], rel=1e-6)
     assert ours["loss/temperature"] == pytest.approx(logged["train/ent_coef_loss"], rel=1e-6)
     assert ours["temperature"] == pytest.approx(logged["train/ent_coef"], rel=1e-6)
+
+
+def test_several_outputs_become_quantiles_of_the_targets() -> None:
+    generator = torch.Generator().manual_seed(0)
+    # Skewed, and so wide that errors are far from where Huber's loss is quadratic
+    targets = 1000.0 * torch.rand(2000, 4, generator=generator).square()
+    learned = torch.zeros(2, 1, 4, requires_grad=True)
+    optimizer = torch.optim.Adam([learned], lr=5.0)
+    for _ in range(400):
+        optimizer.zero_grad()
+        critic_loss(learned.expand(2, 2000, 4), targets).backward()
+        optimizer.step()
+    expected = targets.flatten().quantile(torch.tensor([0.125, 0.375, 0.625, 0.875]))
+    for critic in learned.detach().squeeze(1):
+        torch.testing.assert_close(critic, expected, rtol=0.05, atol=10.0)

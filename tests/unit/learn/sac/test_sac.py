@@ -19,7 +19,7 @@ from mjlab_dist.env import Env
 from mjlab_dist.errors import UserError
 from mjlab_dist.learn.learner import flatten
 from mjlab_dist.learn.sac.replay import NEXT
-from mjlab_dist.learn.sac.sac import COLUMNS, SAC
+from mjlab_dist.learn.sac.sac import COLUMNS, POLICY_COLUMNS, SAC
 
 NUM_ENVS = 8
 
@@ -46,6 +46,21 @@ def test_a_loaded_learner_continues_like_the_saved_one() -> None:
     assert third.load_history({}, continues=False)
 
 
+def test_the_policy_changes_in_every_nth_gradient_step() -> None:
+    learner = make_sac(sac_config(updates_per_step=1 / 12, policy_period=3), NUM_ENVS)
+    changed = []
+    for seed in range(7):
+        collect_for_sac(learner, make_data(NUM_ENVS, seed))
+        before = flatten(copy.deepcopy(learner.save()))
+        metrics = learner.update()
+        after = flatten(learner.save())
+        assert not torch.equal(before["critic.weights.0"], after["critic.weights.0"])
+        changed.append(not torch.equal(before["actor.mlp.0.weight"], after["actor.mlp.0.weight"]))
+        assert changed[-1] == (before["temperature.log"] != after["temperature.log"])
+        assert changed[-1] == (metrics["loss/actor"] != 0)
+    assert changed == [True, False, False, True, False, False, True]
+
+
 def test_targets_follow_and_the_temperature_seeks_the_entropy() -> None:
     learner = make_sac(sac_config(tau=1.0, target_entropy_scale=-10.0), NUM_ENVS)
     collect_for_sac(learner, make_data(NUM_ENVS, 0))
@@ -56,6 +71,7 @@ def test_targets_follow_and_the_temperature_seeks_the_entropy() -> None:
     state = flatten(learner.save())
     for name, _ in learner.networks["critic"].named_parameters():
         assert torch.equal(state[f"target.{name}"], state[f"critic.{name}"])
+    assert not learner._target_values.requires_grad, "no graph grows from step to step"
     temperatures = [row["temperature"].item() for row in metrics]
     assert temperatures == sorted(temperatures), "no policy reaches this entropy, so the temperature grows"
     assert temperatures[-1] > 0.1
@@ -65,7 +81,9 @@ def test_nothing_is_learned_before_the_warm_up() -> None:
     learner = make_sac(sac_config(warmup_steps=13), NUM_ENVS)
     before = flatten(learner.save())
     collect_for_sac(learner, make_data(NUM_ENVS, 0))
-    assert {name: value.item() for name, value in learner.update().items()} == dict.fromkeys(COLUMNS, 0.0)
+    assert {name: value.item() for name, value in learner.update().items()} == dict.fromkeys(
+        [*COLUMNS, *POLICY_COLUMNS], 0.0
+    )
     after = flatten(learner.save())
     assert [name for name in after if "normalizer" not in name and not torch.equal(before[name], after[name])] == []
     assert after["actor.obs_normalizer.count"] == 12 * NUM_ENVS
