@@ -1,4 +1,4 @@
-"""Plot learning curves, with one panel per task, one line per seed, and print a table of the final values.
+"""Plot learning curves, with one panel per task and one line per seed, and print a table of the final values.
 
 If there are runs of several algorithms, each has its own color.
 
