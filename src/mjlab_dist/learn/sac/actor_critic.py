@@ -63,8 +63,9 @@ class SquashedGaussian(Distribution):
     @torch.no_grad()
     def sample(self) -> torch.Tensor:
         """Draw actions, (num_envs, output_dim)."""
-        squashed, _ = self.draw(torch.randn_like(self._mean))
-        return self.center + self.half_range * squashed
+        # torch.normal would wait for the device, and raise if numbers are not finite
+        numbers = self._mean + self._std * torch.randn_like(self._mean)
+        return self.center + self.half_range * numbers.tanh()
 
     def deterministic_output(self, mlp_output: torch.Tensor) -> torch.Tensor:
         """Return the squashed mean, (num_envs, output_dim)."""
