@@ -26,7 +26,7 @@ from tensordict import TensorDict
 from torch._C._distributed_c10d import FileStore
 from torch.multiprocessing.spawn import spawn
 
-from mjlab_dist.config import AgentConfig, TrainConfig
+from mjlab_dist.config import PpoConfig, TrainConfig
 from mjlab_dist.distributed.group import process_group
 from mjlab_dist.distributed.rank import Rank
 from mjlab_dist.distributed.synchronizer import AllReduce
@@ -40,7 +40,7 @@ POLICIES = {"64x64": (64, 64), "512x256x128": (512, 256, 128)}
 
 def learner(hidden_dims: tuple[int, ...], stock: bool, rank: int, ranks: int, device: str) -> rsl_rl.algorithms.PPO:
     """Return the learner of a rank, for rollouts of 24 steps in 1024 envs per rank."""
-    agent = AgentConfig(
+    agent = PpoConfig(
         num_steps_per_env=STEPS, actor_hidden_dims=hidden_dims, critic_hidden_dims=hidden_dims, obs_normalization=True
     )
     obs = TensorDict({"actor": torch.zeros(NUM_ENVS, NUM_OBS, device=device)}, batch_size=[NUM_ENVS])
@@ -54,7 +54,7 @@ def learner(hidden_dims: tuple[int, ...], stock: bool, rank: int, ranks: int, de
     return made
 
 
-def stock_learner(agent: AgentConfig, obs: TensorDict, rank: int, ranks: int, device: str) -> rsl_rl.algorithms.PPO:
+def stock_learner(agent: PpoConfig, obs: TensorDict, rank: int, ranks: int, device: str) -> rsl_rl.algorithms.PPO:
     """Return rsl_rl's PPO. Its actions have mjlab_dist's class of distribution, so only the updates are compared."""
     names = inspect.signature(rsl_rl.algorithms.PPO).parameters.keys() & vars(agent).keys()
     arguments = {name: getattr(agent, name) for name in names}

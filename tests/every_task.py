@@ -6,7 +6,7 @@ import dataclasses
 
 from legged import EVERYTHING
 
-from mjlab_dist.config import AgentConfig, TrainConfig, registry
+from mjlab_dist.config import PpoConfig, TrainConfig, registry
 
 NAMES = [*registry.task_names(), "everything"]
 
@@ -17,5 +17,5 @@ def config_of(name: str) -> TrainConfig:
         return registry.task_config(name)
     sim = dataclasses.replace(EVERYTHING.sim, forward_before_observation=True)
     env = dataclasses.replace(EVERYTHING, sim=sim, episode_length_s=1.0, nan_policy="reset")
-    agent = AgentConfig(num_steps_per_env=7, reward_normalization=True, obs_normalization=True, obs_clip=5.0)
+    agent = PpoConfig(num_steps_per_env=7, reward_normalization=True, obs_normalization=True, obs_clip=5.0)
     return TrainConfig(task=name, env=env, agent=agent)

@@ -16,7 +16,7 @@ import torch
 from rsl_rl.extensions import RandomNetworkDistillation
 from tensordict import TensorDict
 
-from mjlab_dist.config import AgentConfig, RndConfig, SacConfig, SymmetryConfig, TrainConfig
+from mjlab_dist.config import PpoConfig, RndConfig, SacConfig, SymmetryConfig, TrainConfig
 from mjlab_dist.distributed import Rank
 from mjlab_dist.distributed.synchronizer import AllReduce, Synchronizer
 from mjlab_dist.learn.ppo import PPO, make_ppo
@@ -27,7 +27,7 @@ NUM_OBS = {"actor": 6, "critic": 9}
 NUM_ACTIONS = 3
 MINI_BATCHES = 4
 
-AGENT = AgentConfig(
+AGENT = PpoConfig(
     num_steps_per_env=STEPS,
     num_mini_batches=MINI_BATCHES,
     num_learning_epochs=3,
@@ -73,7 +73,7 @@ def make_data(num_envs: int, seed: int) -> Data:
     )
 
 
-def train_config(agent: AgentConfig, **fields: Any) -> TrainConfig:
+def train_config(agent: PpoConfig, **fields: Any) -> TrainConfig:
     """Return a training config. Its env is never built."""
     env: Any = SimpleNamespace(observations=NUM_OBS, reward_scale="none")
     return TrainConfig(task="made-up", env=env, agent=agent, **fields)
@@ -146,7 +146,7 @@ def collect_for_sac(learner: SAC, data: Data) -> None:
 def make_stock_learner(config: TrainConfig, num_envs: int) -> rsl_rl.algorithms.PPO:
     """Build rsl_rl's own PPO from a config, with rsl_rl's code."""
     agent = config.agent
-    assert isinstance(agent, AgentConfig)
+    assert isinstance(agent, PpoConfig)
     network = {
         "class_name": "MLPModel",
         "activation": agent.activation,

@@ -202,7 +202,7 @@ MISTAKES = {
     "num_envs": ("many", "num_envs 'many': takes a whole number, or auto$"),
     "gpu_ids": (0, "gpu_ids 0: takes whole numbers, auto, all, or None$"),
     "resume": (5, "resume 5: takes a text, or None$"),
-    "agent": (5, "agent 5: takes the fields of AgentConfig, or the fields of SacConfig$"),
+    "agent": (5, "agent 5: takes the fields of PpoConfig, or the fields of SacConfig$"),
     "agent.actor_hidden_dims": (64, "agent.actor_hidden_dims 64: takes whole numbers$"),
     "agent.learning_rate": ("fast", "agent.learning_rate 'fast': takes a number$"),
     "agent.gamma": (1.5, "--agent.gamma 1.5: "),

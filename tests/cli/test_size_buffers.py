@@ -15,14 +15,14 @@ SIZE_BUFFERS = ("mjlab-dist", "size-buffers")
 BOX = Path(__file__).parents[1] / "data" / "models" / "box.xml"
 
 CONFIG = """
-from mjlab_dist.config import ActionConfig, AgentConfig, EnvConfig, ObservationConfig, RewardConfig, SimConfig
+from mjlab_dist.config import ActionConfig, EnvConfig, ObservationConfig, PpoConfig, RewardConfig, SimConfig
 from mjlab_dist.config import TrainConfig
 
 def lie() -> TrainConfig:
     \"\"\"Fall, and lie.\"\"\"
     return TrainConfig(
         task="box-lie",
-        agent=AgentConfig(num_steps_per_env=8, num_mini_batches=1),
+        agent=PpoConfig(num_steps_per_env=8, num_mini_batches=1),
         env=EnvConfig(
             sim=SimConfig(model="box_tasks:box.xml", njmax=16, nconmax=8),
             episode_length_s=2.0,

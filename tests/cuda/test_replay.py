@@ -16,7 +16,7 @@ from manipulator import CONFIG as ARM_CONFIG
 from tensordict import TensorDict
 
 from mjlab_dist.authoring.check.step_replay import Recorder, Recording, ReplayError
-from mjlab_dist.config import AgentConfig, TrainConfig
+from mjlab_dist.config import PpoConfig, TrainConfig
 from mjlab_dist.distributed import Rank
 from mjlab_dist.env import Env
 from mjlab_dist.learn.ppo import PPO
@@ -174,7 +174,7 @@ def test_a_step_is_replayed_bit_for_bit(task: str, build_env: Callable[[str], En
 @pytest.mark.parametrize("name", BLOCKS)
 def test_a_step_with_each_class_of_actions_is_replayed_bit_for_bit(name: str) -> None:
     env = dataclasses.replace(ARM_CONFIG, actions={name: BLOCKS[name]}, episode_length_s=1.5)
-    config = TrainConfig(task="arm", env=env, agent=AgentConfig(num_steps_per_env=7))
+    config = TrainConfig(task="arm", env=env, agent=PpoConfig(num_steps_per_env=7))
     start_warp("cpu")
     compare(Loop(Env(env, 4, "cpu"), config))
 

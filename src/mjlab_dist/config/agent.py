@@ -67,7 +67,7 @@ class RndConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AgentConfig:
+class PpoConfig:
     """PPO (Schulman et al. 2017, arXiv:1707.06347), as rsl_rl implements it."""
 
     algorithm: ClassVar[Literal["ppo"]] = "ppo"
@@ -200,11 +200,11 @@ class SacConfig:
         return 1.0
 
 
-AnyAgentConfig = AgentConfig | SacConfig
+AgentConfig = PpoConfig | SacConfig
 """Config of any learner."""
 
 Algorithm = Literal["ppo", "sac"]
 """Name of an algorithm."""
 
-ALGORITHMS: dict[str, type[AnyAgentConfig]] = {kind.algorithm: kind for kind in (AgentConfig, SacConfig)}
+ALGORITHMS: dict[str, type[AgentConfig]] = {kind.algorithm: kind for kind in (PpoConfig, SacConfig)}
 """Config classes of the learners by the name of the algorithm."""

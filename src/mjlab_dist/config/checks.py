@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from mjlab_dist.config.agent import AgentConfig, AnyAgentConfig, SacConfig
+from mjlab_dist.config.agent import AgentConfig, PpoConfig, SacConfig
 from mjlab_dist.config.dotted_names import entry
 from mjlab_dist.config.limits import validate_limits
 from mjlab_dist.config.run import COMPRESSIONS, SyncConfig, TrainConfig, validate_loggers
@@ -167,7 +167,7 @@ def _is_bound(config: TrainConfig, path: list[str]) -> bool:
     return parameter is not None and isinstance(parameter.default, float) and math.isinf(parameter.default)
 
 
-def _validate_widths(agent: AnyAgentConfig) -> None:
+def _validate_widths(agent: AgentConfig) -> None:
     names = ["actor_hidden_dims", "critic_hidden_dims", "rnd.predictor_hidden_dims", "rnd.target_hidden_dims"]
     for name in names:
         if entry(agent, name.split(".")) == ():
@@ -185,7 +185,7 @@ def _validate_sac(agent: SacConfig, fsdp_devices: int) -> None:
         )
 
 
-def _validate_ppo(agent: AgentConfig) -> None:
+def _validate_ppo(agent: PpoConfig) -> None:
     if agent.init_std < agent.min_std:
         raise UserError(
             f"--agent.init-std {agent.init_std}: is below --agent.min-std {agent.min_std}; raise it, or lower "

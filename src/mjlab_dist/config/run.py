@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from mjlab_dist.config.agent import AgentConfig, AnyAgentConfig
+from mjlab_dist.config.agent import AgentConfig, PpoConfig
 from mjlab_dist.config.limits import (
     Interval,
     NonNegativeFloat,
@@ -181,7 +181,7 @@ class TrainConfig:
     variable TORCHRUNX_LOG_DIR takes precedence over this flag."""
     env: EnvConfig
     """The task's env."""
-    agent: AnyAgentConfig = field(default_factory=AgentConfig)
+    agent: AgentConfig = field(default_factory=PpoConfig)
     """The learner."""
     sync: SyncConfig = field(default_factory=SyncConfig)
     """Synchronization of ranks."""

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from mjlab_dist.config.agent import ALGORITHMS, AnyAgentConfig
+from mjlab_dist.config.agent import ALGORITHMS, AgentConfig
 from mjlab_dist.config.limits import is_union
 from mjlab_dist.config.run import LOGGERS, TrainConfig
 from mjlab_dist.config.task import CaptureMode, ParamValue
@@ -219,7 +219,7 @@ def to_plain(config: Any) -> Any:
         Plain data: dataclasses and mappings as dicts, tuples as lists, paths as strings, functions as references.
     """
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
-        kind = {"algorithm": config.algorithm} if isinstance(config, AnyAgentConfig) else {}
+        kind = {"algorithm": config.algorithm} if isinstance(config, AgentConfig) else {}
         return kind | {f.name: to_plain(getattr(config, f.name)) for f in dataclasses.fields(config)}
     if isinstance(config, Mapping):
         return {key: to_plain(value) for key, value in config.items()}
@@ -319,7 +319,7 @@ def from_plain(plain: dict[str, Any], *, from_yaml: bool = True) -> TrainConfig:
         raise FieldError(str(error), error.field_path or "") from error
 
 
-def _agent_of(plain: Mapping[str, Any], config: dacite.Config) -> AnyAgentConfig:
+def _agent_of(plain: Mapping[str, Any], config: dacite.Config) -> AgentConfig:
     """Convert the plain data of a learner, whose entry ``algorithm`` says of which; without it, of PPO."""
     import dacite
 

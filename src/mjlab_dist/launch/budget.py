@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mjlab_dist.config import AnyAgentConfig, SacConfig, TrainConfig
+from mjlab_dist.config import AgentConfig, SacConfig, TrainConfig
 from mjlab_dist.config.checks import validate, validate_shards
 from mjlab_dist.errors import UserError, listed
 
@@ -84,7 +84,7 @@ def budget_of(config: TrainConfig, world_size: int, num_envs: int) -> Budget:
     return Budget(num_envs=num_envs, max_iterations=iterations, note=note if left_over else None)
 
 
-def _validate_rollout(agent: AnyAgentConfig, num_envs: int) -> None:
+def _validate_rollout(agent: AgentConfig, num_envs: int) -> None:
     """Raise if the rollout of one rank does not divide into mini-batches."""
     if isinstance(agent, SacConfig):
         return
@@ -105,7 +105,7 @@ def _validate_rollout(agent: AnyAgentConfig, num_envs: int) -> None:
         )
 
 
-def _validate_replay(agent: AnyAgentConfig, world_size: int, num_envs: int) -> None:
+def _validate_replay(agent: AgentConfig, world_size: int, num_envs: int) -> None:
     """Raise if SAC's batches cannot be split over the ranks, or if its replay is too small for a batch."""
     if not isinstance(agent, SacConfig):
         return

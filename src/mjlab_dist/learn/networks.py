@@ -19,7 +19,7 @@ from tensordict import TensorDict
 from torch import nn
 from torch.distributions import Normal
 
-from mjlab_dist.config import AgentConfig, AnyAgentConfig, SacConfig, TrainConfig
+from mjlab_dist.config import AgentConfig, PpoConfig, SacConfig, TrainConfig
 from mjlab_dist.env import Env
 from mjlab_dist.errors import UserError
 from mjlab_dist.learn import checkpoint
@@ -71,7 +71,7 @@ class BoundedGaussian(GaussianDistribution):
             self.log_std_param.clamp_(*self.log_std_range)
 
 
-def make_networks(config: AgentConfig, obs: TensorDict, num_actions: int, device: str) -> tuple[MLPModel, MLPModel]:
+def make_networks(config: PpoConfig, obs: TensorDict, num_actions: int, device: str) -> tuple[MLPModel, MLPModel]:
     """Build the policy and the value function.
 
     The value function reads the observations of the group ``critic``, or of ``actor`` if there is no such group.
@@ -112,7 +112,7 @@ def make_networks(config: AgentConfig, obs: TensorDict, num_actions: int, device
     return actor, critic
 
 
-def make_policy(config: AnyAgentConfig, obs: TensorDict, num_actions: int, device: str) -> MLPModel:
+def make_policy(config: AgentConfig, obs: TensorDict, num_actions: int, device: str) -> MLPModel:
     """Build the policy of any learner, whose weights are then loaded."""
     if isinstance(config, SacConfig):
         return make_actor(config, obs, num_actions, device)

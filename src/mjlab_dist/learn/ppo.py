@@ -15,7 +15,7 @@ from rsl_rl.modules import EmpiricalNormalization
 from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 
-from mjlab_dist.config import AgentConfig, TrainConfig
+from mjlab_dist.config import PpoConfig, TrainConfig
 from mjlab_dist.distributed.group import overwrite_by_main
 from mjlab_dist.distributed.synchronizer import AllReduce, Synchronizer
 from mjlab_dist.env import Env
@@ -104,7 +104,7 @@ class PPO(rsl_rl.algorithms.PPO):
     ) -> None:
         """Build the optimizer and the buffers of the update."""
         agent, device = config.agent, env.device
-        assert isinstance(agent, AgentConfig)
+        assert isinstance(agent, PpoConfig)
         self._agent = agent
         # rsl_rl's constructor sets `learning_rate`, whose setter needs `rate`. The constructor also creates an
         # optimizer. It is replaced below, but must be our Adam, because torch's Adam would import torch's compiler.
@@ -516,7 +516,7 @@ class PPO(rsl_rl.algorithms.PPO):
 def make_ppo(config: TrainConfig, env: Env, synchronizer: Synchronizer) -> PPO:
     """Build the networks, the storage of a rollout, rsl_rl's extensions, and PPO."""
     agent, obs, device = config.agent, env.get_observations(), env.device
-    assert isinstance(agent, AgentConfig)
+    assert isinstance(agent, PpoConfig)
     actor, critic = make_networks(agent, obs, env.num_actions, device)
     storage = RolloutStorage("rl", obs.batch_size[0], agent.num_steps_per_env, obs, [env.num_actions], device)
     kind = PPO

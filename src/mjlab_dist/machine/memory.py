@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from mjlab_dist.config import AnyAgentConfig, SacConfig, SymmetryConfig, TrainConfig
+from mjlab_dist.config import AgentConfig, SacConfig, SymmetryConfig, TrainConfig
 from mjlab_dist.distributed import RankDevice
 from mjlab_dist.errors import UserError, byte_size
 from mjlab_dist.machine.devices import Gpu
@@ -89,7 +89,7 @@ def transition_bytes(observations: Mapping[str, int], num_actions: int) -> int:
     return FLOAT_BYTES * (2 * sum(observations.values()) + num_actions + 1) + 2
 
 
-def learner_bytes(agent: AnyAgentConfig, observations: Mapping[str, int], num_actions: int, device: str) -> int:
+def learner_bytes(agent: AgentConfig, observations: Mapping[str, int], num_actions: int, device: str) -> int:
     """Return the memory that learning needs per env, in bytes; for SAC, without the replay, whose size is fixed.
 
     For PPO, this includes the rollout, a shuffled copy of it, temporaries of normalization in fp64, and the activations
@@ -141,7 +141,7 @@ def min_env_bytes(config: TrainConfig) -> int:
     return buffers + learner // 2
 
 
-def min_network_bytes(agent: AnyAgentConfig) -> int:
+def min_network_bytes(agent: AgentConfig) -> int:
     """Return a lower bound of the memory of the networks in bytes: weights, gradients and Adam moments."""
     networks = (agent.actor_hidden_dims, agent.critic_hidden_dims)
     weights = sum(fan_in * fan_out for widths in networks for fan_in, fan_out in itertools.pairwise(widths))

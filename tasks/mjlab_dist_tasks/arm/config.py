@@ -10,11 +10,11 @@ import math
 from mjlab_dist.config import (
     ActionConfig,
     ActuatorConfig,
-    AgentConfig,
     EntityConfig,
     EnvConfig,
     EventConfig,
     ObservationConfig,
+    PpoConfig,
     RewardConfig,
     SimConfig,
     TermConfig,
@@ -168,7 +168,7 @@ def lift_cube() -> TrainConfig:
     )
 
 
-_AGENT = AgentConfig(
+_AGENT = PpoConfig(
     num_steps_per_env=24,
     num_learning_epochs=3,
     num_mini_batches=16,

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from mjlab_dist.config import (
     ActionConfig,
-    AgentConfig,
     EnvConfig,
     EventConfig,
+    PpoConfig,
     SimConfig,
     SymmetryConfig,
     TrainConfig,
@@ -22,7 +22,7 @@ from mjlab_dist.config import (
 from mjlab_dist.mdp import events, observations
 from mjlab_dist_tasks.cartpole import terms
 
-_AGENT = AgentConfig(
+_AGENT = PpoConfig(
     desired_kl=0.005,
     entropy_coef=0.002,
     use_clipped_value_loss=False,

@@ -12,10 +12,10 @@ from typing import NotRequired, TypedDict
 
 from mjlab_dist.config import (
     ActionConfig,
-    AgentConfig,
     Algorithm,
     EnvConfig,
     OptionsConfig,
+    PpoConfig,
     SacConfig,
     SimConfig,
     TrainConfig,
@@ -40,7 +40,7 @@ class _Bounds(TypedDict):
     max_magnitude: NotRequired[float]
 
 
-_AGENT = AgentConfig(
+_AGENT = PpoConfig(
     num_steps_per_env=24,
     num_learning_epochs=5,
     num_mini_batches=16,
@@ -58,7 +58,7 @@ _AGENT = AgentConfig(
 )
 """Small rollouts in many mini-batches, like the quadruped's, and normalized rewards (docs/lab.md)."""
 
-_CLEANRL = AgentConfig(
+_CLEANRL = PpoConfig(
     num_steps_per_env=64,
     num_learning_epochs=10,
     num_mini_batches=32,
@@ -289,7 +289,7 @@ def reacher(*, algorithm: Algorithm = "ppo") -> TrainConfig:
 
 
 def _train(
-    task: str, algorithm: Algorithm, *, env: EnvConfig, agent: AgentConfig = _AGENT, num_envs: int = 128
+    task: str, algorithm: Algorithm, *, env: EnvConfig, agent: PpoConfig = _AGENT, num_envs: int = 128
 ) -> TrainConfig:
     """Return a config with a million control steps, as in published runs.
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 from mjlab_dist.config import (
     ActionConfig,
     ActuatorConfig,
-    AgentConfig,
     EnvConfig,
     ObservationConfig,
+    PpoConfig,
     RandomizationConfig,
     RewardConfig,
     SimConfig,
@@ -73,7 +73,7 @@ def velocity_flat() -> TrainConfig:
         gpu_num_envs=4096,
         max_iterations=1300,
         # Settings for two ranks with 128 envs each, which walk within 21 minutes (docs/lab.md has alternatives)
-        agent=AgentConfig(
+        agent=PpoConfig(
             num_steps_per_env=24,
             num_learning_epochs=3,
             num_mini_batches=16,

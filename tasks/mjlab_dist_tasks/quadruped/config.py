@@ -14,11 +14,11 @@ import dataclasses
 from mjlab_dist.config import (
     ActionConfig,
     ActuatorConfig,
-    AgentConfig,
     EnvConfig,
     EventConfig,
     ObservationConfig,
     OptionsConfig,
+    PpoConfig,
     RandomizationConfig,
     RewardConfig,
     SimConfig,
@@ -43,7 +43,7 @@ _JOINTS = (".*_(hip|thigh|calf)",)
 _PI = 3.141592653589793
 
 
-_AGENT = AgentConfig(
+_AGENT = PpoConfig(
     num_steps_per_env=24,
     num_learning_epochs=3,
     num_mini_batches=16,

@@ -10,8 +10,8 @@ The goal of this task is walk. For a task with another goal, run new-task with -
 
 from mjlab_dist.config import (
     ActionConfig,
-    AgentConfig,
     EnvConfig,
+    PpoConfig,
     SimConfig,
     TrainConfig,
     event,
@@ -37,7 +37,7 @@ def template() -> TrainConfig:
         max_iterations=300,
         env=_env(),
         # The learner, PPO. More flags: train template --help agent
-        agent=AgentConfig(
+        agent=PpoConfig(
             # Normalizes observations by their mean and standard deviation, so that terms need no scale.
             obs_normalization=True,
             # A larger entropy bonus leads to longer exploration.

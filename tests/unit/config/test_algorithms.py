@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from configs import typed
 
-from mjlab_dist.config import AgentConfig, SacConfig, TrainConfig, registry
+from mjlab_dist.config import PpoConfig, SacConfig, TrainConfig, registry
 from mjlab_dist.config.checks import validate
 from mjlab_dist.config.serialization import FieldError, from_plain, to_plain
 from mjlab_dist.errors import UserError
@@ -38,7 +38,7 @@ def test_the_algorithm_comes_back_from_a_file() -> None:
     assert from_plain(plain) == config(tau=0.1)
     # A file without it is of PPO
     plain["agent"] = {"lam": 0.5}
-    assert from_plain(plain).agent == AgentConfig(lam=0.5)
+    assert from_plain(plain).agent == PpoConfig(lam=0.5)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from tensordict import TensorDict
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from mjlab_dist.config import ActionConfig, AgentConfig, RndConfig, SymmetryConfig, TrainConfig, registry
+from mjlab_dist.config import ActionConfig, PpoConfig, RndConfig, SymmetryConfig, TrainConfig, registry
 from mjlab_dist.distributed import RankDevice, RankPlan
 from mjlab_dist.distributed.heartbeat import Control
 from mjlab_dist.env import Env, sizing
@@ -84,14 +84,14 @@ def test_the_counted_rollout_equals_the_storage_of_rsl_rl(widths: dict[str, int]
     held: list[Any] = [*storage.observations.values(), *(storage.distribution_params or ()), *vars(storage).values()]
     stored = sum(tensor.nbytes for tensor in held if isinstance(tensor, torch.Tensor)) / num_envs
 
-    no_networks = AgentConfig(num_steps_per_env=steps, actor_hidden_dims=(), critic_hidden_dims=())
+    no_networks = PpoConfig(num_steps_per_env=steps, actor_hidden_dims=(), critic_hidden_dims=())
     counted = learner_bytes(no_networks, widths, num_actions, "cpu")
     assert 2 * stored <= counted < 2.4 * stored  # the rollout is stored once and copied once
 
 
 def test_networks_and_mini_batches_are_counted():
     def counted(**changes: Any) -> int:
-        return learner_bytes(dataclasses.replace(AgentConfig(), **changes), {"actor": 10}, 2, "cpu")
+        return learner_bytes(dataclasses.replace(PpoConfig(), **changes), {"actor": 10}, 2, "cpu")
 
     assert counted(actor_hidden_dims=(512, 512)) > counted()
     assert counted(num_mini_batches=1) > counted() > counted(num_mini_batches=8)

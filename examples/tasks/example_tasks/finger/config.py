@@ -2,8 +2,8 @@
 
 from example_tasks.finger import terms
 from mjlab_dist.config import (
-    AgentConfig,
     EnvConfig,
+    PpoConfig,
     SimConfig,
     TrainConfig,
     action,
@@ -25,7 +25,7 @@ def finger() -> TrainConfig:
         num_envs=256,
         max_iterations=150,
         env=_env(),
-        agent=AgentConfig(
+        agent=PpoConfig(
             num_steps_per_env=32,
             actor_hidden_dims=(128, 128),
             critic_hidden_dims=(128, 128),

@@ -4,8 +4,8 @@ from example_tasks.hop import terms
 from mjlab_dist.config import (
     ActionConfig,
     ActuatorConfig,
-    AgentConfig,
     EnvConfig,
+    PpoConfig,
     SimConfig,
     TrainConfig,
     event,
@@ -27,7 +27,7 @@ def hop() -> TrainConfig:
         num_envs=256,
         max_iterations=250,
         env=_env(),
-        agent=AgentConfig(
+        agent=PpoConfig(
             num_steps_per_env=32,
             actor_hidden_dims=(128, 128),
             critic_hidden_dims=(128, 128),

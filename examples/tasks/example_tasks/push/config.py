@@ -6,10 +6,10 @@ from example_tasks.push import terms
 from mjlab_dist.config import (
     ActionConfig,
     ActuatorConfig,
-    AgentConfig,
     ContactConfig,
     EntityConfig,
     EnvConfig,
+    PpoConfig,
     RandomizationConfig,
     SimConfig,
     TrainConfig,
@@ -34,7 +34,7 @@ def push() -> TrainConfig:
         num_envs=256,
         max_iterations=150,
         env=_env(),
-        agent=AgentConfig(
+        agent=PpoConfig(
             num_steps_per_env=32,
             actor_hidden_dims=(128, 128),
             critic_hidden_dims=(128, 128),

@@ -28,7 +28,7 @@ from mjlab_dist.authoring.check.task_checks import (
     passed,
 )
 from mjlab_dist.authoring.check.watched_env import RETURNED, Entry, WatchedEnv
-from mjlab_dist.config import AgentConfig, SymmetryConfig, TrainConfig
+from mjlab_dist.config import PpoConfig, SymmetryConfig, TrainConfig
 from mjlab_dist.config.checks import validate
 from mjlab_dist.config.physics import BUFFER_MARGIN
 from mjlab_dist.distributed.rank import seed_generators
@@ -128,7 +128,7 @@ def _checks(config: TrainConfig, num_envs: int) -> Iterator[Check]:
     yield check_seeds((first.trace, second.trace), other.trace, config.seed, first.draws)
 
     # Mirrored samples
-    symmetry = config.agent.symmetry if isinstance(config.agent, AgentConfig) else SymmetryConfig()
+    symmetry = config.agent.symmetry if isinstance(config.agent, PpoConfig) else SymmetryConfig()
     if symmetry.is_used and symmetry.func == SymmetryConfig().func:
         yield check_mirror(config.env)
 

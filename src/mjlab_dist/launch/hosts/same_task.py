@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mjlab_dist.config import AgentConfig, TrainConfig
+from mjlab_dist.config import PpoConfig, TrainConfig
 from mjlab_dist.config.serialization import paths, to_plain
 from mjlab_dist.config.terms import resolve
 from mjlab_dist.config.trust import INSTALLED, is_installed
@@ -101,7 +101,7 @@ def check_same_task(
         return
     # Functions that ranks import only after this comparison. They report errors of their modules later
     functions = [config.sync.synchronizer]
-    if isinstance(config.agent, AgentConfig):
+    if isinstance(config.agent, PpoConfig):
         functions.append(config.agent.symmetry.func)
     for reference in filter(None, functions):
         with contextlib.suppress(Exception):

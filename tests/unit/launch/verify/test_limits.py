@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from mjlab_dist.config import AgentConfig, TrainConfig, registry
+from mjlab_dist.config import PpoConfig, TrainConfig, registry
 from mjlab_dist.distributed import RankDevice
 from mjlab_dist.launch.verify.speeds import Round, Row, Shares, find_limits, verdict
 from mjlab_dist.machine.devices import cores
@@ -114,5 +114,5 @@ def test_updates_and_memory_can_limit_a_single_rank(config: TrainConfig) -> None
     shares = dataclasses.replace(CALM, update=0.6, physics=0.1)
     found = find_limits("weak", [row(1, [[1.0]], shares, memory=0.95)], config, CPUS)
     assert names(found) == ["update", "memory"]
-    assert f"--agent.num-learning-epochs (now {AgentConfig.num_learning_epochs})" in found[0]
+    assert f"--agent.num-learning-epochs (now {PpoConfig.num_learning_epochs})" in found[0]
     assert "--num-envs (now 64)" in found[1]

@@ -56,7 +56,7 @@ def _body_source(names: Names, robot: Robot) -> str:
         max_iterations={num_iterations},
         env=_env(),
         # The learner, PPO. More flags: train {names.task} --help agent
-        agent=AgentConfig(
+        agent=PpoConfig(
             # Normalizes observations by their mean and standard deviation, so that terms need no scale.
             obs_normalization=True,
             # A larger entropy bonus leads to longer exploration.
@@ -116,8 +116,8 @@ def _imports_source(names: Names, robot: Robot, body: str) -> str:
     code = joined(line for line in body.splitlines() if not line.lstrip().startswith("#"))
     imports = [
         "ActionConfig",
-        "AgentConfig",
         "EnvConfig",
+        "PpoConfig",
         "SimConfig",
         "TrainConfig",
         "OptionsConfig",
