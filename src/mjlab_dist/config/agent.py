@@ -168,7 +168,9 @@ class SacConfig:
     warmup_steps: PositiveInt = 20
     """Control steps per env before the first gradient step."""
     learning_rate: PositiveFloat = 1e-3
-    """Learning rate of Adam, for critics, policy and temperature."""
+    """Learning rate of Adam, for critics, policy and temperature; the initial one if the schedule is linear."""
+    schedule: Literal["fixed", "linear"] = "fixed"
+    """Schedule of the learning rate. linear: it falls linearly, to 0 after the last iteration."""
     gamma: Fraction = 0.99
     """Discount factor per control step."""
     n_step: PositiveInt = 1

@@ -82,8 +82,10 @@ _SAC = SacConfig(
     actor_hidden_dims=(128, 128),
     critic_hidden_dims=(128, 128),
     layer_norm=False,
+    schedule="linear",
 )
-"""A gradient step per 5 control steps, for CPUs; layer normalization would learn more slowly (docs/lab.md)."""
+"""A gradient step per 5 control steps, for CPUs; layer normalization would learn more slowly, and a fixed learning
+rate would leave the hopper less stable (docs/lab.md)."""
 
 
 def hopper(*, algorithm: Algorithm = "ppo") -> TrainConfig:

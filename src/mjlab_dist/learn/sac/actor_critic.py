@@ -159,7 +159,12 @@ class TwinCritics(nn.Module):
         x = torch.cat([latent, actions], dim=-1).expand(2, -1, -1)
         last = len(self.weights) - 1
         for layer in range(last + 1):
-            x = torch.baddbmm(of(self.biases, layer), x, of(self.weights, layer))
+            weights = of(self.weights, layer)
+            if weights.shape[-1] == 1:
+                # On a CPU, a product with a matrix of one column takes three times as long
+                x = (x * weights.mT).sum(dim=-1, keepdim=True) + of(self.biases, layer)
+            else:
+                x = torch.baddbmm(of(self.biases, layer), x, weights)
             if layer < last:
                 if self._has_layer_norm:
                     x = functional.layer_norm(x, x.shape[-1:])

@@ -43,12 +43,11 @@ def test_samples_and_exported_means_are_in_the_range() -> None:
     assert torch.equal(gaussian.as_deterministic_output_module()(outputs), means)
 
 
-@pytest.mark.parametrize("layer_norm", [False, True])
-def test_critics_equal_two_separate_networks(layer_norm: bool) -> None:
+@pytest.mark.parametrize(("layer_norm", "num_quantiles"), [(False, 1), (True, 3)])
+def test_critics_equal_two_separate_networks(layer_norm: bool, num_quantiles: int) -> None:
     torch.manual_seed(0)
-    critics = TwinCritics(
-        sac_config(layer_norm=layer_norm, obs_normalization=False, num_quantiles=3), zeros(1), NUM_ACTIONS
-    )
+    config = sac_config(layer_norm=layer_norm, obs_normalization=False, num_quantiles=num_quantiles)
+    critics = TwinCritics(config, zeros(1), NUM_ACTIONS)
     with torch.no_grad():
         for parameter in critics.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))

@@ -77,6 +77,14 @@ def test_targets_follow_and_the_temperature_seeks_the_entropy() -> None:
     assert temperatures[-1] > 0.1
 
 
+@pytest.mark.parametrize(("schedule", "rates"), [("fixed", [8e-4] * 4), ("linear", [8e-4, 6e-4, 4e-4, 2e-4])])
+def test_the_learning_rate_follows_its_schedule(schedule: str, rates: list[float]) -> None:
+    learner = make_sac(sac_config(learning_rate=8e-4, schedule=schedule), NUM_ENVS)
+    for iteration, rate in enumerate(rates, start=1):
+        learner.begin_iteration(iteration, len(rates))
+        assert learner.optimizer.param_groups[0]["lr"].item() == pytest.approx(rate)
+
+
 def test_nothing_is_learned_before_the_warm_up() -> None:
     learner = make_sac(sac_config(warmup_steps=13), NUM_ENVS)
     before = flatten(learner.save())
