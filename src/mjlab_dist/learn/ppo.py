@@ -31,10 +31,10 @@ from mjlab_dist.learn.update import (
     Batch,
     FlatGradients,
     adapt_rate,
-    linear,
     make_adam,
     precision,
     recurrent_mini_batches,
+    scheduled_rate,
     shuffled_mini_batches,
 )
 
@@ -224,9 +224,7 @@ class PPO(rsl_rl.algorithms.PPO):
     def begin_iteration(self, iteration: int, num_iterations: int) -> None:
         """Set what the config determines for an iteration, whatever a loaded checkpoint contained."""
         if self.schedule != "adaptive":
-            initial = self._agent.learning_rate
-            final = 0.0 if self.schedule == "linear" else initial
-            self.learning_rate = linear(initial, final, iteration, num_iterations)
+            self.learning_rate = scheduled_rate(self._agent, iteration, num_iterations)
         if self.intrinsic is not None:
             self.intrinsic.begin_iteration(iteration, num_iterations)
 

@@ -11,6 +11,8 @@ import torch
 from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 
+from mjlab_dist.config import AgentConfig
+
 # Range of the adaptive learning rate, as in rsl_rl
 MIN_LEARNING_RATE, MAX_LEARNING_RATE = 1e-5, 1e-2
 
@@ -156,6 +158,12 @@ def adapt_rate(rate: torch.Tensor, kl: torch.Tensor, desired_kl: float) -> None:
 def linear(initial: float, final: float, iteration: int, num_iterations: int) -> float:
     """Return the value of a linear schedule in an iteration. The final value is reached after the last iteration."""
     return final + (num_iterations - iteration + 1) / num_iterations * (initial - final)
+
+
+def scheduled_rate(agent: AgentConfig, iteration: int, num_iterations: int) -> float:
+    """Return the learning rate of an iteration whose schedule is fixed or linear."""
+    initial = agent.learning_rate
+    return linear(initial, 0.0, iteration, num_iterations) if agent.schedule == "linear" else initial
 
 
 @contextlib.contextmanager

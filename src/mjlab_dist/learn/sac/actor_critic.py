@@ -161,7 +161,7 @@ class TwinCritics(nn.Module):
         for layer in range(last + 1):
             weights = of(self.weights, layer)
             if weights.shape[-1] == 1:
-                # On a CPU, a product with a matrix of one column takes three times as long
+                # On a CPU, a product with a matrix of one column is slow (docs/lab.md)
                 x = (x * weights.mT).sum(dim=-1, keepdim=True) + of(self.biases, layer)
             else:
                 x = torch.baddbmm(of(self.biases, layer), x, weights)

@@ -28,7 +28,7 @@ from mjlab_dist.learn.sac.keyed_random import random_normals
 from mjlab_dist.learn.sac.losses import actor_loss, critic_loss, target_values, temperature_loss
 from mjlab_dist.learn.sac.ranges import action_ranges
 from mjlab_dist.learn.sac.replay import NEXT, Batch, Replay, block_size
-from mjlab_dist.learn.update import FlatGradients, flattened, linear, make_adam
+from mjlab_dist.learn.update import FlatGradients, flattened, make_adam, scheduled_rate
 from mjlab_dist.machine.memory import transition_bytes
 
 # Means over the gradient steps of an iteration, and over those that change the policy, as columns of metrics.jsonl
@@ -149,9 +149,7 @@ class SAC:
 
     def begin_iteration(self, iteration: int, num_iterations: int) -> None:
         """Set what the config determines, whatever a loaded checkpoint contained."""
-        initial = self._agent.learning_rate
-        final = 0.0 if self._agent.schedule == "linear" else initial
-        self.rate.fill_(linear(initial, final, iteration, num_iterations))
+        self.rate.fill_(scheduled_rate(self._agent, iteration, num_iterations))
 
     def act(self, obs: TensorDict) -> torch.Tensor:
         """Return actions, (num_envs, num_actions), and record them with their observations."""
