@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -123,6 +124,9 @@ def test_umbrella_without_a_command_lists_the_commands(command: Command) -> None
     assert wrong.code == 2
     (line,) = wrong.err.splitlines()
     assert re.match(r"mjlab-dist: .*\btrian: .* train\?", line)
+    assert command.here("mjlab-dist", "help").out == done.out
+    assert command.here("mjlab-dist", "help", "demo").out == command.here("mjlab-dist", "demo", "--help").out
+    assert command.here("mjlab-dist", "--version").out == f"mjlab-dist {metadata.version('mjlab-dist')}\n"
 
 
 # Mistakes that a check of the config finds are in tests/unit/config/test_checks.py

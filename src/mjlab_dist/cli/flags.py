@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import difflib
 import functools
 import inspect
 import json
@@ -18,7 +19,7 @@ from mjlab_dist.config import registry
 from mjlab_dist.config.limits import is_union
 from mjlab_dist.config.serialization import as_tuples
 from mjlab_dist.config.signatures import PARAMETERS, REQUIRED, Parameter, parameters_of
-from mjlab_dist.errors import UserError, listed, nearest, printable
+from mjlab_dist.errors import UserError, did_you_mean, listed, printable
 
 if TYPE_CHECKING:
     from tyro.constructors import PrimitiveConstructorSpec, PrimitiveTypeInfo
@@ -30,6 +31,38 @@ Group = tuple[str, list[str]]
 
 # tyro's flag for a script that completes flags
 COMPLETION = "--tyro-print-completion"
+
+# Flags that print a page about flags
+PAGES = ("--help", "--help-all", COMPLETION)
+
+# What to use instead of flags that mjlab, Isaac Lab, rsl_rl and other trainers have, by the last word of the flag
+ALIASES = {
+    **dict.fromkeys(("device", "gpu", "gpus"), "--gpu-ids 0, or --gpu-ids None for the CPU"),
+    "cpu": "--gpu-ids None",
+    **dict.fromkeys(("distributed", "num_gpus", "nproc_per_node"), "--gpu-ids all, or the numbers of some GPUs"),
+    "nnodes": "--hosts",
+    "experiment_name": "--run-name",
+    **dict.fromkeys(("log_dir", "logdir", "output_dir"), "--log-root"),
+    **dict.fromkeys(("load_run", "wandb_run_path"), "--resume"),
+    **dict.fromkeys(("checkpoint", "load_checkpoint"), "--init-from"),
+    "checkpoint_file": "--checkpoint",
+    "save_interval": "--checkpoint.interval",
+    "log_project_name": "--wandb-project",
+    "video": "--video-interval",
+    **dict.fromkeys(("headless", "enable_cameras"), "remove it: no command opens a window unasked"),
+    "lr": "--agent.learning-rate",
+    **dict.fromkeys(("n_steps", "num_steps"), "--agent.num-steps-per-env"),
+    **dict.fromkeys(("n_epochs", "update_epochs"), "--agent.num-learning-epochs"),
+    "gae_lambda": "--agent.lam",
+    **dict.fromkeys(("clip_range", "clip_coef"), "--agent.clip-param"),
+    "ent_coef": "--agent.entropy-coef",
+    "vf_coef": "--agent.value-loss-coef",
+    "init_noise_std": "--agent.init-std",
+    "empirical_normalization": "--agent.obs-normalization",
+}
+
+# Words after a flag that mean one of its values, by the name of the field
+WORDS = {"gpu_ids": {"cpu": "None", "none": "None"}}
 
 # Values of switches, in lowercase
 BOOLEANS = {
@@ -186,7 +219,7 @@ def by_flag(argv: Sequence[str]) -> list[Group]:
 
 def take_help(groups: Sequence[Group]) -> tuple[Group | None, list[Group]]:
     """Take out the flags that print a page about flags and exit. Return the first of them, and the other flags."""
-    pages = [group for group in groups if group[0].replace("_", "-") in ("--help", "--help-all", COMPLETION)]
+    pages = [group for group in groups if group[0].replace("_", "-") in PAGES]
     return next(iter(pages), None), [group for group in groups if group not in pages]
 
 
@@ -196,11 +229,22 @@ def take_env(groups: Sequence[Group]) -> tuple[list[Group], list[Group]]:
     return changes, [group for group in groups if group not in changes]
 
 
-def split_task(argv: Sequence[str]) -> tuple[str | None, list[str]]:
-    """Take the task's name from the front of argv."""
+def split_name(argv: Sequence[str]) -> tuple[str | None, list[str]]:
+    """Take the name of a task or a run from the front of argv."""
     if argv and not argv[0].startswith("-"):
         return argv[0], list(argv[1:])
     return None, list(argv)
+
+
+def split_task(argv: Sequence[str]) -> tuple[str | None, list[str]]:
+    """Take the task's name from argv: the first word, the one after --task, or the last one after other words."""
+    name, flags = split_name(argv)
+    if name is None and "--task" in flags[:-1]:
+        index = flags.index("--task")
+        return flags[index + 1], flags[:index] + flags[index + 2 :]
+    if name is None and flags and (len(flags) == 1 or not flags[-2].startswith("--") or flags[-2] in PAGES):
+        name = flags.pop() if flags[-1] in registry.task_names() else None
+    return name, flags
 
 
 def known_task(task: str | None, prog: str) -> str:
@@ -223,19 +267,16 @@ def name_of(flag: str, fields: Mapping[str, Field]) -> str | None:
 def values_of(fields: Mapping[str, Field], groups: Sequence[Group], prog: str) -> dict[str, Any]:
     """Return the values that flags give, by the names of the fields.
 
-    tyro takes half a second for all flags of a task, so it gets only those that are given, and, for an unknown one,
-    those with a similar name, of which it names the closest.
+    tyro takes half a second for all flags of a task, so it gets only those that are given.
     """
     if not groups:
         return {}
-    names = [name_of(flag, fields) for flag, _ in groups]
-    spelled = {f"--{name.replace('_', '-')}": name for name in fields}
     args, chosen = list[str](), dict[str, Field]()
-    for name, (flag, words) in zip(names, groups, strict=True):
+    for flag, typed in groups:
+        name = name_of(flag, fields)
         if name is None:
-            chosen |= {spelled[near]: fields[spelled[near]] for near in nearest(flag.replace("_", "-"), spelled, 20)}
-            args += map(printable, [flag, *words])
-            continue
+            raise UserError(f"{printable(flag)}: there is no such flag; {_instead(flag, fields, prog)}")
+        words = [WORDS.get(name, {}).get(word, word) for word in typed]
         chosen[name], hint = fields[name], fields[name].hint
         if hint in (bool, bool | None) and words != ["None"]:
             chosen[name] = dataclasses.replace(fields[name], hint=bool)
@@ -244,8 +285,29 @@ def values_of(fields: Mapping[str, Field], groups: Sequence[Group], prog: str) -
             args += [flag, *_separated(words, is_number="str" not in str(hint))]
         else:
             args += [flag, *words]
-    values = _tyro(chosen, args, prog)
-    return {name: values[name] for name in names if name is not None}
+    return _tyro(chosen, args, prog)
+
+
+def _instead(flag: str, fields: Mapping[str, Field], prog: str) -> str:
+    """Return what to use instead of an unknown flag."""
+    spelled = [f"--{name.replace('_', '-')}" for name in fields]
+    parts = flag.removeprefix("--").partition("=")[0].replace("_", "-").split(".")  # Hydra writes agent.gamma=0.9
+    # Flags of other programs
+    alias = ALIASES.get(parts[-1].replace("-", "_"), "")
+    if alias.startswith("remove"):
+        return alias
+    if alias.replace(",", " ").partition(" ")[0] in spelled:
+        return f"use {alias}"
+    # Flags with the same last word, such as --agent.learning-rate for --learning-rate
+    distances: dict[str, tuple[int, int, float]] = {}
+    for known in spelled:
+        names = known.removeprefix("--").split(".")
+        if names[-1] == parts[-1]:
+            ratio = difflib.SequenceMatcher(None, flag, known).ratio()
+            distances[known] = (-len({*names} & {*parts}), len(names), -ratio)
+    if distances:
+        return f"did you mean {min(distances, key=distances.__getitem__)}?"
+    return did_you_mean(flag.replace("_", "-"), spelled, f"see {prog} --help", max_names=3)
 
 
 def print_help(fields: Mapping[str, Field], prog: str, summary: str, everyday: Sequence[str] | None = None) -> NoReturn:

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, MutableMapping, Sequence
+from importlib.metadata import version
 
 from mjlab_dist.cli.entry import raise_at_interrupt
 from mjlab_dist.config import registry
@@ -61,6 +62,8 @@ def umbrella() -> None:
     """Run ``mjlab-dist``, which has all commands. It works even if another package's ``train`` hides this package's."""
     keep_streams_usable()
     argv = sys.argv[1:]
+    if argv[:1] == ["help"]:
+        argv = [*argv[1:2], "--help"]
     if argv and argv[0] in SUMMARIES:
         _run(argv[0], argv[1:], f"mjlab-dist {argv[0]}")
         return
@@ -69,6 +72,9 @@ def umbrella() -> None:
     if not argv or argv[0] in ("-h", "--help"):
         print(usage)
         sys.exit(Exit.DONE if argv else Exit.USAGE)
+    if argv[0] == "--version":
+        print(f"mjlab-dist {version('mjlab-dist')}")
+        sys.exit(Exit.DONE)
     near = did_you_mean(argv[0], SUMMARIES, f"use {listed(SUMMARIES, 'or')}")
     print(f"mjlab-dist: unknown command {printable(argv[0])}: {near}", file=sys.stderr)
     sys.exit(Exit.USAGE)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from mjlab_dist.cli.console import EventPrinter, make_console
-from mjlab_dist.cli.flags import by_flag, parse, split_task
+from mjlab_dist.cli.flags import by_flag, parse, split_name
 from mjlab_dist.errors import Exit, UserError
 from mjlab_dist.messages import listening
 
@@ -46,7 +46,7 @@ class NewTaskConfig:
 
 def main(argv: Sequence[str], prog: str) -> None:
     """Create a task, and print the commands to run next."""
-    task, flags = split_task(argv)
+    task, flags = split_name(argv)
     config = parse(NewTaskConfig(), by_flag(flags), f"{prog} {task or 'NAME'}")
     if task is None:
         raise UserError(f"the new task has no name; type {prog} my-robot --mjcf robot.xml")

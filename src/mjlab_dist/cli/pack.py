@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from mjlab_dist.cli.console import EventPrinter, make_console
-from mjlab_dist.cli.flags import by_flag, parse, split_task
+from mjlab_dist.cli.flags import by_flag, parse, split_name
 from mjlab_dist.config import PackConfig
 from mjlab_dist.errors import CheckError, UserError, byte_size, listed
 from mjlab_dist.imports import import_learner
@@ -16,7 +16,7 @@ from mjlab_dist.messages import listening
 
 def main(argv: Sequence[str], prog: str) -> None:
     """Pack a run, and print what the file contains. Exit with 1 if the exported policy gives wrong actions."""
-    run, flags = split_task(argv)
+    run, flags = split_name(argv)
     config = parse(PackConfig(), by_flag(flags), f"{prog} RUN")
     if run is None:
         raise UserError(f"no run is named; type {prog} RUN, where RUN is a run directory or latest")

@@ -100,8 +100,6 @@ def read_flags(argv: Sequence[str], prog: str, own: OwnT, everyday: Sequence[str
         everyday: Names of the flags on the short page of help.
     """
     task, flags = split_task(argv)
-    if task is None and {"--help", "--help-all"} & {*flags} and flags[-1] in registry.task_names():
-        task = flags.pop()  # train --help TASK
     page, groups = take_help(by_flag(flags))
     own_fields, general = fields_of(own), run_fields(general_config())
     fields = {**{name: general[name] for name in SELECTING}, **own_fields}

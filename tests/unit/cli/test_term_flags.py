@@ -33,8 +33,11 @@ def read(*flags: str) -> TrainConfig:
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
-    with pytest.raises(SystemExit) as end:
-        read(*flags)
+    try:
+        with pytest.raises(SystemExit) as end:
+            read(*flags)
+    except UserError as error:
+        return str(error)
     assert end.value.code == 2
     return capsys.readouterr().err
 
