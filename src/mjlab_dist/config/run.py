@@ -197,10 +197,10 @@ class PlayConfig:
     """
 
     run: str = "latest"
-    """Run directory, a pack, or latest for the task's newest run."""
+    """Run directory or its name, a pack, or latest for the task's newest run."""
     checkpoint: str | None = None
-    """Checkpoint to play: latest, best (the highest mean return), or a checkpoint file. Default: latest. If
-    this is a file, the flag run is not needed."""
+    """Checkpoint to play: latest, best (the highest mean return), an iteration such as 150, or a checkpoint
+    file. Default: latest. If this is a file, the flag run is not needed."""
     nan_dump: str | None = None
     """File errors/nan_rank<N>.pt of a run that stopped because a number was not finite. play repeats the step that led
     to the number, instead of playing the policy."""
@@ -275,10 +275,10 @@ class EvaluateConfig:
     """
 
     run: str = "latest"
-    """Run directory, a pack, or latest for the task's newest run."""
+    """Run directory or its name, a pack, or latest for the task's newest run."""
     checkpoint: str | None = None
-    """Checkpoint to evaluate: latest, best (the highest mean return), or a checkpoint file. Default: latest. If
-    this is a file, the flag run is not needed."""
+    """Checkpoint to evaluate: latest, best (the highest mean return), an iteration such as 150, or a checkpoint
+    file. Default: latest. If this is a file, the flag run is not needed."""
     num_episodes: PositiveInt = 256
     """Number of episodes to play."""
     num_envs: PositiveInt = 64
@@ -319,10 +319,10 @@ class ExportConfig:
     """
 
     run: str = "latest"
-    """Run directory, a pack, or latest for the task's newest run."""
+    """Run directory or its name, a pack, or latest for the task's newest run."""
     checkpoint: str | None = None
-    """Checkpoint to export: latest, best (the highest mean return), or a checkpoint file. Default: latest. If
-    this is a file, the flag run is not needed."""
+    """Checkpoint to export: latest, best (the highest mean return), an iteration such as 150, or a checkpoint
+    file. Default: latest. If this is a file, the flag run is not needed."""
     output: str | None = None
     """Directory for policy.onnx, policy.pt and model.mjb (the MuJoCo model). Default: <run directory>/exported, or
     for a pack, <name>_exported beside it. Files of an earlier export are replaced."""
@@ -344,8 +344,8 @@ class PackConfig:
     """
 
     checkpoint: str = "latest"
-    """Checkpoint to pack: latest, best (the highest mean return), or the name of a file in the run's checkpoints
-    directory, such as model_100.pt."""
+    """Checkpoint to pack: latest, best (the highest mean return), an iteration such as 150, or the name of a file in
+    the run's checkpoints directory, such as model_100.pt."""
     output: str | None = None
     """File to write; its name ends in .zip. It must not exist. Default: <task>_<run>_<checkpoint>.zip in the
     current directory."""

@@ -22,7 +22,7 @@ from mjlab_dist.machine.devices import Gpu, plan_devices, shared_cores
 from mjlab_dist.machine.memory import check_memory
 from mjlab_dist.machine.preflight import check_machine
 from mjlab_dist.messages import emit
-from mjlab_dist.runs.lease import Lease
+from mjlab_dist.runs.lease import Lease, refuse_running
 from mjlab_dist.runs.run_dir import (
     AUTO,
     CONFIG_FILE,
@@ -242,12 +242,15 @@ def find_resumed(config: TrainConfig) -> Path | None:
     checkpoints = list_checkpoints(run_dir)
     newest = max(checkpoints, default=0)
     rows = read_metrics(run_dir) if (run_dir / METRICS_FILE).is_file() else []
+    problems = [problem_of(path) for path in checkpoints.values()]
+    if (rows and not newest) or (problems and all(problems)):
+        refuse_running(run_dir)  # the run may be about to write its first checkpoint
     if rows and not newest:
         raise UserError(
             f"--resume {run_dir}: has metrics of {len(rows)} iterations but no checkpoint, so the resumed run would "
             "overwrite the metrics; restore a checkpoint from a backup, or start a new run"
         )
-    if checkpoints and all(problems := [problem_of(path) for path in checkpoints.values()]):
+    if problems and all(problems):
         raise UserError(
             f"--resume {run_dir}: none of its {len(problems)} checkpoints can be read ({checkpoints[newest].name}: "
             f"{problems[-1]}); restore one from a backup, or start a new run"

@@ -15,7 +15,7 @@ from mjlab_dist.config.limits import MIN_PIXELS, validate_limits
 from mjlab_dist.errors import UserError, listed
 from mjlab_dist.imports import require_extra
 from mjlab_dist.runs.outputs import check_output
-from mjlab_dist.runs.run_dir import CONFIG_FILE, ERRORS_DIR, find_best, find_checkpoint, find_run, read_config_file
+from mjlab_dist.runs.run_dir import CONFIG_FILE, ERRORS_DIR, choose_checkpoint, find_run, read_config_file
 from mjlab_dist.runs.run_files import has_file, readable, run_of
 from mjlab_dist.sim.render import VIDEO_SIZE
 
@@ -35,13 +35,14 @@ def resolve(task: str, config: PlayConfig) -> tuple[TrainConfig, Path]:
     _validate_pictures(config)
     if config.nan_dump is not None:
         return _resolve_dump(task, Path(config.nan_dump), config)
-    if config.checkpoint in (None, "latest", "best"):
+    name = config.checkpoint or "latest"
+    if name in ("latest", "best") or name.isdecimal():
         run_dir = find_run(config.log_root, task, config.run)
-        find = find_best if config.checkpoint == "best" else find_checkpoint
-        return read_config_file(run_dir, trust=config.trust, uses_ssh=False), readable(find(run_dir))
-    checkpoint = Path(config.checkpoint)
+        checkpoint = choose_checkpoint(run_dir, name)
+        return read_config_file(run_dir, trust=config.trust, uses_ssh=False), readable(checkpoint)
+    checkpoint = Path(name)
     if not checkpoint.is_file():
-        raise UserError(f"--checkpoint {checkpoint}: there is no such file; give an existing file, latest or best")
+        raise UserError(f"--checkpoint {checkpoint}: there is no such file; give a file, an iteration, latest or best")
     run_dir = run_of(checkpoint)
     if not has_file(run_dir, CONFIG_FILE):
         raise UserError(
@@ -111,9 +112,7 @@ def _validate_strip(config: PlayConfig, file: str) -> None:
 
 
 def _validate_video(config: PlayConfig, file: str) -> None:
-    check_output("--video", file)
-    if Path(file).suffix not in {".mp4", ".gif", ".webm"}:
-        raise UserError(f"--video {file}: give a file that ends in .mp4, .webm or .gif")
+    check_output("--video", file, [".mp4", ".gif"])
     # Size of the video, and of the picture of each env
     for flag, pixels, parts in zip(("--width", "--height"), size_of(config), grid(len(config.env)), strict=True):
         if pixels % 2:

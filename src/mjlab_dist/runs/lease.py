@@ -171,9 +171,7 @@ def acquire(
             # Alive: the process is running, or the file has changed
             is_alive = None if look.owner is None else look.owner.is_alive
             if is_alive or (first is not None and look != first):
-                raise UserError(
-                    f"--resume {run_dir}: {_named(look.owner)} is training this run; stop it, or wait until it ends"
-                )
+                raise _is_training(run_dir, look.owner)
             # Dead: the process has ended, or the file has not changed for EXPIRED_S
             if is_alive is False or (first is not None and now() - since >= EXPIRED_S):
                 if _take_over(path, look, own):
@@ -189,6 +187,17 @@ def acquire(
     except OSError as error:
         raise UserError(f"{path}: {error.strerror or error}; choose a directory that you can write to") from error
     return Lease(run_dir=run_dir, token=own.token)
+
+
+def refuse_running(run_dir: Path) -> None:
+    """Raise if a launch whose process is visible from here trains the run."""
+    look = _look_at(run_dir / LEASE_FILE)
+    if look is not None and look.owner is not None and look.owner.is_alive:
+        raise _is_training(run_dir, look.owner)
+
+
+def _is_training(run_dir: Path, owner: _Owner | None) -> UserError:
+    return UserError(f"--resume {run_dir}: {_named(owner)} is training this run; stop it, or wait until it ends")
 
 
 # Whether a launch is training a run. lost: it was killed, or stopped renewing the lease; unknown: not known yet.

@@ -43,7 +43,7 @@ from mjlab_dist.config.serialization import (
 )
 from mjlab_dist.config.trust import refuse_foreign
 from mjlab_dist.distributed.exchange import RankInfo
-from mjlab_dist.errors import UserError
+from mjlab_dist.errors import UserError, listed
 from mjlab_dist.messages import emit
 from mjlab_dist.runs.outputs import write_atomically
 from mjlab_dist.runs.pack_file import check_pack, is_pack, read_part
@@ -166,10 +166,10 @@ def find_run(log_root: str, task: str, run: str, flag: str = "--run") -> Path:
             text = f"{flag} latest: uses {with_checkpoint[-1]}; the newer {newer[-1]}{others} {have} no checkpoint"
             emit("warning", text=text)
         return with_checkpoint[-1]
-    run_dir = Path(run)
-    if os.path.isfile(run):  # noqa: PTH113 (False, not an error, for a name that is too long)
+    run_dir = _named(run, Path(log_root, task).glob(f"*/{CONFIG_FILE}"))
+    if os.path.isfile(run_dir):  # noqa: PTH113 (False, not an error, for a name that is too long)
         check_pack(run_dir, flag)
-    elif not (run_dir / CONFIG_FILE).is_file():
+    elif not os.path.isfile(run_dir / CONFIG_FILE):  # noqa: PTH113
         raise UserError(
             f"{flag} {run}: is not a run directory (it has no {CONFIG_FILE}); use a run under {log_root}, or latest"
         )
@@ -193,11 +193,26 @@ def find_any_run(log_root: str, run: str) -> Path:
         if not runs:
             raise UserError(f"latest: there is no run under {log_root}; train one, or set --log-root")
         return runs[-1]
-    if os.path.isfile(run):  # noqa: PTH113 (False, not an error, for a name that is too long)
-        check_pack(Path(run), "")
-    elif not os.path.isfile(Path(run) / CONFIG_FILE):  # noqa: PTH113
+    run_dir = _named(run, Path(log_root).glob(f"*/*/{CONFIG_FILE}"))
+    if os.path.isfile(run_dir):  # noqa: PTH113 (False, not an error, for a name that is too long)
+        check_pack(run_dir, "")
+    elif not os.path.isfile(run_dir / CONFIG_FILE):  # noqa: PTH113
         raise UserError(f"{run}: is not a run directory (it has no {CONFIG_FILE}); use a run directory, or latest")
-    return Path(run)
+    return run_dir
+
+
+def _named(run: str, configs: Iterable[Path]) -> Path:
+    """Return the newest run whose directory or --run-name has this name; otherwise the name itself, as a path."""
+    if "/" in run or os.path.lexists(run):
+        return Path(run)
+    run_dirs = (path.parent for path in configs)
+    named = [run_dir for run_dir in run_dirs if run in (run_dir.name, _run_name(run_dir))]
+    return max(named, key=by_start, default=Path(run))
+
+
+def _run_name(run_dir: Path) -> str | None:
+    match = _NAMED_RUN.fullmatch(run_dir.name)
+    return match[1] if match else None
 
 
 def find_run_to_resume(log_root: str, task: str | None, run: str) -> Path:
@@ -207,14 +222,14 @@ def find_run_to_resume(log_root: str, task: str | None, run: str) -> Path:
             f"--resume {run}: is a file, and only a run directory can be resumed; start a new run from the policy of a "
             f"checkpoint or a pack with --init-from {shlex.quote(run)}"
         )
-    is_run_dir = Path(run, CONFIG_FILE).is_file()
     if task is None:
-        if not is_run_dir:
+        run_dir = _named(run, Path(log_root).glob(f"*/*/{CONFIG_FILE}"))
+        if not os.path.isfile(run_dir / CONFIG_FILE):  # noqa: PTH113
             raise UserError(
                 f"--resume {run}: is not a run directory; name the task before the flags, or give a run directory"
             )
-        task = read_config_file(Path(run), trust=True).task
-    if not is_run_dir and re.fullmatch(r"[^/]+/[^/]+/[^/]+", run) and not Path(run).exists():
+        return run_dir
+    if re.fullmatch(r"[^/]+/[^/]+/[^/]+", run) and not os.path.exists(run.partition("/")[0]):  # noqa: PTH110
         run_dirs = sorted(Path(log_root, task).glob("*"), key=by_start, reverse=True)
         found = find_wandb_run(run_dirs, run)
         if found is None:
@@ -234,19 +249,6 @@ def find_checkpoint(run_dir: Path) -> Path:
     if not found:
         raise UserError(f"--run {run_dir}: has no checkpoint yet; wait for the first, or choose another run")
     return found[max(found)]
-
-
-def find_best(run_dir: Path) -> Path:
-    """Return the checkpoint that had the highest mean return when it was written."""
-    if run_dir.is_file():
-        raise UserError(f"--checkpoint best: the pack {run_dir} has only one checkpoint; drop --checkpoint")
-    link = run_dir / CHECKPOINTS_DIR / BEST_LINK
-    if not link.is_file():
-        raise UserError(
-            f"--checkpoint best: {run_dir} has no best checkpoint yet (if --checkpoint.keep-best is above 0, a run "
-            "writes one after its first episodes have ended); use --checkpoint latest"
-        )
-    return follow_link(link)
 
 
 def list_checkpoints(run_dir: Path) -> dict[int, Path]:
@@ -313,13 +315,29 @@ def due_checkpoint(
 
 
 def choose_checkpoint(run_dir: Path, name: str) -> Path:
-    """Return a checkpoint of a run."""
-    if name in ("latest", "best"):
-        return find_checkpoint(run_dir) if name == "latest" else find_best(run_dir)
-    path = run_dir / CHECKPOINTS_DIR / name
+    """Return a checkpoint of a run: latest, best, an iteration or the name of its file."""
+    if name == "latest":
+        return find_checkpoint(run_dir)
+    if run_dir.is_file():
+        raise UserError(f"--checkpoint {name}: the pack {run_dir} has only one checkpoint; drop --checkpoint")
+    if name == "best":
+        return _find_best(run_dir)
+    path = checkpoint_path(run_dir, int(name)) if name.isdecimal() else run_dir / CHECKPOINTS_DIR / name
     if not os.path.isfile(path):  # noqa: PTH113 (False, not an error, for a name that is too long)
-        raise UserError(f"--checkpoint {name}: there is no file {path}; name a checkpoint, or use latest or best")
+        known = listed(list_checkpoints(run_dir)) or "none yet"
+        raise UserError(f"--checkpoint {name}: there is no file {path}; the run has checkpoints of iterations {known}")
     return path
+
+
+def _find_best(run_dir: Path) -> Path:
+    """Return the checkpoint that had the highest mean return when it was written."""
+    link = run_dir / CHECKPOINTS_DIR / BEST_LINK
+    if not link.is_file():
+        raise UserError(
+            f"--checkpoint best: {run_dir} has no best checkpoint yet (if --checkpoint.keep-best is above 0, a run "
+            "writes one after its first episodes have ended); use --checkpoint latest"
+        )
+    return follow_link(link)
 
 
 def read_metrics(run_dir: Path, name: str = METRICS_FILE) -> list[dict[str, Any]]:
@@ -419,7 +437,7 @@ def find_named_run(log_root: str, task: str, run_name: str) -> Path | None:
             f"--resume {AUTO}: needs --run-name to find the run; add --run-name, with a different name for each run"
         )
     runs = [path.parent for path in Path(log_root, task).glob(f"*/{CONFIG_FILE}")]
-    named = [run for run in runs if (match := _NAMED_RUN.fullmatch(run.name)) and match[1] == run_name]
+    named = [run for run in runs if _run_name(run) == run_name]
     return max(filter(list_checkpoints, named), key=by_start, default=None)
 
 

@@ -31,7 +31,7 @@ from mjlab_dist.runs.run_dir import (
     LATEST_LINK,
     METRICS_FILE,
     checkpoint_path,
-    find_best,
+    choose_checkpoint,
     list_checkpoints,
 )
 
@@ -339,7 +339,7 @@ def test_a_run_copied_with_files_in_place_of_links_resumes(run_dir: Path, make_s
         data = link.read_bytes()
         link.unlink()
         link.write_bytes(data)
-    assert find_best(run_dir).name == BEST_LINK
+    assert choose_checkpoint(run_dir, "best").name == BEST_LINK
     fill(make_store(), {20: 60.0})
     assert target(run_dir, LATEST_LINK) == target(run_dir, BEST_LINK) == "model_20.pt"
 

@@ -32,6 +32,7 @@ from mjlab_dist.runs.run_dir import CONFIG_FILE, to_yaml
         ({"env": (3,)}, "--env: there is no video"),
         ({"frames": "a.png", "video": "a.mp4"}, "--frames a.png: .* --video a.mp4"),
         ({"frames": "a.jpg"}, "--frames a.jpg: give a file that ends in .png"),
+        ({"video": "a.webm"}, "--video a.webm: give a file that ends in .mp4 or .gif"),
         ({"frames": "none/a.png"}, "--frames none/a.png: there is no directory none"),
         ({"frames": "a.png", "nan_dump": "dump.pt"}, "--frames a.png: .* --nan-dump dump.pt"),
         ({"frames": "a.png", "env": (0, 1)}, "--env 0 1: a strip shows one env"),

@@ -15,7 +15,18 @@ import mjlab_dist
 from mjlab_dist.config import TrainConfig, registry
 from mjlab_dist.errors import Exit, UserError
 from mjlab_dist.launch.train import train
-from mjlab_dist.runs.run_dir import CONFIG_FILE, check_same_run, checkpoint_path, find_named_run, is_complete, to_yaml
+from mjlab_dist.runs.run_dir import (
+    CONFIG_FILE,
+    check_same_run,
+    checkpoint_path,
+    choose_checkpoint,
+    find_any_run,
+    find_named_run,
+    find_run,
+    find_run_to_resume,
+    is_complete,
+    to_yaml,
+)
 
 TASK = "cartpole-balance"
 
@@ -55,6 +66,29 @@ def test_the_newest_run_of_the_name_is_found(config: TrainConfig):
 def test_any_name_that_a_run_can_have_is_found(config: TrainConfig, name: str):
     run = add_run(config, f"2026-01-31_12-00-00_{name}")
     assert find_named_run(config.log_root, TASK, name) == run
+
+
+def test_a_run_is_found_by_the_name_of_its_directory_or_its_run_name(config: TrainConfig):
+    older = add_run(config, "2026-01-31_12-00-00_a")
+    newer = add_run(config, "2026-01-31_12-00-01_a")
+    for find in (
+        lambda run: find_run(config.log_root, TASK, run),
+        lambda run: find_any_run(config.log_root, run),
+        lambda run: find_run_to_resume(config.log_root, None, run),
+        lambda run: find_run_to_resume(config.log_root, TASK, run),
+    ):
+        assert find("a") == newer
+        assert find(older.name) == older
+        with pytest.raises(UserError, match=r"^(--run |--resume )?b: is not a run directory"):
+            find("b")
+
+
+@pytest.mark.parametrize("name", ["1", "model_1.pt"])
+def test_a_checkpoint_is_chosen_by_its_iteration_or_its_file(config: TrainConfig, name: str):
+    run = add_run(config, "2026-01-31_12-00-00")
+    assert choose_checkpoint(run, name) == checkpoint_path(run, 1)
+    with pytest.raises(UserError, match=r"^--checkpoint 3: .* 1$"):
+        choose_checkpoint(run, "3")
 
 
 def test_resume_auto_without_a_run_name_is_refused(config: TrainConfig):

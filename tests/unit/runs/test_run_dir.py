@@ -20,6 +20,7 @@ from mjlab_dist.config.serialization import to_plain
 from mjlab_dist.errors import UserError
 from mjlab_dist.launch.plan import find_resumed
 from mjlab_dist.messages import Event, listening
+from mjlab_dist.runs.lease import leased
 from mjlab_dist.runs.run_dir import (
     BEST_LINK,
     CHECKPOINTS_DIR,
@@ -30,6 +31,7 @@ from mjlab_dist.runs.run_dir import (
     create_run_dir,
     find_checkpoint,
     find_run,
+    find_run_to_resume,
     list_checkpoints,
     read_config_file,
     to_yaml,
@@ -161,6 +163,8 @@ def test_a_run_whose_checkpoints_are_gone_is_not_resumed(config: TrainConfig):
     shutil.rmtree(run_dir / CHECKPOINTS_DIR)
     with pytest.raises(UserError, match=f"^--resume {run_dir}: .*2 iterations.*no checkpoint"):
         find_resumed(resumed)
+    with leased(run_dir), pytest.raises(UserError, match="is training this run"):  # which writes a checkpoint later
+        find_resumed(resumed)
     metrics.unlink()
     assert find_resumed(resumed) == run_dir, "without metrics, no iteration would be overwritten"
 
@@ -201,6 +205,17 @@ def test_a_run_is_not_resumed_through_links(config: TrainConfig, tmp_path: Path)
     (run_dir / "checkpoints").symlink_to(resumed / "checkpoints")
     with pytest.raises(UserError, match=rf"^--resume {run_dir}: {run_dir}/checkpoints is a link "):
         find_resumed(dataclasses.replace(config, resume=str(run_dir)))
+
+
+def test_a_path_that_does_not_exist_is_no_run_of_weights_and_biases(
+    config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    make_run(config, "2026-11-21_03-14-25")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="is not a run directory"):
+        find_run_to_resume(config.log_root, config.task, f"logs/{config.task}/missing")
+    with pytest.raises(UserError, match="Weights & Biases"):
+        find_run_to_resume(config.log_root, config.task, "team/project/missing")
 
 
 def test_no_run_at_all_is_refused(config: TrainConfig):
