@@ -15,6 +15,7 @@ Kind = Literal[
     "warning",
     "debug",
     "compiling",
+    "recording",
     "length",
     "iteration",
     "last_video",
@@ -45,6 +46,7 @@ def emit(kind: Kind, **data: Any) -> None:
     - ``debug``: a line ``text`` to print with ``--verbose``.
     - ``compiling``: ``done`` of ``total`` modules of physics kernels are compiled. Sent only if some must be compiled.
       In the first event, ``done`` is 0.
+    - ``recording``: ``done`` of ``total`` frames of a video are drawn; fewer than ``total`` if episodes end early.
     - ``length``: the run's total number of iterations, ``max_iterations``. Sent once, before the first iteration.
     - ``iteration``: a ``row`` of metrics.
     - ``last_video``: training has ended, and only its last video is missing; a line ``text`` to print.

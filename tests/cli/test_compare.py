@@ -17,7 +17,9 @@ from configs import changed
 from conftest import Command
 
 from mjlab_dist.config import RewardConfig, TrainConfig, registry
-from mjlab_dist.runs.compare import Group, curve, group_runs, read_run
+from mjlab_dist.errors import UserError
+from mjlab_dist.messages import Event, listening
+from mjlab_dist.runs.compare import Group, curve, find_runs, group_runs, read_groups, read_run
 from mjlab_dist.runs.provenance import write_origin
 from mjlab_dist.runs.run_dir import METRICS_FILE
 
@@ -115,6 +117,22 @@ def test_curves_are_interpolated_up_to_the_end_of_the_shortest_run(tmp_path: Pat
     assert np.allclose(found.middle - found.low, np.sqrt(8))
 
 
+def test_runs_without_a_value_are_left_out_unless_they_are_named(tmp_path: Path):
+    logs = tmp_path / "logs" / "task"
+    good, young, empty = make_run(logs / "1", [1.0]), make_run(logs / "2", [None]), make_run(logs / "3", [])
+    (empty / METRICS_FILE).unlink()
+    events: list[Event] = []
+    with listening(events.append):
+        (group,) = read_groups(find_runs([str(logs)], ""), "mean_return", of_ranks=False)
+        read_groups(find_runs([str(good), "latest"], str(tmp_path / "logs")), "mean_return", of_ranks=False)
+    assert [run.path for run in group.runs] == [good]
+    assert [event["text"].partition(":")[0] for event in events] == [str(young), str(empty), str(empty)]
+    good.rename(tmp_path / "good")
+    for words in ([str(logs)], [str(tmp_path / "good"), str(young)], [str(tmp_path / "good"), str(empty)]):
+        with pytest.raises(UserError):
+            read_groups(find_runs(words, ""), "mean_return", of_ranks=False)
+
+
 def test_nothing_that_a_config_names_is_imported(command: Command, tmp_path: Path):
     (tmp_path / "evil.py").write_text("open('executed', 'w')\ndef term(env): pass\n")
     config = changed(CONFIG, "env.rewards", {"evil": RewardConfig(func="evil:term", weight=1.0)})
@@ -135,8 +153,8 @@ def test_nothing_that_a_config_names_is_imported(command: Command, tmp_path: Pat
         (("runs", "--metric", "nothing_like_it"), "its metrics.jsonl"),
         (("runs", "--output", "curves.pdf"), "--output"),
         (("runs", "--output", "nowhere/curves.png"), "--output"),
-        (("empty",), "metrics.jsonl"),
-        (("young",), "mean_return"),
+        (("empty",), "empty: has not finished an iteration"),
+        (("young",), "young: has no value of mean_return"),
     ],
 )
 def test_mistakes_are_refused_in_one_line(command: Command, runs: Path, words: tuple[str, ...], named: str):

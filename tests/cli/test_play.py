@@ -70,9 +70,19 @@ def test_a_video_has_the_default_size_and_shows_the_scene(command: Command, trai
     frames = iio.imread(trained / "balance.mp4")
     assert frames.shape[1:] == (480, 848, 3)
     assert len(frames) == 17, "the video has 50 steps of 10 ms, and every third step is drawn"
+    assert "Recording 17 of 17 frames" in done.out.splitlines()
     orange = (frames[0][..., 0] > 150) & (frames[0][..., 2] < 80)
     assert 200 < orange.sum() < 20_000, "the pole is in the picture"
     assert (frames[0] != frames[-1]).any(), "it moves"
+
+
+def test_a_video_that_cannot_be_written_is_refused_in_one_line(command: Command, trained: Path) -> None:
+    command.cwd = trained
+    (trained / "full.mp4").symlink_to("/dev/full")
+    done = command.here("play", TASK, *SMALL, "--env.episode-length-s", "0.1", "--video", "full.mp4")
+    assert done.code == 2
+    (line,) = done.err.splitlines()
+    assert line.startswith("play: --video full.mp4: "), line
 
 
 def test_without_a_viewer_the_episodes_are_measured(command: Command, trained: Path) -> None:
@@ -81,7 +91,7 @@ def test_without_a_viewer_the_episodes_are_measured(command: Command, trained: P
     assert re.search(r"^2 episodes.* 50 steps$", short.out, re.MULTILINE)
     wrong = command.here("play", TASK, "--env.episode-length", "0.5")
     assert wrong.code == 2
-    assert " --env.episode-length-s " in wrong.err
+    assert " --env.episode-length-s?" in wrong.err
     never = command.here("play", TASK, "--env.episode-length-s", "0")
     assert never.code == 2
     assert never.err.startswith("play: --env.episode-length-s 0.0: ")

@@ -42,9 +42,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((), "no run is named"),
-        (("--port", "8080"), "no run is named"),
-        (("latest",), "latest: there is no run under logs"),
+        ((), "latest: there is no run under logs"),
         (("latest", "--log-root", "nowhere"), "latest: there is no run under nowhere"),
         (("nowhere",), "nowhere: is not a run directory"),
         ((".",), ".: is not a run directory"),

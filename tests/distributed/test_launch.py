@@ -103,14 +103,17 @@ def test_two_ranks_train_and_leave_a_complete_run(command: Command) -> None:
     assert done.code == 0, done.err
     run = only_run(command.cwd)
 
-    # Without a terminal, the output is plain lines. The last lines name the run directory and the command that plays
+    # Without a terminal, the output is plain lines. The last lines name the run directory and the commands that play
     # the run.
     lines = done.out.splitlines()
     assert lines[0].startswith("Training cartpole-balance with 2 ranks.")
     assert any(" 5/5 " in line for line in lines)
-    assert lines[-2:] == [
-        f"Run:  logs/cartpole-balance/{run.name}",
-        f"Play: uv run play cartpole-balance --run logs/cartpole-balance/{run.name} --video cartpole-balance.mp4",
+    assert lines[1] == f"Watch: uv run mjlab-dist watch logs/cartpole-balance/{run.name}"
+    play = f"uv run play cartpole-balance --run logs/cartpole-balance/{run.name}"
+    assert lines[-3:] == [
+        f"Run:   logs/cartpole-balance/{run.name}",
+        f"Play:  {play} --viewer web",
+        f"Video: {play} --video cartpole-balance.mp4",
     ]
     assert "\x1b" not in done.out
     assert done.err == ""

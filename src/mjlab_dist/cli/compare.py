@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from mjlab_dist.cli.console import make_console
+from mjlab_dist.cli.console import EventPrinter, make_console
 from mjlab_dist.cli.flags import by_flag, parse
 from mjlab_dist.config import CompareConfig
 from mjlab_dist.errors import UserError, printable
+from mjlab_dist.messages import listening
 from mjlab_dist.runs.outputs import check_figure_file
 
 if TYPE_CHECKING:
@@ -46,7 +47,8 @@ def main(argv: Sequence[str], prog: str) -> None:
         check_figure_file("--output", config.output, [".png", ".html"])
 
     # Final values of the runs, and differences between them
-    groups = read_groups(find_runs(words, config.log_root), config.metric, of_ranks=config.ranks)
+    with EventPrinter(make_console(stderr=True, soft_wrap=True)) as printer, listening(printer.listen):
+        groups = read_groups(find_runs(words, config.log_root), config.metric, of_ranks=config.ranks)
     summaries = [summarize(group, config.metric, config.threshold) for group in groups]
     configs = config_differences([group.runs[0] for group in groups])
     origins = origin_differences(groups)

@@ -47,7 +47,7 @@ def _printable_lines(text: str) -> str:
 
 
 class EventPrinter:
-    """Prints the progress of compiling and the texts that ranks report, but no metrics. Thread-safe."""
+    """Prints the progress of compiling and recording and the texts that ranks report, but no metrics. Thread-safe."""
 
     def __init__(self, console: Console, *, verbose: bool = False) -> None:
         """Create the printer."""
@@ -59,9 +59,14 @@ class EventPrinter:
         self._lock = threading.RLock()
 
     def listen(self, event: Event) -> None:
-        """Print an event. Ignore events other than text and the progress of compiling."""
+        """Print an event. Ignore events other than text and progress."""
         if event["kind"] == "compiling":
-            self._show_compiling(event["done"], event["total"])
+            if event["done"] == 0:
+                modules = "1 module" if event["total"] == 1 else f"{event['total']} modules"
+                self._console.print(f"Compiling {modules} of physics kernels; later runs load them from the cache.")
+            self._show_progress("Compiling", event["done"], event["total"], "modules")
+        elif event["kind"] == "recording":
+            self._show_progress("Recording", event["done"], event["total"], "frames")
         elif event["kind"] == "warning":
             self._console.print(Text(f"Warning: {_printable_lines(event['text'])}", style="yellow"))
         elif event["kind"] == "status":
@@ -83,21 +88,20 @@ class EventPrinter:
                 self._bar.stop()
                 self._bar = None
 
-    def _show_compiling(self, done: int, total: int) -> None:
+    def _show_progress(self, what: str, done: int, total: int, unit: str) -> None:
+        """Show a bar on a terminal, and a line every few seconds elsewhere."""
         with self._lock:
             if done == 0:
                 self.close()  # remove the bar of ranks that ended while they compiled, if the ranks are restarted
                 self._printed_at = time.monotonic()
-                modules = "1 module" if total == 1 else f"{total} modules"
-                self._console.print(f"Compiling {modules} of physics kernels; later runs load them from the cache.")
             if not self._console.is_terminal:
                 if done and (done == total or time.monotonic() - self._printed_at >= LINE_EVERY_S):
                     self._printed_at = time.monotonic()
-                    self._console.print(f"compiled {done} of {total} modules")
+                    self._console.print(f"{what} {done} of {total} {unit}")
                 return
             if self._bar is None:
-                columns = (BarColumn(bar_width=24), MofNCompleteColumn(), TextColumn("modules"), TimeElapsedColumn())
-                self._bar = Progress(*columns, console=self._console, transient=True)
+                columns = (BarColumn(bar_width=24), MofNCompleteColumn(), TextColumn(unit), TimeElapsedColumn())
+                self._bar = Progress(TextColumn(what), *columns, console=self._console, transient=True)
                 self._bar.add_task("", total=total)
                 self._bar.start()
             self._bar.update(self._bar.task_ids[0], completed=done)
@@ -116,16 +120,18 @@ class TrainConsole:
         self._printer = EventPrinter(self._console, verbose=verbose)
         self._live: Live | None = None
         self._run_dir = Path()
+        self._num_ranks = 1
         self._drawn_at = 0.0
         self._row: Row = {}
         self._is_trained = False
         self._lock = threading.RLock()
 
     def started(self, run_dir: Path, num_ranks: int) -> None:
-        """Print the run directory and the number of ranks."""
-        self._run_dir = run_dir
+        """Print the number of ranks, the run directory, and the command that shows the run while it trains."""
+        self._run_dir, self._num_ranks = run_dir, num_ranks
         ranks = "1 rank" if num_ranks == 1 else f"{num_ranks} ranks"
         self.print_line(f"Training {self._task} with {ranks}. Run: {printable(str(run_dir))}")
+        self.print_line(f"Watch: uv run mjlab-dist watch {shlex.quote(printable(str(run_dir)))}")
 
     def listen(self, event: Event) -> None:
         """Show an event of a rank."""
@@ -203,10 +209,11 @@ class TrainConsole:
     def _print_run_dir(self) -> None:
         if not self._run_dir.name:
             return
-        self.print_line(f"Run:  {self._run_dir}")
+        self.print_line(f"Run:   {self._run_dir}")
         if any((self._run_dir / CHECKPOINTS_DIR).glob("*.pt")):
-            run = shlex.quote(str(self._run_dir))
-            self.print_line(f"Play: uv run play {self._task} --run {run} --video {self._task}.mp4")
+            play = f"uv run play {self._task} --run {shlex.quote(str(self._run_dir))}"
+            self.print_line(f"Play:  {play} --viewer web")
+            self.print_line(f"Video: {play} --video {self._task}.mp4")
 
     def _progress(self, row: Row) -> None:
         with self._lock:
@@ -252,7 +259,7 @@ class TrainConsole:
             f"{row['steps_per_s']:,.0f} steps/s",
         )
         body = Table.grid(padding=(0, 2))
-        for column in _columns(row):
+        for column in _columns(row, self._num_ranks):
             body.add_row(*column)
         return Group(head, body)
 
@@ -261,7 +268,7 @@ def _name(signum: int) -> str:
     return "Ctrl-C" if signum == signal.SIGINT else signal.Signals(signum).name
 
 
-def _columns(row: Row) -> list[tuple[str, Text, str, Text]]:
+def _columns(row: Row, num_ranks: int) -> list[tuple[str, Text, str, Text]]:
     """Return table rows: name and value of a metric of the episodes, then name and value of a metric of the update.
 
     Waiting times, reset envs and overflows are listed after the metrics of the update.
@@ -276,7 +283,7 @@ def _columns(row: Row) -> list[tuple[str, Text, str, Text]]:
     names = {"kl": "KL divergence", "value": "value", "entropy": "entropy", "temperature": "temperature"}
     right += [(text, row[name]) for name, text in names.items() if name in row]
     right += [("learning rate", row["learning_rate"]), ("action std", row["action_std"])]
-    if row["wait_share"]:
+    if num_ranks > 1:
         right.append(("share spent waiting", row["wait_share"]))
     if row["nan_resets"]:
         right.append(("envs reset, not finite", row["nan_resets"]))

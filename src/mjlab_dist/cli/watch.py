@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from mjlab_dist.cli.console import EventPrinter, make_console
-from mjlab_dist.cli.flags import by_flag, parse, split_task
+from mjlab_dist.cli.flags import by_flag, parse, split_name
 from mjlab_dist.config import WatchConfig
 from mjlab_dist.config.limits import validate_limits
 from mjlab_dist.errors import Exit, UserError
@@ -19,12 +19,11 @@ from mjlab_dist.runs.run_dir import find_any_run, read_config_file
 
 def main(argv: Sequence[str], prog: str) -> None:
     """Serve the page of a run until Ctrl-C, and end the process."""
-    run, flags = split_task(argv)
-    config = parse(WatchConfig(), by_flag(flags), f"{prog} RUN")
-    if run is None:
-        raise UserError(f"no run is named; type {prog} RUN, where RUN is a run directory or latest")
+    run, flags = split_name(argv)
+    config = parse(WatchConfig(), by_flag(flags), f"{prog} [RUN]")
     validate_limits(config)
     require_extra("viewer", "the page in the browser")
+    run = run or "latest"
     run_dir = find_any_run(config.log_root, run)
     if run_dir.is_file():
         show = f"play TASK --run {shlex.quote(run)} --viewer web"

@@ -90,9 +90,13 @@ def play_policy(env: Env, policy: MLPModel, checkpoint: Path, config: PlayConfig
     """Play a loaded policy, as :func:`play` does."""
     import torch
 
-    pictures = Video(config, env) if config.video else Strip(config, env) if config.frames else None
     seconds = STRIP_S if config.seconds is None and config.frames else config.seconds
     num_steps = None if seconds is None else max(1, round(seconds / env.step_dt_s))
+    pictures = None
+    if config.video:
+        pictures = Video(config, env, num_steps or env.max_episode_length)
+    elif config.frames:
+        pictures = Strip(config, env)
     # Sums over the current episode of each env, and the results of the counted episodes
     current_return = torch.zeros(config.num_played)
     length = torch.zeros(config.num_played, dtype=torch.long)

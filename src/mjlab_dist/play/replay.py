@@ -117,7 +117,7 @@ def _draw_states(config: PlayConfig, env: Env, poses: dict[str, torch.Tensor]) -
     if not drawable:
         print("There is no state to draw: no state of the first env is finite.")
         return
-    video = Video(config, env, DUMP_FPS)
+    video = Video(config, env, len(drawable), DUMP_FPS)
     shown = poses_of(env)
     for step in drawable:
         for name, pose in shown.items():

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from mjlab_dist.config import PlayConfig
+from mjlab_dist.errors import UserError
+from mjlab_dist.messages import emit
 from mjlab_dist.play.choice import grid, num_frames, size_of
 from mjlab_dist.sim.render import Renderers, find_camera
 
@@ -24,13 +29,14 @@ GAP = 2
 class Video:
     """Video file of one env, or of several in a grid, row by row."""
 
-    def __init__(self, config: PlayConfig, env: Env, steps_per_s: float | None = None) -> None:
+    def __init__(self, config: PlayConfig, env: Env, max_steps: int, steps_per_s: float | None = None) -> None:
         """Make the renderers, and open the file."""
         assert config.video is not None
         import imageio  # slow to import
 
+        self._file = config.video
         self._stride = 1 if steps_per_s else max(1, round(1 / (VIDEO_FPS * env.step_dt_s)))
-        self._step = 0
+        self._step, self._max_steps = 0, max_steps
         width, height = size_of(config)
         self._size = (height, width)
         self._columns, rows = grid(len(config.env))
@@ -38,8 +44,9 @@ class Video:
         renderers = Renderers(env.sim.model, self._tile, find_camera(env.sim.model, config.camera))
         self._views = [_View(env, index, renderers) for index in config.env]
         fps = steps_per_s or 1 / (env.step_dt_s * self._stride)
-        is_gif = config.video.endswith(".gif")
-        options: dict[str, Any] = {"duration": 1000 / fps} if is_gif else {"fps": fps, "macro_block_size": 2}
+        options: dict[str, Any] = {"fps": fps, "macro_block_size": 2, "ffmpeg_log_level": "quiet"}
+        if config.video.endswith(".gif"):
+            options = {"duration": 1000 / fps}
         self._writer = imageio.get_writer(config.video, **options)
 
     def frame(self) -> None:
@@ -53,12 +60,25 @@ class Video:
             for i, view in enumerate(self._views):
                 top, left = i // self._columns * (height + GAP), i % self._columns * (width + GAP)
                 whole[top : top + height, left : left + width] = view.picture()
-            self._writer.append_data(whole)
+            with self._explaining():
+                self._writer.append_data(whole)
+            done, total = self._step // self._stride + 1, math.ceil(self._max_steps / self._stride)
+            emit("recording", done=done, total=total)
         self._step += 1
 
     def close(self) -> None:
         """Finish writing the file."""
-        self._writer.close()
+        with self._explaining():
+            self._writer.close()
+
+    @contextlib.contextmanager
+    def _explaining(self) -> Iterator[None]:
+        """Report that the file cannot be written in one line, without ffmpeg's command and its output."""
+        try:
+            yield
+        except OSError as error:
+            reason = error.strerror or "ffmpeg has ended; is the disk full?"
+            raise UserError(f"--video {self._file}: cannot be written ({reason}); name another file") from error
 
 
 class Strip:

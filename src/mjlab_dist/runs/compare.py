@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from mjlab_dist.config.serialization import paths, to_plain
 from mjlab_dist.errors import UserError, did_you_mean
+from mjlab_dist.messages import emit
 from mjlab_dist.runs.outputs import DPI, save_png, write_output
 from mjlab_dist.runs.provenance import read_provenance
 from mjlab_dist.runs.run_dir import (
@@ -94,24 +95,43 @@ class Group:
     runs: Sequence[Run]
 
 
-def find_runs(words: Sequence[str], log_root: str) -> list[Path]:
-    """Return the run directories that the command-line arguments refer to."""
-    found: list[Path] = []
+class EmptyRunError(UserError):
+    """A run that has no value of the metric yet."""
+
+
+def find_runs(words: Sequence[str], log_root: str) -> dict[Path, bool]:
+    """Return the run directories that the command-line arguments refer to, and whether an argument names the run."""
+    found: dict[Path, bool] = {}
     for word in words:
         inside = sorted(file.parent for file in Path(word).glob(f"*/{CONFIG_FILE}"))
-        found += inside if inside and not (Path(word) / CONFIG_FILE).is_file() else [find_any_run(log_root, word)]
-    resolved = [path.resolve() for path in found]
-    for path in found:
-        if resolved.count(path.resolve()) > 1:
-            raise UserError(f"{path}: is given twice; give each run once")
+        is_run = not inside or (Path(word) / CONFIG_FILE).is_file()
+        for path in [find_any_run(log_root, word)] if is_run else inside:
+            if path.resolve() in {other.resolve() for other in found}:
+                raise UserError(f"{path}: is given twice; give each run once")
+            found[path] = is_run and word != "latest"
     return found
 
 
-def read_groups(paths: Sequence[Path], metric: str, *, of_ranks: bool) -> list[Group]:
-    """Read runs, and group runs with equal :attr:`Run.config`. Groups are in the order of their first runs."""
-    if of_ranks:
-        return [group for path in paths for group in read_ranks(path, metric)]
-    return group_runs([read_run(path, metric) for path in paths])
+def read_groups(found: Mapping[Path, bool], metric: str, *, of_ranks: bool) -> list[Group]:
+    """Read runs, and group runs with equal :attr:`Run.config`. Groups are in the order of their first runs.
+
+    Runs without a value are left out, with a warning, unless they are named.
+    """
+    runs: list[Run] = []
+    groups: list[Group] = []
+    for path, is_named in found.items():
+        try:
+            if of_ranks:
+                groups += read_ranks(path, metric)
+            else:
+                runs.append(read_run(path, metric))
+        except EmptyRunError as error:
+            if is_named or len(found) == 1:
+                raise
+            emit("warning", text=f"{error}; it is left out")
+    if not runs and not groups:
+        raise UserError(f"--metric {metric}: none of the {len(found)} runs has a value; train longer")
+    return groups or group_runs(runs)
 
 
 def read_run(path: Path, metric: str) -> Run:
@@ -120,7 +140,7 @@ def read_run(path: Path, metric: str) -> Run:
     plain = to_plain(read_config_file(path, trust=True))
     config = {name: value for name, value in paths(plain) if not isinstance(value, Mapping)}
     if not has_file(path, METRICS_FILE):
-        raise UserError(f"{path}: has no {METRICS_FILE}; leave out runs that have not finished an iteration")
+        raise EmptyRunError(f"{path}: has not finished an iteration")
     history = read_history(path)
     _check_metric(history, metric, str(path), METRICS_FILE)
     provenance = read_provenance(path)
@@ -162,7 +182,7 @@ def _check_metric(history: Mapping[str, NDArray[np.float64]], metric: str, where
         near = did_you_mean(metric, history, f"see the columns of its {file}")
         raise UserError(f"--metric {metric}: {where} has no such column; {near}")
     if not np.isfinite(history[metric]).any():
-        raise UserError(f"--metric {metric}: has no value in any row of {where}; leave the run out, or train longer")
+        raise EmptyRunError(f"{where}: has no value of {metric} yet")
 
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:

@@ -28,6 +28,9 @@ VIDEO_SIZE = (848, 480)
 # Without a GPU, a complete terrain takes many seconds per frame.
 DRAWN_GROUND_M = 10.0
 
+# Maximum width and height of the map from which shadows are drawn, in pixels
+MAX_SHADOW_SIZE = 1024
+
 
 def find_camera(model: mujoco.MjModel, name: str | None) -> int:
     """Return the index of a camera. Without a name, return 0 (the first camera), or -1 if the model has no camera."""
@@ -67,11 +70,14 @@ def _renderer(model: mujoco.MjModel, size: tuple[int, int], camera: int) -> Rend
 
     height, width = size
     model.vis.global_.offheight, model.vis.global_.offwidth = height, width
+    # Without a GPU, larger shadow maps and reflections take half of the time of a frame
+    model.vis.quality.shadowsize = min(model.vis.quality.shadowsize, MAX_SHADOW_SIZE)
     data = mujoco.MjData(model)
     import_triton()
     try:
         with _egl_by_default():
             renderer = mujoco.Renderer(model, height, width)
+            renderer.scene.flags[mujoco.mjtRndFlag.mjRND_REFLECTION] = False
     except Exception as error:  # noqa: BLE001
         # Without a driver, PyOpenGL raises various errors: AttributeError, ImportError, EGLError, RuntimeError.
         emit("warning", text=f"MuJoCo cannot render here ({error}); using MuJoCo Warp's slower ray tracer.")

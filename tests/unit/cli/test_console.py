@@ -69,7 +69,7 @@ def test_text_is_printed_unchanged(text: str) -> None:
     EventPrinter(console).listen({"kind": "status", "text": text})
     assert out.getvalue() == f"{text}\n"
     TrainConsole(text, console).started(Path(text), 2)
-    assert out.getvalue().count(text) == 3
+    assert out.getvalue().count(text) == 4
 
 
 def test_printed_commands_can_be_typed(tmp_path: Path) -> None:
@@ -82,9 +82,12 @@ def test_printed_commands_can_be_typed(tmp_path: Path) -> None:
     row = {"iteration": 1, "total_steps": 8, "elapsed_s": 1.0, "steps_per_s": 8.0, "mean_return": None}
     console.listen({"kind": "iteration", "row": {**row, "mean_episode_length": None}})
     console.finished(run_dir, stopped=True)
-    resume, play = (shlex.split(line)[1:] for line in out.getvalue().splitlines() if "uv run" in line)
-    assert resume == ["uv", "run", "train", "a-task", "--resume", str(run_dir)]
-    assert play == ["uv", "run", "play", "a-task", "--run", str(run_dir), "--video", "a-task.mp4"]
+    lines = (shlex.split(line)[1:] for line in out.getvalue().splitlines() if "uv run" in line)
+    watch, resume, play, video = (words[2:] for words in lines)
+    assert watch == ["mjlab-dist", "watch", str(run_dir)]
+    assert resume == ["train", "a-task", "--resume", str(run_dir)]
+    assert play == ["play", "a-task", "--run", str(run_dir), "--viewer", "web"]
+    assert video == ["play", "a-task", "--run", str(run_dir), "--video", "a-task.mp4"]
 
 
 def test_a_failure_is_written_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
