@@ -137,6 +137,7 @@ def velocity_flat() -> TrainConfig:
                     offsets=(0.0, 0.5),
                     frequency_hz=50 / 34,  # half a period is a whole number of control steps
                     command="velocity",
+                    still_m_s=0.15,  # the soft motors alone do not hold a pushed robot (docs/lab.md)
                 ),
                 "feet": term(sensors.Contact, sensors=("left_foot_contact", "right_foot_contact")),
             },
