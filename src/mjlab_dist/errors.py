@@ -107,6 +107,10 @@ class UserError(ValueError):
 
     exit_code = Exit.USAGE
 
+    def _render_traceback_(self) -> list[str]:
+        """Return what a notebook shows: the message without a traceback. IPython calls this method."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 class PreflightError(UserError):
     """Problem with a machine (not with the command line) that would end the run, such as a full disk or a GPU in use.

@@ -83,3 +83,10 @@ def test_the_notebook_runs(command: Command, monkeypatch: pytest.MonkeyPatch) ->
     difference = re.search(r"largest difference: (\S+)", printed(cells["export"]))
     assert difference
     assert float(difference[1]) < 1e-5
+
+
+@pytest.mark.slow
+def test_a_mistake_is_one_line(command: Command) -> None:
+    done = command("ipython", "--no-banner", "--colors=NoColor", "-c", "import mjlab_dist; mjlab_dist.train('cartpol')")
+    (line,) = done.out.splitlines()
+    assert line.startswith("UserError: unknown task cartpol: ")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import os
 import shlex
 import signal
 import sys
@@ -37,7 +38,10 @@ def make_console(**options: Any) -> Console:
     """Return a console that prints text unchanged.
 
     By default, Rich interprets brackets in paths and messages, such as ``[0]``, as markup, and ``:ok:`` as an emoji.
+    Below a cell of a notebook, which cannot move a cursor, a command prints plain lines.
     """
+    if "JPY_PARENT_PID" in os.environ:
+        options.setdefault("force_terminal", False)
     return Console(highlight=False, markup=False, emoji=False, **options)
 
 
@@ -120,7 +124,6 @@ class TrainConsole:
         self._printer = EventPrinter(self._console, verbose=verbose)
         self._live: Live | None = None
         self._run_dir = Path()
-        self._num_ranks = 1
         self._drawn_at = 0.0
         self._row: Row = {}
         self._is_trained = False
@@ -128,7 +131,7 @@ class TrainConsole:
 
     def started(self, run_dir: Path, num_ranks: int) -> None:
         """Print the number of ranks, the run directory, and the command that shows the run while it trains."""
-        self._run_dir, self._num_ranks = run_dir, num_ranks
+        self._run_dir = run_dir
         ranks = "1 rank" if num_ranks == 1 else f"{num_ranks} ranks"
         self.print_line(f"Training {self._task} with {ranks}. Run: {printable(str(run_dir))}")
         self.print_line(f"Watch: uv run mjlab-dist watch {shlex.quote(printable(str(run_dir)))}")
@@ -259,7 +262,7 @@ class TrainConsole:
             f"{row['steps_per_s']:,.0f} steps/s",
         )
         body = Table.grid(padding=(0, 2))
-        for column in _columns(row, self._num_ranks):
+        for column in _columns(row):
             body.add_row(*column)
         return Group(head, body)
 
@@ -268,7 +271,7 @@ def _name(signum: int) -> str:
     return "Ctrl-C" if signum == signal.SIGINT else signal.Signals(signum).name
 
 
-def _columns(row: Row, num_ranks: int) -> list[tuple[str, Text, str, Text]]:
+def _columns(row: Row) -> list[tuple[str, Text, str, Text]]:
     """Return table rows: name and value of a metric of the episodes, then name and value of a metric of the update.
 
     Waiting times, reset envs and overflows are listed after the metrics of the update.
@@ -283,7 +286,7 @@ def _columns(row: Row, num_ranks: int) -> list[tuple[str, Text, str, Text]]:
     names = {"kl": "KL divergence", "value": "value", "entropy": "entropy", "temperature": "temperature"}
     right += [(text, row[name]) for name, text in names.items() if name in row]
     right += [("learning rate", row["learning_rate"]), ("action std", row["action_std"])]
-    if num_ranks > 1:
+    if row["wait_share"]:
         right.append(("share spent waiting", row["wait_share"]))
     if row["nan_resets"]:
         right.append(("envs reset, not finite", row["nan_resets"]))

@@ -6,6 +6,7 @@ import io
 import shlex
 import socket
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,13 @@ def test_text_is_printed_unchanged(text: str) -> None:
     assert out.getvalue() == f"{text}\n"
     TrainConsole(text, console).started(Path(text), 2)
     assert out.getvalue().count(text) == 4
+
+
+def test_below_a_cell_of_a_notebook_are_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = types.SimpleNamespace(isatty=lambda: True, write=str, flush=str)
+    assert make_console(file=terminal).is_terminal
+    monkeypatch.setenv("JPY_PARENT_PID", "1")
+    assert not make_console(file=terminal).is_terminal
 
 
 def test_printed_commands_can_be_typed(tmp_path: Path) -> None:
