@@ -153,7 +153,7 @@ def test_nothing_that_a_config_names_is_imported(command: Command, tmp_path: Pat
         (("runs", "--metric", "nothing_like_it"), "its metrics.jsonl"),
         (("runs", "--output", "curves.pdf"), "--output"),
         (("runs", "--output", "nowhere/curves.png"), "--output"),
-        (("empty",), "empty: has not finished an iteration"),
+        (("empty",), "empty: has no metrics.jsonl"),
         (("young",), "young: has no value of mean_return"),
     ],
 )

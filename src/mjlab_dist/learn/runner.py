@@ -406,7 +406,7 @@ class Runner:
             overflows=(self.env.sim.overflow != 0).sum(),
             collect_s=clock.seconds(start, collected),
             learn_s=clock.seconds(collected, done),
-            wait_s=clock.pop_wait_s(),
+            wait_s=clock.pop_wait_s() * (self._rank.world_size > 1),  # a single rank waits for nobody
             not_finite=not_finite,
             nan_resets=self.env.pop_nan_resets(),
             wants_stop=self._control.stop_requested,

@@ -140,7 +140,7 @@ def read_run(path: Path, metric: str) -> Run:
     plain = to_plain(read_config_file(path, trust=True))
     config = {name: value for name, value in paths(plain) if not isinstance(value, Mapping)}
     if not has_file(path, METRICS_FILE):
-        raise EmptyRunError(f"{path}: has not finished an iteration")
+        raise EmptyRunError(f"{path}: has no {METRICS_FILE}, because it has not finished an iteration")
     history = read_history(path)
     _check_metric(history, metric, str(path), METRICS_FILE)
     provenance = read_provenance(path)

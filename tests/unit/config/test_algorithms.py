@@ -58,7 +58,7 @@ def test_files_with_mistakes_are_refused(agent: dict[str, Any], path: str) -> No
 def test_the_flag_chooses_the_algorithm(tmp_path: Path) -> None:
     assert typed("cartpole-balance").agent == registry.task_config("cartpole-balance").agent
     assert typed("cartpole-balance", "--algorithm", "sac", "--agent.tau", "0.1").agent == SacConfig(tau=0.1)
-    with pytest.raises(SystemExit):
+    with pytest.raises(UserError, match=r"^--agent\.tau: "):
         typed("cartpole-balance", "--agent.tau", "0.1")
     # A file has an algorithm of its own
     file = tmp_path / "config.yaml"
