@@ -1,4 +1,4 @@
-"""mjlab-dist demo: its page, and command lines that it refuses. tests/cli/test_wheel.py tests its video."""
+"""Trained policies of the package, and mjlab-dist demo, which shows one. tests/cli/test_wheel.py tests its video."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import pytest
 from conftest import Command
 
 from mjlab_dist.cli.demo import TASK
-from mjlab_dist.errors import Exit
+from mjlab_dist.config import PlayConfig
+from mjlab_dist.errors import Exit, UserError
+from mjlab_dist.play import play, resolve
 
 
 @pytest.mark.slow
@@ -42,3 +44,25 @@ def test_the_page_is_served_until_ctrl_c(command: Command) -> None:
     assert connection.getresponse().status == http.HTTPStatus.OK
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=60) == Exit.DONE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("task", "outcome", "least"),
+    [
+        ("quadruped-velocity-flat", "termination/time_limit", 1.0),
+        ("humanoid-velocity-flat", "termination/time_limit", 1.0),
+        ("arm-lift-cube", "metric/success", 1.0),
+        ("gym-half-cheetah", "return", 4000.0),
+    ],
+)
+def test_a_pretrained_policy_does_its_task(task: str, outcome: str, least: float) -> None:
+    config = PlayConfig(run="pretrained", num_envs=4, disturbances=False)
+    result = play(*resolve(task, config), config)
+    assert len(result.returns) == 4
+    assert {"return": min(result.returns), **result.outcomes}[outcome] >= least
+
+
+def test_a_task_without_a_pretrained_policy_names_those_that_have_one() -> None:
+    with pytest.raises(UserError, match=rf"^--run pretrained: .* cartpole-balance, .*\b{TASK}$"):
+        resolve("cartpole-balance", PlayConfig(run="pretrained"))

@@ -14,7 +14,8 @@ import gymnasium
 import pytest
 from conftest import BIN, Command
 
-import mjlab_dist_tasks.quadruped
+from mjlab_dist.runs.pack_file import CHECKPOINT, read_manifest, read_part
+from mjlab_dist.runs.run_dir import CONFIG_FILE, PRETRAINED, checkpoint_path, find_run
 
 ROOT = Path(__file__).parents[2]
 
@@ -181,10 +182,13 @@ def create_ant(command: Command) -> None:
 
 
 def export_demo(command: Command) -> None:
-    """Copy the run of the quadruped that the package contains into the working directory, and export its policy."""
+    """Make a run of the quadruped from the policy that the package contains, and export it."""
     task = "quadruped-velocity-flat"
-    run = command.cwd / "logs" / task / "demo"
-    shutil.copytree(Path(mjlab_dist_tasks.quadruped.__file__).parent / "demo", run)
+    run_dir, pack = command.cwd / "logs" / task / "run", find_run("logs", task, PRETRAINED)
+    checkpoint = checkpoint_path(run_dir, read_manifest(pack)["iteration"])
+    checkpoint.parent.mkdir(parents=True)
+    (run_dir / CONFIG_FILE).write_bytes(read_part(pack, CONFIG_FILE))
+    checkpoint.write_bytes(read_part(pack, CHECKPOINT))
     done = command("mjlab-dist", "export", task, "--output", "quadruped", "--num-checked", "1")
     assert done.code == 0, done.err
 

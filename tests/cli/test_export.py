@@ -23,7 +23,7 @@ import mjlab_dist_tasks.quadruped
 from mjlab_dist.config import registry
 from mjlab_dist.errors import Exit
 from mjlab_dist.play import load_env_and_policy, without_disturbances
-from mjlab_dist.runs.run_dir import find_checkpoint, read_config_file
+from mjlab_dist.runs.run_dir import PRETRAINED, find_checkpoint, read_config_file
 from mjlab_dist.sim import build_model
 
 DEPLOY = Path(__file__).parents[2] / "examples" / "deploy"
@@ -281,7 +281,7 @@ def test_plain_mujoco_reaches_the_return_of_evaluate(
     commands: dict[str, np.ndarray], column: str, reward: Callable[..., np.ndarray],
 ) -> None:  # fmt: skip
     # A trained policy, from a new run or from the package
-    run = Path(mjlab_dist_tasks.quadruped.__file__).parent / "demo"
+    run = Path(mjlab_dist_tasks.quadruped.__file__).parent / PRETRAINED / f"{task}.zip"
     if training is not None:
         done = command.here("train", task, "--gpu-ids", "None", *training)
         assert done.code == 0, done.err

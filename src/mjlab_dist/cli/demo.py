@@ -4,21 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import entry_points
-from pathlib import Path
 
 from mjlab_dist.cli.flags import by_flag, parse
 from mjlab_dist.cli.play import show
 from mjlab_dist.config import PlayConfig
-from mjlab_dist.config.registry import GROUP
-from mjlab_dist.config.signatures import find_module
 from mjlab_dist.errors import UserError
+from mjlab_dist.runs.run_dir import PRETRAINED
 
 # The task of the policy
 TASK = "quadruped-velocity-flat"
-
-# Run directory of the policy, next to the module of the task. scripts/make_demo.py writes this directory.
-RUN_DIR = "demo"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,24 +33,14 @@ class DemoConfig:
 def main(argv: Sequence[str], prog: str) -> None:
     """Play the policy without noise or pushes."""
     config = parse(DemoConfig(), by_flag(argv), prog)
-    run = str(_run_dir())
     if config.video is None:
         if config.seconds != DemoConfig.seconds:
             raise UserError(f"--seconds {config.seconds:g}: there is no video; add --video FILE, or drop --seconds")
-        page = PlayConfig(run=run, viewer="web", port=config.port, host=config.host, disturbances=False)
+        page = PlayConfig(run=PRETRAINED, viewer="web", port=config.port, host=config.host, disturbances=False)
         show(TASK, page, prog)
         return
     for flag, value, default in (("port", config.port, None), ("host", config.host, DemoConfig.host)):
         if value != default:
             raise UserError(f"--{flag} {value}: --video {config.video} opens no page; drop one of the two")
-    video = PlayConfig(run=run, video=config.video, seconds=config.seconds, num_envs=1, disturbances=False)
+    video = PlayConfig(run=PRETRAINED, video=config.video, seconds=config.seconds, num_envs=1, disturbances=False)
     show(TASK, video, prog)
-
-
-def _run_dir() -> Path:
-    """Return the run directory, without importing the task."""
-    for point in entry_points(group=GROUP, name=TASK):
-        module = find_module(point.module)
-        if module is not None and module.origin is not None:
-            return Path(module.origin).parent / RUN_DIR
-    raise UserError(f"the task {TASK} is not installed; install mjlab-dist again")

@@ -197,7 +197,8 @@ class PlayConfig:
     """
 
     run: str = "latest"
-    """Run directory or its name, a pack, or latest for the task's newest run."""
+    """Run directory or its name, a pack, latest for the task's newest run, or pretrained for the policy in the task's
+    package."""
     checkpoint: str | None = None
     """Checkpoint to play: latest, best (the highest mean return), an iteration such as 150, or a checkpoint
     file. Default: latest. If this is a file, the flag run is not needed."""
@@ -275,7 +276,8 @@ class EvaluateConfig:
     """
 
     run: str = "latest"
-    """Run directory or its name, a pack, or latest for the task's newest run."""
+    """Run directory or its name, a pack, latest for the task's newest run, or pretrained for the policy in the task's
+    package."""
     checkpoint: str | None = None
     """Checkpoint to evaluate: latest, best (the highest mean return), an iteration such as 150, or a checkpoint
     file. Default: latest. If this is a file, the flag run is not needed."""
@@ -319,7 +321,8 @@ class ExportConfig:
     """
 
     run: str = "latest"
-    """Run directory or its name, a pack, or latest for the task's newest run."""
+    """Run directory or its name, a pack, latest for the task's newest run, or pretrained for the policy in the task's
+    package."""
     checkpoint: str | None = None
     """Checkpoint to export: latest, best (the highest mean return), an iteration such as 150, or a checkpoint
     file. Default: latest. If this is a file, the flag run is not needed."""

@@ -28,10 +28,12 @@ import shlex
 import uuid
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mjlab_dist.config import TrainConfig
+from mjlab_dist.config.registry import GROUP
 from mjlab_dist.config.serialization import (
     FieldError,
     dump_yaml,
@@ -41,6 +43,7 @@ from mjlab_dist.config.serialization import (
     load_yaml,
     to_plain,
 )
+from mjlab_dist.config.signatures import find_module
 from mjlab_dist.config.trust import refuse_foreign
 from mjlab_dist.distributed.exchange import RankInfo
 from mjlab_dist.errors import UserError, listed
@@ -69,6 +72,10 @@ UNFINISHED = ".unfinished."
 
 # Value of --resume that asks for the newest run with the same name
 AUTO = "auto"
+
+# Value of --run that asks for the policy in the task's package. Such policies are packs, named after their tasks, in a
+# directory of this name next to the module of the task.
+PRETRAINED = "pretrained"
 
 # Matches the directory name of a run with --run-name
 _NAMED_RUN = re.compile(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d(?:-\d+)?_(.+)")
@@ -150,6 +157,8 @@ def read_config_file(path: Path, *, trust: bool = False, uses_ssh: bool = True) 
 
 def find_run(log_root: str, task: str, run: str, flag: str = "--run") -> Path:
     """Find a run to play or resume."""
+    if run == PRETRAINED and flag == "--run":
+        return _find_pretrained(task)
     if run == "latest":
         runs = sorted((p.parent for p in Path(log_root, task).glob(f"*/{CONFIG_FILE}")), key=by_start)
         with_checkpoint = [run_dir for run_dir in runs if list_checkpoints(run_dir)]
@@ -179,6 +188,19 @@ def find_run(log_root: str, task: str, run: str, flag: str = "--run") -> Path:
             f"{flag} {run}: is a run of {trained}, not of {task}; use the task {trained}, or choose another run"
         )
     return run_dir
+
+
+def _find_pretrained(task: str) -> Path:
+    """Return the pack of a trained policy that is part of the task's package. The package is not imported."""
+    packs: dict[str, Path] = {}
+    for point in entry_points(group=GROUP):
+        module = find_module(point.module)
+        if module is not None and module.origin is not None:
+            packs[point.name] = Path(module.origin).parent / PRETRAINED / f"{point.name}.zip"
+    found = [name for name, pack in packs.items() if pack.is_file()]
+    if task not in found:
+        raise UserError(f"--run {PRETRAINED}: there is no trained policy of {task}, only of {listed(sorted(found))}")
+    return packs[task]
 
 
 def list_runs(log_root: str) -> list[Path]:
