@@ -120,13 +120,14 @@ def test_curves_are_interpolated_up_to_the_end_of_the_shortest_run(tmp_path: Pat
 def test_runs_without_a_value_are_left_out_unless_they_are_named(tmp_path: Path):
     logs = tmp_path / "logs" / "task"
     good, young, empty = make_run(logs / "1", [1.0]), make_run(logs / "2", [None]), make_run(logs / "3", [])
+    started = make_run(logs / "0", [])
     (empty / METRICS_FILE).unlink()
     events: list[Event] = []
     with listening(events.append):
         (group,) = read_groups(find_runs([str(logs)], ""), "mean_return", of_ranks=False)
         read_groups(find_runs([str(good), "latest"], str(tmp_path / "logs")), "mean_return", of_ranks=False)
     assert [run.path for run in group.runs] == [good]
-    assert [event["text"].partition(":")[0] for event in events] == [str(young), str(empty), str(empty)]
+    assert [event["text"].partition(":")[0] for event in events] == [str(started), str(young), str(empty), str(empty)]
     good.rename(tmp_path / "good")
     for words in ([str(logs)], [str(tmp_path / "good"), str(young)], [str(tmp_path / "good"), str(empty)]):
         with pytest.raises(UserError):
@@ -153,7 +154,7 @@ def test_nothing_that_a_config_names_is_imported(command: Command, tmp_path: Pat
         (("runs", "--metric", "nothing_like_it"), "its metrics.jsonl"),
         (("runs", "--output", "curves.pdf"), "--output"),
         (("runs", "--output", "nowhere/curves.png"), "--output"),
-        (("empty",), "empty: has no metrics.jsonl"),
+        (("empty",), "empty: has no rows in metrics.jsonl"),
         (("young",), "young: has no value of mean_return"),
     ],
 )

@@ -139,9 +139,9 @@ def read_run(path: Path, metric: str) -> Run:
     # Trusting any config is safe here, because the functions that it names are not called
     plain = to_plain(read_config_file(path, trust=True))
     config = {name: value for name, value in paths(plain) if not isinstance(value, Mapping)}
-    if not has_file(path, METRICS_FILE):
-        raise EmptyRunError(f"{path}: has no {METRICS_FILE}, because it has not finished an iteration")
-    history = read_history(path)
+    history = read_history(path) if has_file(path, METRICS_FILE) else {}
+    if not history:
+        raise EmptyRunError(f"{path}: has no rows in {METRICS_FILE}, because it has not finished an iteration")
     _check_metric(history, metric, str(path), METRICS_FILE)
     provenance = read_provenance(path)
     return Run(
