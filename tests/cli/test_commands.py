@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from conftest import Command
 
-import mjlab_dist_tasks.quadruped
 from mjlab_dist.errors import Exit
 from mjlab_dist.runs.run_dir import CHECKPOINTS_DIR, CONFIG_FILE, checkpoint_path
 
@@ -255,8 +254,7 @@ def test_resuming_the_latest_run_reports_newer_runs_without_a_checkpoint(command
 @pytest.mark.slow
 def test_training_and_evaluation_import_neither_the_compiler_of_torch_nor_wandb(tmp_path: Path) -> None:
     small = ["--num-envs", "8"]
-    run = str(Path(mjlab_dist_tasks.quadruped.__file__).parent / "demo")
-    evaluate = ["mjlab-dist", "evaluate", "quadruped-velocity-flat", "--run", run, *small, "--gpu-ids", "None"]
+    evaluate = ["mjlab-dist", "evaluate", "quadruped-velocity-flat", "--run", "pretrained", *small, "--gpu-ids", "None"]
     commands = [
         ["train", "cartpole-balance", *small, "--max-iterations", "1"],
         [*evaluate, "--num-episodes", "1", "--env.episode-length-s", "0.1"],
