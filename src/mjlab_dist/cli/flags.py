@@ -238,7 +238,7 @@ def split_name(argv: Sequence[str]) -> tuple[str | None, list[str]]:
 
 def split_task(argv: Sequence[str]) -> tuple[str | None, list[str]]:
     """Take the task's name from argv: the first word, the one after --task, or the last one after other words."""
-    name, flags = split_name(argv)
+    name, flags = split_name([part for word in argv for part in re.split(r"(?<=^--task)=", word)])
     if name is None and "--task" in flags[:-1]:
         index = flags.index("--task")
         return flags[index + 1], flags[:index] + flags[index + 2 :]

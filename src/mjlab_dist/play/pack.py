@@ -17,7 +17,7 @@ from typing import Any
 from mjlab_dist.config import ExportConfig, PackConfig, TrainConfig, registry
 from mjlab_dist.config.serialization import to_plain
 from mjlab_dist.errors import UserError
-from mjlab_dist.runs.outputs import check_output
+from mjlab_dist.runs.outputs import check_output, writing
 from mjlab_dist.runs.pack_file import CARD, CHECKPOINT, MANIFEST, MAX_BYTES, ONNX, PACK_FORMAT, write_pack
 from mjlab_dist.runs.provenance import read_provenance, versions
 from mjlab_dist.runs.run_dir import (
@@ -279,10 +279,8 @@ def pack(source: Source, config: PackConfig) -> Mapping[str, bytes]:
             raise UserError(f"{source.run_dir}: {size}")
     # Check again, because another process may have created the file during the export
     _check_new(source.output)
-    try:
+    with writing("--output", str(source.output)):
         write_pack(source.output, contents)
-    except OSError as error:
-        raise UserError(f"--output {source.output}: cannot be written ({error.strerror}); name another file") from error
     return contents
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from mjlab_dist.config import PlayConfig
-from mjlab_dist.errors import UserError
 from mjlab_dist.messages import emit
 from mjlab_dist.play.choice import grid, num_frames, size_of
+from mjlab_dist.runs.outputs import writing
 from mjlab_dist.sim.render import Renderers, find_camera
 
 if TYPE_CHECKING:
@@ -60,7 +58,7 @@ class Video:
             for i, view in enumerate(self._views):
                 top, left = i // self._columns * (height + GAP), i % self._columns * (width + GAP)
                 whole[top : top + height, left : left + width] = view.picture()
-            with self._explaining():
+            with writing("--video", self._file):
                 self._writer.append_data(whole)
             done, total = self._step // self._stride + 1, math.ceil(self._max_steps / self._stride)
             emit("recording", done=done, total=total)
@@ -68,17 +66,8 @@ class Video:
 
     def close(self) -> None:
         """Finish writing the file."""
-        with self._explaining():
+        with writing("--video", self._file):
             self._writer.close()
-
-    @contextlib.contextmanager
-    def _explaining(self) -> Iterator[None]:
-        """Report that the file cannot be written in one line, without ffmpeg's command and its output."""
-        try:
-            yield
-        except OSError as error:
-            reason = error.strerror or "ffmpeg has ended; is the disk full?"
-            raise UserError(f"--video {self._file}: cannot be written ({reason}); name another file") from error
 
 
 class Strip:

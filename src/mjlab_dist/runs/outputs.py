@@ -5,9 +5,10 @@ Imports the standard library only.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,10 +53,18 @@ def check_output(flag: str, file: str, suffixes: Sequence[str] = ()) -> None:
 
 def write_output(flag: str, file: str, contents: str | bytes) -> None:
     """Write a file atomically."""
-    try:
+    with writing(flag, file):
         write_atomically(Path(file), contents)
+
+
+@contextlib.contextmanager
+def writing(flag: str, file: str) -> Iterator[None]:
+    """Report in one line that a file cannot be written, without ffmpeg's command and its output if this is a video."""
+    try:
+        yield
     except OSError as error:
-        raise UserError(f"{flag} {file}: cannot be written ({error.strerror}); name another file") from error
+        reason = error.strerror or str(error).partition("\n")[0]
+        raise UserError(f"{flag} {file}: cannot be written ({reason}); name another file") from error
 
 
 def check_figure_file(flag: str, file: str, suffixes: Sequence[str]) -> None:

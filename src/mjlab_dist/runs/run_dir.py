@@ -251,15 +251,16 @@ def find_run_to_resume(log_root: str, task: str | None, run: str) -> Path:
                 f"--resume {run}: is not a run directory; name the task before the flags, or give a run directory"
             )
         return run_dir
-    if re.fullmatch(r"[^/]+/[^/]+/[^/]+", run) and not os.path.exists(run.partition("/")[0]):  # noqa: PTH110
+    if re.fullmatch(r"[^/]+/[^/]+/[^/]+", run) and not os.path.exists(run):  # noqa: PTH110
         run_dirs = sorted(Path(log_root, task).glob("*"), key=by_start, reverse=True)
         found = find_wandb_run(run_dirs, run)
-        if found is None:
+        if found is not None:
+            return found
+        if not os.path.exists(run.partition("/")[0]):  # noqa: PTH110 (otherwise, it is rather a path)
             raise UserError(
                 f"--resume {run}: no run of {task} under {log_root} belongs to this Weights & Biases run; copy its run "
                 "directory from the machine that trained it"
             )
-        return found
     return find_run(log_root, task, run, "--resume")
 
 
@@ -343,23 +344,18 @@ def choose_checkpoint(run_dir: Path, name: str) -> Path:
     if run_dir.is_file():
         raise UserError(f"--checkpoint {name}: the pack {run_dir} has only one checkpoint; drop --checkpoint")
     if name == "best":
-        return _find_best(run_dir)
-    path = checkpoint_path(run_dir, int(name)) if name.isdecimal() else run_dir / CHECKPOINTS_DIR / name
+        link = run_dir / CHECKPOINTS_DIR / BEST_LINK
+        if not link.is_file():
+            raise UserError(
+                f"--checkpoint best: {run_dir} has no best checkpoint yet (if --checkpoint.keep-best is above 0, a run "
+                "writes one after its first episodes have ended); use --checkpoint latest"
+            )
+        return follow_link(link)
+    path = run_dir / CHECKPOINTS_DIR / (f"model_{name}.pt" if name.isdecimal() else name)
     if not os.path.isfile(path):  # noqa: PTH113 (False, not an error, for a name that is too long)
         known = listed(list_checkpoints(run_dir)) or "none yet"
         raise UserError(f"--checkpoint {name}: there is no file {path}; the run has checkpoints of iterations {known}")
     return path
-
-
-def _find_best(run_dir: Path) -> Path:
-    """Return the checkpoint that had the highest mean return when it was written."""
-    link = run_dir / CHECKPOINTS_DIR / BEST_LINK
-    if not link.is_file():
-        raise UserError(
-            f"--checkpoint best: {run_dir} has no best checkpoint yet (if --checkpoint.keep-best is above 0, a run "
-            "writes one after its first episodes have ended); use --checkpoint latest"
-        )
-    return follow_link(link)
 
 
 def read_metrics(run_dir: Path, name: str = METRICS_FILE) -> list[dict[str, Any]]:

@@ -323,6 +323,7 @@ def test_a_number_of_envs_also_replaces_the_number_for_gpus(line: str, expected:
         (["--seed", "1"], None, ["--seed", "1"]),
         # As in Isaac Lab, and after all flags
         (["--seed", "1", "--task", "template", "--dry-run"], "template", ["--seed", "1", "--dry-run"]),
+        (["--task=template", "--run-name=a"], "template", ["--run-name=a"]),
         (["--gpu-ids", "0", "1", "template"], "template", ["--gpu-ids", "0", "1"]),
         (["--help", "template"], "template", ["--help"]),
         (["--seed=1", "template"], None, ["--seed=1", "template"]),

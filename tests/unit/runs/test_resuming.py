@@ -89,6 +89,8 @@ def test_a_checkpoint_is_chosen_by_its_iteration_or_its_file(config: TrainConfig
     assert choose_checkpoint(run, name) == checkpoint_path(run, 1)
     with pytest.raises(UserError, match=r"^--checkpoint 3: .* 1$"):
         choose_checkpoint(run, "3")
+    with pytest.raises(UserError, match=r"^--checkpoint 9+: "):
+        choose_checkpoint(run, "9" * 5000)  # more digits than Python converts to a number
 
 
 def test_resume_auto_without_a_run_name_is_refused(config: TrainConfig):
