@@ -29,8 +29,8 @@ class Count(NamedTuple):
 
 
 MAXIMA = {
-    "arm-lift-cube": Count(122, 168),
-    "arm-reach": Count(72, 118),
+    "arm-lift-cube": Count(121, 167),
+    "arm-reach": Count(71, 117),
     "cartpole-balance": Count(36, 76),
     "cartpole-swingup": Count(36, 76),
     "gym-ant": Count(47, 103),
@@ -41,11 +41,11 @@ MAXIMA = {
     "gym-reacher": Count(54, 110),
     "gym-walker2d": Count(49, 105),
     "humanoid-velocity-flat": Count(153, 199),
-    "quadruped-tracking": Count(298, 338),
-    "quadruped-velocity-flat": Count(157, 197),
-    "quadruped-velocity-rough": Count(192, 232),
+    "quadruped-tracking": Count(296, 336),
+    "quadruped-velocity-flat": Count(152, 192),
+    "quadruped-velocity-rough": Count(187, 227),
     "template": Count(38, 84),
-    "everything": Count(271, 329),
+    "everything": Count(267, 325),
 }
 
 

@@ -74,7 +74,7 @@ def height_error(env: Env, target_m: float, joint: str = "root") -> torch.Tensor
 
 def action_rate(env: Env) -> torch.Tensor:
     """Return the sum of squared changes of the action since the previous step."""
-    return (env.actions - env.previous_actions).square().sum(dim=1)
+    return functional.mse_loss(env.actions, env.previous_actions, reduction="none").sum(dim=1)
 
 
 def action_size(env: Env) -> torch.Tensor:
@@ -99,9 +99,9 @@ class JointAcceleration(Term):
 
     def __call__(self, env: Env) -> torch.Tensor:
         velocity = self._columns.of(env.sim.qvel)
-        acceleration = (velocity - self._before) / self._dt_s
+        squares = functional.mse_loss(velocity, self._before, reduction="none")
         self._before.copy_(velocity)
-        return acceleration.square().sum(dim=1)
+        return squares.sum(dim=1) / self._dt_s**2
 
     def reset(self, mask: torch.Tensor) -> None:
         write_rows(self._before, mask, self._columns.of(self._live))
@@ -130,7 +130,7 @@ class JointDeviation(Term):
         self._home = self._columns.of(env.reference.qpos)
 
     def __call__(self, env: Env) -> torch.Tensor:
-        return (self._columns.of(env.sim.qpos) - self._home).abs().sum(dim=1)
+        return torch.linalg.vector_norm(self._columns.of(env.sim.qpos) - self._home, ord=1, dim=1)
 
 
 class JointLimits(Term):
@@ -157,7 +157,7 @@ class JointLimits(Term):
 
     def __call__(self, env: Env) -> torch.Tensor:
         position = self._columns.of(env.sim.qpos)
-        return position.clamp(self._low, self._high).sub_(position).abs_().sum(dim=1)
+        return torch.linalg.vector_norm(position.clamp(self._low, self._high).sub_(position), ord=1, dim=1)
 
 
 def feet_air_time(env: Env, sensor: str, command: str, min_s: float = 0.5, moving_m_s: float = 0.1) -> torch.Tensor:
@@ -213,7 +213,7 @@ def scheduled_contacts(env: Env, gait: str, contacts: str) -> torch.Tensor:
     The bodies of the Contact sensor ``contacts`` are the feet of the Gait sensor ``gait``, in the same order.
     """
     stands = env.sensor(gait, Gait).swing <= 0.0
-    return (env.sensor(contacts, Contact).in_contact == stands).float().mean(dim=1)
+    return (env.sensor(contacts, Contact).in_contact == stands).mean(dim=1, dtype=torch.float32)
 
 
 class FootLift(Term):
