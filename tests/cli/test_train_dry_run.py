@@ -47,7 +47,11 @@ def test_a_dry_run_measures_auto_and_finds_configs_that_cannot_train(command: Co
     found = re.search(r"([\d,]+) per rank", rows_of(done.out)["Envs"])
     assert found
     assert int(found[1].replace(",", "")).bit_count() == 1, "a power of two"
-    for flags in (["--agent.num-mini-batches", "7"], ["--env.actions.joints", "no_such_joint"], ["--resume", "latest"]):
+    for flags in (
+        ["--num-envs", "64", "--agent.num-mini-batches", "7"],
+        ["--env.actions.joints", "no_such_joint"],
+        ["--resume", "latest"],
+    ):
         assert command.here(*TRAIN, *flags, "--dry-run").code == 2, flags
     torchrun = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
     assert command(*TRAIN, "--dry-run", env=torchrun).code == 2  # ranks of torchrun end their process

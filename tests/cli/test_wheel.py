@@ -76,6 +76,13 @@ def test_the_demo_works_from_the_wheel(venv: Path, tmp_path: Path) -> None:
     assert len(imageio.imread(video)) == 5
 
 
+@pytest.mark.slow
+def test_training_works_from_the_wheel(venv: Path, tmp_path: Path) -> None:
+    flags = ("--max-iterations", "1", "--total-num-envs", "32", "--log-root", tmp_path / "logs")
+    run(venv / "bin" / "train", "quadruped-velocity-flat", *flags)
+    assert list(tmp_path.glob("logs/quadruped-velocity-flat/*/checkpoints/model_1.pt"))
+
+
 def type_errors(venv: Path, project: Path, *files: str) -> list[str]:
     """Return the problems that basedpyright finds in a project that uses the wheel, each in the form "file: rule"."""
     (project / "pyrightconfig.json").write_text(json.dumps({"typeCheckingMode": "recommended"}))

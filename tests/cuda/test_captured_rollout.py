@@ -42,7 +42,7 @@ def short(task: str) -> TrainConfig:
     """Return a config with few envs and short rollouts."""
     config = config_of(task)
     agent = dataclasses.replace(config.agent, num_steps_per_env=6, num_learning_epochs=1, num_mini_batches=2)
-    return dataclasses.replace(config, num_envs=NUM_ENVS, agent=agent)
+    return dataclasses.replace(config, num_envs=NUM_ENVS, total_num_envs=None, agent=agent)
 
 
 def train(config: TrainConfig, *, captured: bool) -> tuple[list[dict[str, torch.Tensor]], Any]:

@@ -28,7 +28,9 @@ def own_config() -> Any:
     base = registry.task_config("cartpole-balance")
     agent = dataclasses.replace(base.agent, num_steps_per_env=STEPS, obs_normalization=True)
     env = dataclasses.replace(base.env, episode_length_s=0.1)  # ten steps, so that episodes end in the run
-    return dataclasses.replace(base, agent=agent, env=env, num_envs=NUM_ENVS, max_iterations=ITERATIONS, seed=SEED)
+    return dataclasses.replace(
+        base, agent=agent, env=env, num_envs=NUM_ENVS, total_num_envs=None, max_iterations=ITERATIONS, seed=SEED
+    )
 
 
 class Watch(HostSyncs):

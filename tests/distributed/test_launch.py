@@ -106,7 +106,7 @@ def test_two_ranks_train_and_leave_a_complete_run(command: Command) -> None:
     # Without a terminal, the output is plain lines. The last lines name the run directory and the commands that play
     # the run.
     lines = done.out.splitlines()
-    assert lines[0].startswith("Training cartpole-balance with 2 ranks.")
+    assert lines[0].startswith("Training cartpole-balance with 2 ranks on ")
     assert any(" 5/5 " in line for line in lines)
     assert lines[1] == f"Watch: uv run mjlab-dist watch logs/cartpole-balance/{run.name}"
     play = f"uv run play cartpole-balance --run logs/cartpole-balance/{run.name}"

@@ -283,7 +283,7 @@ def test_captured_rollouts_train_like_eager_ones(task: str) -> None:
     for capture in ("physics", "step"):
         config = config_of(task)
         env = dataclasses.replace(config.env, sim=dataclasses.replace(config.env.sim, capture=capture))
-        config = dataclasses.replace(config, env=env, num_envs=NUM_ENVS)
+        config = dataclasses.replace(config, env=env, num_envs=NUM_ENVS, total_num_envs=None)
         torch.manual_seed(0)
         runner = Runner(Env(env, NUM_ENVS, DEVICE), config, Rank())
         runner.alg.train_mode()
@@ -471,7 +471,7 @@ def test_an_iteration_never_waits_for_the_gpu(task: str, monkeypatch: pytest.Mon
     """Check rollout, returns, update and the tensors of metrics. Only the wait at the iteration's end is allowed."""
     start_warp(DEVICE)
     torch.manual_seed(0)
-    config = dataclasses.replace(config_of(task), num_envs=NUM_ENVS)
+    config = dataclasses.replace(config_of(task), num_envs=NUM_ENVS, total_num_envs=None)
     runner = Runner(Env(config.env, NUM_ENVS, DEVICE), config, Rank())
     runner.alg.train_mode()
     synchronize = torch.cuda.synchronize

@@ -34,7 +34,9 @@ def main(device: str, log_root: str) -> None:
     """
     shared = RankDevice(device=device, name="shared", torch_threads=1, backend="gloo")
     task = registry.task_config("cartpole-balance")
-    config = dataclasses.replace(task, num_envs=NUM_ENVS, max_iterations=ITERATIONS, log_root=log_root)
+    config = dataclasses.replace(
+        task, num_envs=NUM_ENVS, total_num_envs=None, max_iterations=ITERATIONS, log_root=log_root
+    )
     run_dir = create_run_dir(config)
     plan = RunPlan(hosts=(Host(devices=(shared,) * 2),), budget=plan_budget(config, 2), run_dir=run_dir)
     events: list[Event] = []

@@ -129,10 +129,9 @@ class TrainConsole:
         self._is_trained = False
         self._lock = threading.RLock()
 
-    def started(self, run_dir: Path, num_ranks: int) -> None:
-        """Print the number of ranks, the run directory, and the command that shows the run while it trains."""
+    def started(self, run_dir: Path, ranks: str) -> None:
+        """Print the ranks and their devices, the run directory, and the command that shows the run while it trains."""
         self._run_dir = run_dir
-        ranks = "1 rank" if num_ranks == 1 else f"{num_ranks} ranks"
         self.print_line(f"Training {self._task} with {ranks}. Run: {printable(str(run_dir))}")
         self.print_line(f"Watch: uv run mjlab-dist watch {shlex.quote(printable(str(run_dir)))}")
 

@@ -101,12 +101,12 @@ class TrainConfig:
     task: str
     """Name of the task, as list-tasks prints it. The first argument sets it, not this flag."""
     num_envs: PositiveInt | Literal["auto"] = 1024
-    """Envs per rank. auto: the largest power of two that fits into the memory of every rank."""
+    """Envs per rank, without total-num-envs. auto: the largest power of two that fits into the memory of every rank."""
     gpu_num_envs: PositiveInt | None = None
-    """Envs per rank if all ranks are on GPUs, instead of num-envs; None for num-envs. The flags num-envs and
-    total-num-envs take precedence."""
+    """Envs per rank if all ranks are on GPUs, instead of num-envs or total-num-envs; None for these. The flags
+    num-envs and total-num-envs take precedence."""
     total_num_envs: PositiveInt | None = None
-    """Envs over all ranks, instead of num-envs; must be divisible by the number of ranks."""
+    """Envs over all ranks, instead of num-envs; rounded up to equal shares of ranks and mini-batches."""
     max_iterations: PositiveInt = 300
     """Iterations to train: each is one rollout and one policy update."""
     total_timesteps: PositiveInt | None = None
@@ -119,7 +119,8 @@ class TrainConfig:
     into CUDA_VISIBLE_DEVICES if that is set. all: every usable GPU, with a warning if there are unusable ones.
     auto: the first usable GPU, else the CPU."""
     cpu_ranks: PositiveInt | None = None
-    """Number of processes to train with on the CPU. They share the cores equally."""
+    """Number of processes to train with on the CPU. They share the cores equally. Default: one per core and 16 envs
+    of total-num-envs; without it, one."""
     oversubscribe: bool = False
     """Allow more than 4 CPU ranks per core."""
     hosts: tuple[str, ...] = ()
@@ -299,7 +300,8 @@ class EvaluateConfig:
     gpu_ids: tuple[int, ...] | Literal["auto", "all"] | None = "auto"
     """GPUs to evaluate on, with one rank each, as in train; None for the CPU."""
     cpu_ranks: PositiveInt | None = None
-    """Number of processes to evaluate with on the CPU. They share the cores equally."""
+    """Number of processes to evaluate with on the CPU. They share the cores equally. Default: one per core, with at
+    least num-envs episodes each."""
     json: bool = False
     """Print one JSON object instead of the table."""
     plot: str | None = None

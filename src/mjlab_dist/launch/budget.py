@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from dataclasses import dataclass
 
 from mjlab_dist.config import AgentConfig, SacConfig, TrainConfig
 from mjlab_dist.config.checks import validate, validate_shards
-from mjlab_dist.errors import UserError, listed
+from mjlab_dist.errors import UserError
+
+# Largest ratio by which the envs of a rank are rounded up for its mini-batches
+MAX_ROUNDING = 1.25
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,8 +22,8 @@ class Budget:
     num_envs: int
     # Total number of iterations, including those before a resume
     max_iterations: int
-    # Line for the user if --total-timesteps was rounded down
-    note: str | None = None
+    # Lines for the user about totals that were rounded
+    notes: tuple[str, ...] = ()
 
 
 def validate_training(config: TrainConfig) -> None:
@@ -41,16 +46,17 @@ def plan_budget(config: TrainConfig, world_size: int) -> Budget | None:
         The budget; None for ``--num-envs auto``, where ranks first measure memory and then call :func:`budget_of`.
     """
     validate_shards(config, world_size)
-    if config.num_envs == "auto" and config.total_num_envs is None:
-        return None
-    total = total_num_envs(config, world_size)
-    num_envs, left_over = divmod(total, world_size)
-    if left_over:
-        choices = [n for n in (num_envs * world_size, (num_envs + 1) * world_size) if n]
-        raise UserError(
-            f"--total-num-envs {total}: cannot be split evenly over {world_size} ranks; use {listed(choices, 'or')}"
-        )
-    return budget_of(config, world_size, num_envs)
+    if config.total_num_envs is None:
+        return None if config.num_envs == "auto" else budget_of(config, world_size, config.num_envs)
+    # --total-num-envs, rounded up so that ranks have equal numbers of envs, and mini-batches of samples. Mini-batches
+    # that need many more envs are refused.
+    least, unit = math.ceil(config.total_num_envs / world_size), _envs_per_mini_batch(config.agent)
+    num_envs = unit * math.ceil(least / unit)
+    budget = budget_of(config, world_size, num_envs if num_envs <= MAX_ROUNDING * least else least)
+    if (total := budget.num_envs * world_size) == config.total_num_envs:
+        return budget
+    note = f"--total-num-envs {config.total_num_envs}: trains with {total}, {num_envs} on each rank, so that ranks and"
+    return dataclasses.replace(budget, notes=(f"{note} mini-batches have equal shares.", *budget.notes))
 
 
 def total_num_envs(config: TrainConfig, world_size: int) -> int:
@@ -81,7 +87,7 @@ def budget_of(config: TrainConfig, world_size: int, num_envs: int) -> Budget:
         f"--total-timesteps {config.total_timesteps}: trains {iterations} iterations of {per_iteration:,} steps, "
         f"{config.total_timesteps - left_over:,} in all; the remaining {left_over:,} are less than one iteration."
     )
-    return Budget(num_envs=num_envs, max_iterations=iterations, note=note if left_over else None)
+    return Budget(num_envs=num_envs, max_iterations=iterations, notes=(note,) if left_over else ())
 
 
 def _validate_rollout(agent: AgentConfig, num_envs: int) -> None:
@@ -103,6 +109,15 @@ def _validate_rollout(agent: AgentConfig, num_envs: int) -> None:
             f"{num_envs} x --agent.num-steps-per-env {agent.num_steps_per_env} = {rollout} samples; "
             f"use {_nearest_divisor(rollout, agent.num_mini_batches)}"
         )
+
+
+def _envs_per_mini_batch(agent: AgentConfig) -> int:
+    """Return the number whose multiples are the numbers of envs that divide into mini-batches."""
+    if isinstance(agent, SacConfig):
+        return 1
+    if agent.rnn != "none":
+        return agent.num_mini_batches
+    return agent.num_mini_batches // math.gcd(agent.num_mini_batches, agent.num_steps_per_env)
 
 
 def _validate_replay(agent: AgentConfig, world_size: int, num_envs: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,7 @@ from mjlab_dist.launch.hosts.host_checks import choose_hosts
 from mjlab_dist.launch.hosts.ssh import Host
 from mjlab_dist.learn.loggers import check_loggers
 from mjlab_dist.machine.devices import Gpu, plan_devices, shared_cores
+from mjlab_dist.machine.limits import cores
 from mjlab_dist.machine.memory import check_memory
 from mjlab_dist.machine.preflight import check_machine
 from mjlab_dist.messages import emit
@@ -42,6 +44,10 @@ MAX_TIMESTEP_S = 0.05
 
 # Number of envs per rank that uses only a part of a GPU if a rank has fewer
 FEW_ON_GPU = 1024
+
+# Minimum number of envs of a CPU rank, if the user does not choose the number of ranks. With fewer, two ranks are not
+# faster than one with two threads (docs/performance.md).
+MIN_ENVS_PER_CPU_RANK = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +110,7 @@ def plan_run(
         The plan, and the config, :func:`settled`.
     """
     # Hosts and devices
-    hosts = plan_hosts(config, environ, gpus)
+    hosts = plan_hosts(config, environ, gpus, uses_all_cores=True)
     own = hosts[0].devices
     if config.env.sim.deterministic and all(device.device == "cpu" for device in devices_of(hosts)):
         raise UserError(
@@ -113,6 +119,10 @@ def plan_run(
         )
     # Envs and iterations
     config, budget = plan_envs(config, devices_of(hosts), own, gpus, len(devices_of(hosts)))
+    is_open = config.cpu_ranks is None and config.total_num_envs is None and own[0].device == "cpu"
+    if is_open and hosts == (Host(devices=own[:1]),) and budget and budget.num_envs >= 2 * MIN_ENVS_PER_CPU_RANK:
+        flag = f"--total-num-envs {budget.num_envs}"
+        emit("status", text=f"One rank uses all cores; {flag} instead of --num-envs starts a rank per core.")
     if config.env.sim.entities:
         from mjlab_dist.sim.scene import ignored_options  # imports MuJoCo
 
@@ -132,17 +142,43 @@ def plan_run(
     return plan, config
 
 
-def plan_hosts(config: TrainConfig, environ: Mapping[str, str], gpus: list[Gpu]) -> tuple[Host, ...]:
+def plan_hosts(
+    config: TrainConfig, environ: Mapping[str, str], gpus: list[Gpu], *, uses_all_cores: bool = False
+) -> tuple[Host, ...]:
     """Choose the machines and devices of all ranks. Every command that starts ranks calls this function.
+
+    Args:
+        config: What the user asked for.
+        environ: Environment variables.
+        gpus: GPUs of this machine.
+        uses_all_cores: Whether a machine without GPUs has a rank per core, if the config leaves the number of ranks
+            open, and says how many envs they have together.
 
     Returns:
         The machines, with the device of each of their ranks; the first is this machine.
     """
     config = dataclasses.replace(config, hosts=named_hosts(config.hosts, environ))
-    own = plan_devices(config, environ, gpus, parse_host(config.hosts[0]).num_ranks if config.hosts else None)
+    num_ranks = parse_host(config.hosts[0]).num_ranks if config.hosts else None
+    own = plan_devices(config, environ, gpus, num_ranks)
+    if uses_all_cores and own[0].device == "cpu" and config.cpu_ranks is None:
+        config = dataclasses.replace(config, gpu_ids=None, cpu_ranks=_cpu_ranks(config))
+        own = plan_devices(config, environ, gpus, num_ranks)
     for warning in shared_cores(own):
         emit("warning", text=warning)
     return choose_hosts(config, environ, own)
+
+
+def _cpu_ranks(config: TrainConfig) -> int:
+    """Return the number of CPU ranks on each machine for a config that leaves it open."""
+    if config.total_num_envs is None:
+        return 1
+    num_hosts = max(1, len(config.hosts))
+    most = min(cores(), config.total_num_envs // (MIN_ENVS_PER_CPU_RANK * num_hosts))
+    for num_ranks in range(most, 1, -1):
+        with contextlib.suppress(UserError):  # SAC's batches, for example, cannot be split over any number of ranks
+            plan_budget(config, num_ranks * num_hosts)
+            return num_ranks
+    return 1
 
 
 def devices_of(hosts: Sequence[Host]) -> tuple[RankDevice, ...]:
@@ -179,29 +215,30 @@ def plan_envs(
 def settled(config: TrainConfig, devices: Sequence[RankDevice]) -> TrainConfig:
     """Return the config with one number of envs per rank and one engine.
 
-    On GPUs, ``gpu_num_envs`` replaces ``num_envs``. The run's config.yaml contains this config, so that a resumed run
-    keeps its number of envs and its engine on other devices.
+    On GPUs, ``gpu_num_envs`` replaces ``num_envs`` and ``total_num_envs``. The run's config.yaml contains this config,
+    so that a resumed run keeps its number of envs and its engine on other devices.
     """
-    num_envs = config.num_envs
     if config.gpu_num_envs is not None and _on_gpus(devices):
-        num_envs = config.gpu_num_envs
+        config = dataclasses.replace(config, num_envs=config.gpu_num_envs, total_num_envs=None)
     # If any rank has a GPU, all ranks use the engine for GPUs
     device = next((each.device for each in devices if each.device != "cpu"), "cpu")
     engine = choose_engine(config.env.sim, device)
-    config = dataclasses.replace(config, num_envs=num_envs, gpu_num_envs=None)
+    config = dataclasses.replace(config, gpu_num_envs=None)
     return replaced(config, ["env", "sim", "engine"], engine)
 
 
 def notes(config: TrainConfig, devices: Sequence[RankDevice], budget: Budget | None) -> list[str]:
     """Return lines for the user: the number of envs on GPUs, rounded totals, and which iterations videos show."""
     envs = None
+    total = config.total_num_envs
     if budget is not None and _on_gpus(devices):
-        if config.gpu_num_envs is not None and config.total_num_envs is None:
-            envs = f"the number for GPUs (on a CPU: {config.num_envs}); --num-envs changes it"
-        elif (config.num_envs != "auto" or config.total_num_envs is not None) and budget.num_envs < FEW_ON_GPU:
+        if config.gpu_num_envs is not None:
+            on_cpu = f"{config.num_envs}" if total is None else f"{total} over all ranks"
+            envs = f"the number for GPUs (on a CPU: {on_cpu}); --num-envs changes it"
+        elif (config.num_envs != "auto" or total is not None) and budget.num_envs < FEW_ON_GPU:
             envs = "as the config says, few for a GPU; --num-envs changes the number"
         envs = envs and f"Envs per rank: {budget.num_envs}, {envs}."
-    return [note for note in (envs, budget and budget.note, video_note(config)) if note]
+    return [note for note in (envs, *(budget.notes if budget else ()), video_note(config)) if note]
 
 
 def _on_gpus(devices: Sequence[RankDevice]) -> bool:
@@ -297,6 +334,17 @@ def _check_init_from(config: TrainConfig, file: str) -> None:
             f"--init-from {file}: is of the task {trained.task}, whose policy observes {listed(theirs)}; {config.task} "
             f"needs a policy that observes {listed(ours)}"
         )
+
+
+def describe_ranks(plan: RunPlan) -> str:
+    """Return the number of ranks and what they run on, such as ``2 ranks on 2 cores``."""
+    on_cpu = plan.own_devices[0].device == "cpu"
+    if len(plan.hosts) > 1:
+        places, place = len(plan.hosts), "machine"
+    else:
+        places, place = (cores(), "core") if on_cpu else (plan.num_ranks, "GPU")
+    ranks = "1 rank" if plan.num_ranks == 1 else f"{plan.num_ranks} ranks"
+    return f"{ranks} on {places} {place}{'' if places == 1 else 's'}"
 
 
 def video_note(config: TrainConfig) -> str | None:

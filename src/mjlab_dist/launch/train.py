@@ -20,7 +20,7 @@ from mjlab_dist.distributed.rank import RankDevice, number_by_bus
 from mjlab_dist.errors import UserError
 from mjlab_dist.imports import import_learner, start_up
 from mjlab_dist.launch import worker
-from mjlab_dist.launch.plan import check_config, find_resumed, notes, plan_envs, plan_run
+from mjlab_dist.launch.plan import check_config, describe_ranks, find_resumed, notes, plan_envs, plan_run
 from mjlab_dist.launch.restarts import run_with_restarts
 from mjlab_dist.launch.worker import RunResult, free_earlier_run
 from mjlab_dist.machine.devices import find_gpus, in_this_process, plan_own_device
@@ -39,7 +39,7 @@ _training = threading.Lock()
 def train(
     config: TrainConfig,
     listen: Listener,
-    started: Callable[[Path, int], None],
+    started: Callable[[Path, str], None],
     control: Control | None = None,
     *,
     own_process: bool = False,
@@ -65,7 +65,7 @@ def train(
 def _train(
     config: TrainConfig,
     listen: Listener,
-    started: Callable[[Path, int], None],
+    started: Callable[[Path, str], None],
     control: Control,
     *,
     own_process: bool,
@@ -88,7 +88,7 @@ def _train(
         shown += [(str(each.absolute()), str(each)) for each in (run_dir, log_root) if each != Path()]
         lease = stack.enter_context(_reserved(plan.run_dir, config, names, is_new=plan.is_new))
         plan = dataclasses.replace(plan, lease=lease)
-        started(plan.run_dir, plan.num_ranks)
+        started(plan.run_dir, describe_ranks(plan))
         emit("debug", text=f"launcher: devices {', '.join(names)}; hosts {', '.join(plan.host_names)}")
         for note in notes(asked, plan.devices, plan.budget):
             emit("status", text=note)

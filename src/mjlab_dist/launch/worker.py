@@ -286,7 +286,7 @@ def _measure_num_envs(config: TrainConfig, rank: Rank, store: Store | None, devi
     num_envs, reason = sizing.choose_num_envs([sizing.Room(**fields) for fields in exchanged])
     budget = budget_of(config, rank.world_size, num_envs)
     if rank.is_main:
-        for text in filter(None, (reason, budget.note)):
+        for text in filter(None, (reason, *budget.notes)):
             emit("status", text=text)
     return num_envs
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,6 +13,7 @@ from mjlab_dist.config import TrainConfig
 from mjlab_dist.distributed import Rank, RankDevice, outside_launcher
 from mjlab_dist.distributed.rank import is_numbered_by_bus
 from mjlab_dist.errors import UserError
+from mjlab_dist.machine.limits import cores
 
 if TYPE_CHECKING:
     from mjlab_dist.launch.hosts.device_answer import DeviceRequest
@@ -174,11 +174,6 @@ def in_this_process(device: RankDevice, environ: Mapping[str, str], gpus: list[G
         if token.startswith(MIG) and len(tokens) > 1:
             return None
     return dataclasses.replace(device, device=f"cuda:{tokens.index(token)}", visible=None) if token in tokens else None
-
-
-def cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0))
 
 
 def _query_card(card: int) -> list[Gpu]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import resource
 import shutil
@@ -17,9 +18,9 @@ import pynvml
 
 from mjlab_dist.errors import byte_size
 from mjlab_dist.machine import GB, Finding, Status
-from mjlab_dist.machine.devices import cores, find_gpus, nvml
+from mjlab_dist.machine.devices import find_gpus, nvml
 from mjlab_dist.machine.gpu_checks import check_gpus, check_torch, check_warp, dotted, driver_cuda
-from mjlab_dist.machine.memory import cpu_quota, memory_room
+from mjlab_dist.machine.limits import ROOT, cores, cpu_quota, memory_room
 from mjlab_dist.machine.preflight import (
     LOW_BYTES,
     LOW_CACHE_BYTES,
@@ -132,23 +133,14 @@ def check_shared_memory(directory: Path) -> Finding:
     return Finding(name="shared memory", figure=figure)
 
 
-def check_cores(root: Path = Path("/")) -> Finding:
-    """Check how many cores this process may use, and whether a quota limits their time."""
-    usable, quota = cores(), cpu_quota(root)
-    figure = f"{usable} of {os.cpu_count()}"
-    if quota < usable:
-        few = sorted(os.sched_getaffinity(0))[: max(1, int(quota))]
-        return Finding(
-            name="CPU cores",
-            figure=f"{figure}, but a quota allows only the time of {quota:g} core{'' if quota == 1 else 's'}: if more "
-            "threads run, they slow each other down",
-            status=Status.WARNING,
-            fix=f"start commands with taskset -c {','.join(map(str, few))}",
-        )
-    return Finding(name="CPU cores", figure=figure)
+def check_cores(root: Path = ROOT) -> Finding:
+    """Show how many cores this process may use."""
+    quota = cpu_quota(root)
+    figure = f"{cores(root)} of {os.cpu_count()}"
+    return Finding(name="CPU cores", figure=figure if quota == math.inf else f"{figure} (CPU quota: {quota:g})")
 
 
-def check_memory(root: Path = Path("/")) -> Finding:
+def check_memory(root: Path = ROOT) -> Finding:
     """Check how much memory is available."""
     available = min(psutil.virtual_memory().available, memory_room(root))
     figure = f"{byte_size(available)} available"

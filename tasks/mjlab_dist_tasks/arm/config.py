@@ -65,7 +65,7 @@ def reach() -> TrainConfig:
     """Move the gripper of a 7-joint arm to poses above a table, one after another."""
     return TrainConfig(
         task="arm-reach",
-        num_envs=128,
+        total_num_envs=256,
         gpu_num_envs=4096,
         max_iterations=400,
         agent=_AGENT,
@@ -116,7 +116,7 @@ def lift_cube() -> TrainConfig:
     """Lift a cube from a table with a 7-joint arm, and hold it at a target."""
     return TrainConfig(
         task="arm-lift-cube",
-        num_envs=128,
+        total_num_envs=256,
         gpu_num_envs=4096,
         max_iterations=400,
         agent=_AGENT,

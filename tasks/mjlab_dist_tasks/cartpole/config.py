@@ -38,7 +38,7 @@ def balance() -> TrainConfig:
     """Keep a pole upright on a cart that moves along a rail."""
     return TrainConfig(
         task="cartpole-balance",
-        num_envs=512,
+        total_num_envs=1024,
         gpu_num_envs=4096,
         max_iterations=150,
         agent=_AGENT,
@@ -55,7 +55,7 @@ def swingup() -> TrainConfig:
     """Swing a hanging pole up and keep it upright on a cart that moves along a rail."""
     return TrainConfig(
         task="cartpole-swingup",
-        num_envs=512,
+        total_num_envs=1024,
         gpu_num_envs=4096,
         max_iterations=300,
         agent=_AGENT,

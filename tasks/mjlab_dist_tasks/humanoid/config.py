@@ -69,7 +69,7 @@ def velocity_flat() -> TrainConfig:
     """Follow velocity commands on flat ground with a humanoid of 23 joints."""
     return TrainConfig(
         task="humanoid-velocity-flat",
-        num_envs=128,
+        total_num_envs=256,
         gpu_num_envs=4096,
         max_iterations=1300,
         # Settings for two ranks with 128 envs each, which walk within 21 minutes (docs/lab.md has alternatives)

@@ -63,7 +63,7 @@ def flat() -> TrainConfig:
     """Follow velocity commands on flat ground with a quadruped."""
     return TrainConfig(
         task="quadruped-velocity-flat",
-        num_envs=128,
+        total_num_envs=256,
         gpu_num_envs=4096,
         max_iterations=390,
         agent=_AGENT,

@@ -69,7 +69,7 @@ def test_text_is_printed_unchanged(text: str) -> None:
     console = make_console(file=out, soft_wrap=True)
     EventPrinter(console).listen({"kind": "status", "text": text})
     assert out.getvalue() == f"{text}\n"
-    TrainConsole(text, console).started(Path(text), 2)
+    TrainConsole(text, console).started(Path(text), "2 ranks")
     assert out.getvalue().count(text) == 4
 
 
@@ -85,7 +85,7 @@ def test_printed_commands_can_be_typed(tmp_path: Path) -> None:
     write_checkpoint(run_dir / "checkpoints" / "model_1.pt")
     out = io.StringIO()
     console = TrainConsole("a-task", make_console(file=out, soft_wrap=True))
-    console.started(run_dir, 1)
+    console.started(run_dir, "1 rank")
     console.listen({"kind": "length", "max_iterations": 2})
     row = {"iteration": 1, "total_steps": 8, "elapsed_s": 1.0, "steps_per_s": 8.0, "mean_return": None}
     console.listen({"kind": "iteration", "row": {**row, "mean_episode_length": None}})

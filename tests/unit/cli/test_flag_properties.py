@@ -21,7 +21,7 @@ from mjlab_dist.errors import UserError
 
 PROG = "train cartpole-balance"
 
-DEFAULT = dataclasses.replace(registry.task_config("cartpole-balance"), gpu_num_envs=None)
+DEFAULT = dataclasses.replace(registry.task_config("cartpole-balance"), gpu_num_envs=None, total_num_envs=None)
 
 FIELDS = run_fields(DEFAULT)
 

@@ -135,7 +135,7 @@ def test_bash_completes_flags(capsys: pytest.CaptureFixture[str]):
     ],
 )
 def test_a_flag_changes_only_its_field(line: str, path: str, value: Any):
-    default = dataclasses.replace(DEFAULT, gpu_num_envs=None)
+    default = dataclasses.replace(DEFAULT, gpu_num_envs=None, total_num_envs=None)
     config = parsed(line, default)
     assert value_at(config, path) == value
     assert type(value_at(config, path)) is type(value)
@@ -276,10 +276,10 @@ def test_a_mistake_in_a_flag_of_a_term_names_it(refusal_of: Callable[..., str], 
 @pytest.mark.parametrize(
     ("in_file", "line", "fields"),
     [
-        ({"total_num_envs": 8}, "", {"num_envs": 512, "total_num_envs": 8}),
+        ({"total_num_envs": 8}, "", {"num_envs": 1024, "total_num_envs": 8}),
         ({"total_num_envs": 8}, "--num-envs 3", {"num_envs": 3, "total_num_envs": None}),
         ({"total_num_envs": 8}, "--num-envs auto", {"num_envs": "auto", "total_num_envs": None}),
-        ({"total_num_envs": 8}, "--total-num-envs 6", {"num_envs": 512, "total_num_envs": 6}),
+        ({"total_num_envs": 8}, "--total-num-envs 6", {"num_envs": 1024, "total_num_envs": 6}),
         ({"total_num_envs": 8}, "--num-envs 3 --total-num-envs None", {"num_envs": 3, "total_num_envs": None}),
         ({"num_envs": "auto"}, "", {"num_envs": "auto", "total_num_envs": None}),
         ({"num_envs": "auto"}, "--total-num-envs 6", {"num_envs": "auto", "total_num_envs": 6}),
@@ -293,7 +293,7 @@ def test_a_flag_takes_precedence_over_a_total_in_the_file(
     tmp_path: Path, in_file: dict[str, Any], line: str, fields: dict[str, Any]
 ):
     file = tmp_path / "config.yaml"
-    default = dataclasses.replace(DEFAULT, gpu_num_envs=None)
+    default = dataclasses.replace(DEFAULT, gpu_num_envs=None, total_num_envs=None)
     file.write_text(yaml.safe_dump(to_plain(dataclasses.replace(default, **in_file))))
     config = typed("--config", str(file), *line.split())
     assert config == dataclasses.replace(default, **fields)
@@ -377,7 +377,7 @@ def test_help_is_one_screen(columns: int, monkeypatch: pytest.MonkeyPatch, capsy
     assert max(map(len, lines)) <= columns
     assert len(lines) <= 42
     assert all(f"--{name.replace('_', '-')} " in page for name in train.ON_SHORT_PAGE)
-    assert re.search(r"--num-envs INT.* \(default: 512\)", page)
+    assert re.search(r"(?s)--total-num-envs INT.{,200}\(default:\W+1024\)", page)
 
 
 @pytest.mark.parametrize("task", ["cartpole-balance", "quadruped-velocity-rough"])

@@ -209,7 +209,9 @@ def test_a_run_resumes_with_its_current_value(tmp_path: Path) -> None:
     env = dataclasses.replace(task.env, curricula={"it": it})
     agent = dataclasses.replace(task.agent, num_steps_per_env=4)
     for iterations in (2, 4):
-        run = dataclasses.replace(task, env=env, agent=agent, num_envs=8, max_iterations=iterations)
+        run = dataclasses.replace(
+            task, env=env, agent=agent, num_envs=8, total_num_envs=None, max_iterations=iterations
+        )
         Runner(Env(run.env, 8, "cpu"), run, Rank(), tmp_path).train()
     assert [row["curriculum/it/value"] for row in read_metrics(tmp_path)] == pytest.approx([0.1, 0.2, 0.3, 0.4])
 

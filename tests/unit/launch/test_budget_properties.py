@@ -21,7 +21,7 @@ def config_of(*, steps: int = 1, mini_batches: int = 1, rnn: bool = False, **fie
     agent = dataclasses.replace(
         CARTPOLE.agent, num_steps_per_env=steps, num_mini_batches=mini_batches, rnn="gru" if rnn else "none"
     )
-    return dataclasses.replace(CARTPOLE, agent=agent, **fields)
+    return dataclasses.replace(CARTPOLE, **{"total_num_envs": None, "agent": agent, **fields})
 
 
 def planned(config: TrainConfig, world_size: int) -> Budget | UserError:
@@ -39,19 +39,28 @@ def suggestions(refusal: UserError) -> list[int]:
     return [int(number) for number in re.findall(r"\d+", re.split(r"\buse ", str(refusal))[-1])]
 
 
-@given(total=st.integers(1, 10**6), world_size=world_sizes)
-def test_envs_are_split_evenly_or_refused_with_totals_that_can_be_split(total: int, world_size: int):
-    config = config_of(total_num_envs=total)
-    found = planned(config, world_size)
-    if isinstance(found, Budget):
-        assert found.num_envs * world_size == total
+@given(
+    total=st.integers(1, 2000),
+    steps=st.integers(1, 40),
+    mini_batches=st.integers(1, 70),
+    rnn=st.booleans(),
+    world_size=world_sizes,
+)
+def test_a_total_is_rounded_up_to_the_next_number_that_ranks_and_mini_batches_can_share(
+    total: int, steps: int, mini_batches: int, rnn: bool, world_size: int
+):
+    found = planned(config_of(total_num_envs=total, steps=steps, mini_batches=mini_batches, rnn=rnn), world_size)
+    least = -(-total // world_size)
+    if not isinstance(found, Budget):
+        assert str(found).startswith(f"--agent.num-mini-batches {mini_batches}:")
+        assert all((envs if rnn else envs * steps) % mini_batches for envs in range(least, int(1.25 * least) + 1))
         return
-    assert str(found).startswith(f"--total-num-envs {total}")
-    assert suggestions(found)
-    for other in suggestions(found):
-        corrected = planned(dataclasses.replace(config, total_num_envs=other), world_size)
-        assert isinstance(corrected, Budget)
-        assert corrected.num_envs * world_size == other
+    rounded = found.num_envs * world_size
+    assert rounded >= total
+    assert (found.num_envs if rnn else found.num_envs * steps) % mini_batches == 0
+    assert (found.notes == ()) == (rounded == total)
+    for fewer in range(least, found.num_envs):
+        assert (fewer if rnn else fewer * steps) % mini_batches
 
 
 @given(timesteps=st.integers(1, 10**7), num_envs=st.integers(1, 512), steps=st.integers(1, 64), world_size=world_sizes)
@@ -62,7 +71,7 @@ def test_timesteps_become_as_many_whole_iterations_as_fit(timesteps: int, num_en
     if isinstance(found, Budget):
         trained = found.max_iterations * per_iteration
         assert 0 <= timesteps - trained < per_iteration
-        assert (found.note is None) == (trained == timesteps)
+        assert (found.notes == ()) == (trained == timesteps)
         return
     assert str(found).startswith(f"--total-timesteps {timesteps}:")
     assert timesteps < per_iteration

@@ -13,6 +13,7 @@ import pytest
 import mjlab_dist.launch.verify.verification
 import mjlab_dist.simulate.make
 from mjlab_dist.config import TrainConfig, registry
+from mjlab_dist.config.dotted_names import with_values
 from mjlab_dist.distributed import RankDevice, RankPlan, group
 from mjlab_dist.errors import UserError
 from mjlab_dist.launch import plan, train, worker
@@ -33,7 +34,7 @@ class _LaunchedError(Exception):
 @pytest.fixture
 def config(tmp_path: Path) -> TrainConfig:
     base = registry.task_config("quadruped-velocity-flat")
-    assert (base.num_envs, base.gpu_num_envs) == (128, 4096)
+    assert (base.total_num_envs, base.gpu_num_envs) == (256, 4096)
     return dataclasses.replace(base, log_root=str(tmp_path))
 
 
@@ -56,22 +57,22 @@ def test_tasks_have_thousands_of_envs_on_a_gpu_except_gymnasiums() -> None:
 
 
 @pytest.mark.parametrize(
-    ("devices", "num_envs"), [([GPU], 4096), ([GPU, GPU], 4096), ([CPU], 128), ([GPU, CPU], 128), ([CPU, GPU], 128)]
+    ("devices", "num_envs"), [([GPU], 4096), ([GPU, GPU], 4096), ([CPU], 256), ([GPU, CPU], 128), ([CPU, GPU], 128)]
 )
 def test_the_number_for_gpus_is_used_if_all_ranks_are_on_gpus(
     config: TrainConfig, devices: list[RankDevice], num_envs: int
 ) -> None:
-    found = settled(config, devices)
-    assert (found.num_envs, found.gpu_num_envs) == (num_envs, None)
+    assert num_envs_of(config, devices) == num_envs
+    assert settled(config, devices).gpu_num_envs is None
 
 
-def test_a_total_takes_precedence_over_the_number_for_gpus(config: TrainConfig) -> None:
-    assert num_envs_of(dataclasses.replace(config, total_num_envs=32), [GPU]) == 32
+def test_a_total_of_the_user_takes_precedence_over_the_number_for_gpus(config: TrainConfig) -> None:
+    assert num_envs_of(with_values(config, {"total_num_envs": 32}), [GPU]) == 32
 
 
 def test_a_number_for_gpus_that_mini_batches_do_not_divide_is_refused(config: TrainConfig) -> None:
     odd = dataclasses.replace(config, gpu_num_envs=4097, agent=dataclasses.replace(config.agent, num_mini_batches=64))
-    assert num_envs_of(odd, [CPU]) == 128
+    assert num_envs_of(odd, [CPU]) == 256
     with pytest.raises(UserError, match=r"--agent\.num-mini-batches 64: .* 4097 "):
         num_envs_of(odd, [GPU])
 
@@ -79,13 +80,13 @@ def test_a_number_for_gpus_that_mini_batches_do_not_divide_is_refused(config: Tr
 def test_a_note_names_the_number_for_gpus_or_one_that_is_small_for_a_gpu_and_the_flag(config: TrainConfig) -> None:
     hopper, own = registry.task_config("gym-hopper"), dataclasses.replace(config, gpu_num_envs=None)
     total = dataclasses.replace(own, num_envs="auto", total_num_envs=8)
-    few = ((hopper, ("32", "few")), (own, ("128", "few")), (total, ("8", "few")))
-    for chosen, texts in ((config, ("4096", "128", "GPU")), *few):
+    few = ((hopper, ("32", "few")), (own, ("256", "few")), (total, ("8", "few")))
+    for chosen, texts in ((config, ("4096", "256", "GPU")), *few):
         (note,) = note_of(chosen, [GPU])
         assert all(text in note for text in (*texts, "--num-envs"))
         assert note_of(chosen, [CPU]) == []
-    assert note_of(dataclasses.replace(own, num_envs=1024), [GPU]) == []
-    auto = dataclasses.replace(own, num_envs="auto")
+    assert note_of(with_values(own, {"num_envs": 1024}), [GPU]) == []
+    auto = with_values(own, {"num_envs": "auto"})
     assert notes(auto, [GPU], plan_budget(own, 1)) == [], "auto prints its own line"
 
 
@@ -110,7 +111,7 @@ def test_train_on_a_gpu_launches_records_and_reports_the_number_for_gpus(
         return launched[-1]
 
     ran, planned = start(config)
-    assert (ran.num_envs, ran.gpu_num_envs) == (4096, None)
+    assert (ran.num_envs, ran.gpu_num_envs, ran.total_num_envs) == (4096, None, None)
     assert planned.budget is not None
     assert planned.budget.num_envs == 4096
     assert any("4096" in event["text"] for event in events if event["kind"] == "status")

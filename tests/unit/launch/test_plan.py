@@ -13,11 +13,14 @@ import pytest
 import torch
 from configs import changed
 
-from mjlab_dist.config import EntityConfig, SyncConfig, TrainConfig, registry
+from mjlab_dist.config import EntityConfig, SacConfig, SyncConfig, TrainConfig, registry
 from mjlab_dist.config.dotted_names import replaced
+from mjlab_dist.distributed import RankDevice
 from mjlab_dist.errors import UserError
 from mjlab_dist.launch import plan
+from mjlab_dist.launch.hosts.ssh import Host
 from mjlab_dist.launch.plan import check_config, plan_run
+from mjlab_dist.machine import devices
 from mjlab_dist.messages import Event, listening
 from mjlab_dist.runs.run_dir import CHECKPOINTS_DIR, CONFIG_FILE, to_yaml
 from mjlab_dist.sim import build_model
@@ -83,6 +86,62 @@ def test_devices_are_checked_before_hosts_are(config: TrainConfig, monkeypatch: 
     warning, hosts = calls
     assert hosts == "hosts"
     assert "share" in warning
+
+
+@pytest.mark.parametrize(
+    ("num_cores", "fields", "num_ranks"),
+    [
+        (6, {"total_num_envs": 256}, 6),
+        (16, {"total_num_envs": 255}, 15),  # 16 envs each
+        (16, {"total_num_envs": 31}, 1),
+        (1, {"total_num_envs": 256}, 1),
+        (6, {"total_num_envs": 256, "fsdp_devices": 4}, 4),
+        (6, {"total_num_envs": 256, "agent": SacConfig(batch_size=80)}, 5),  # divides a batch
+        (6, {"total_num_envs": 256, "cpu_ranks": 3}, 3),
+        (6, {"total_num_envs": None, "num_envs": 256}, 1),
+    ],
+)
+def test_a_total_of_envs_is_split_over_a_rank_per_core(
+    config: TrainConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    num_cores: int,
+    fields: dict[str, Any],
+    num_ranks: int,
+) -> None:
+    for module in (plan, devices):
+        monkeypatch.setattr(module, "cores", lambda: num_cores)
+    events: list[Event] = []
+    with listening(events.append):
+        planned, _ = plan_run(dataclasses.replace(config, **fields), {}, [], lambda _: tmp_path)
+    assert planned.num_ranks == num_ranks
+    assert planned.own_devices[0].torch_threads == num_cores // num_ranks
+    ranks = "1 rank" if num_ranks == 1 else f"{num_ranks} ranks"
+    assert plan.describe_ranks(planned).startswith(f"{ranks} on {num_cores} core")
+    # Who gives envs per rank trains with one rank, and may not have meant it
+    hints = [event["text"] for event in events if event["kind"] == "status"]
+    assert ["--total-num-envs 256" in hint for hint in hints] == [True] * (fields["total_num_envs"] is None)
+
+
+def test_other_machines_have_as_many_ranks_as_this_one_has_cores(
+    config: TrainConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[TrainConfig] = []
+
+    def choose_hosts(config: TrainConfig, _: object, own: tuple[RankDevice, ...]) -> tuple[Host, ...]:
+        asked.append(config)
+        return (Host(devices=own), Host(name="node7", devices=own))
+
+    for module in (plan, devices):
+        monkeypatch.setattr(module, "cores", lambda: 4)
+    monkeypatch.setattr(plan, "choose_hosts", choose_hosts)
+    monkeypatch.setattr(plan, "check_machine", lambda *_: [])
+    hosts = dataclasses.replace(config, hosts=("localhost", "node7"), total_num_envs=96)
+    planned, _ = plan_run(hosts, {}, [], lambda _: tmp_path)
+    assert (asked[0].gpu_ids, asked[0].cpu_ranks) == (None, 3)
+    assert planned.budget is not None
+    assert planned.budget.num_envs == 16
+    assert plan.describe_ranks(planned) == "6 ranks on 2 machines"
 
 
 def test_a_run_is_resumed_with_its_engine(config: TrainConfig, tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from mjlab_dist.config import TrainConfig, registry
 from mjlab_dist.config.checks import parse_host
 from mjlab_dist.distributed import RankDevice
 from mjlab_dist.distributed.heartbeat import Control
-from mjlab_dist.errors import UserError
 from mjlab_dist.launch import restarts as module
 from mjlab_dist.launch.budget import plan_budget
 from mjlab_dist.launch.hosts.device_answer import DeviceAnswer, DeviceRequest
@@ -47,8 +46,9 @@ def machines(monkeypatch: pytest.MonkeyPatch) -> Machines:
 
 
 def config_of(**fields: Any) -> TrainConfig:
-    config = dataclasses.replace(registry.task_config("cartpole-balance"), hosts=HOSTS, max_restarts=1, num_envs=8)
-    return dataclasses.replace(config, **fields)
+    config = registry.task_config("cartpole-balance")
+    own = {"hosts": HOSTS, "max_restarts": 1, "num_envs": 8, "total_num_envs": None, **fields}
+    return dataclasses.replace(config, **own)
 
 
 def plan_of(config: TrainConfig) -> RunPlan:
@@ -116,12 +116,12 @@ def test_the_wait_for_machines_is_limited(machines: Machines):
         again(config, plan_of(config))
 
 
-def test_a_total_that_cannot_be_split_over_the_remaining_ranks_is_refused(machines: Machines):
+def test_a_total_that_the_remaining_ranks_cannot_share_is_rounded_up(machines: Machines):
     config = config_of(min_hosts=1, total_num_envs=20)
     plan = plan_of(config)
     del machines.up["node7"]
-    with pytest.raises(UserError, match=r"^--total-num-envs 20: .* 3 ranks"):
-        again(config, plan)
+    new, _ = again(config, plan)
+    assert (new.num_ranks, new.budget and new.budget.num_envs) == (3, 7)
 
 
 def test_threads_are_equal_on_all_machines(monkeypatch: pytest.MonkeyPatch):

@@ -26,7 +26,7 @@ def rates(config: TrainConfig, run_dir: Path) -> list[float]:
 def test_the_linear_schedule_ends_at_0_for_any_length_and_after_a_resume(tmp_path: Path) -> None:
     task = registry.task_config("cartpole-balance")
     agent = dataclasses.replace(task.agent, schedule="linear", learning_rate=8e-4, num_steps_per_env=4)
-    run = dataclasses.replace(task, num_envs=4, max_iterations=4, agent=agent)
+    run = dataclasses.replace(task, num_envs=4, total_num_envs=None, max_iterations=4, agent=agent)
     assert rates(run, tmp_path / "whole") == pytest.approx([8e-4, 6e-4, 4e-4, 2e-4])
     assert rates(dataclasses.replace(run, total_timesteps=32), tmp_path / "steps") == pytest.approx([8e-4, 4e-4])
     # After a resume with more iterations, the rate equals that of a run that had the new length from the start.

@@ -32,7 +32,9 @@ def test_only_large_updates_use_all_threads(widths: tuple[int, ...], expected: i
     agent = dataclasses.replace(
         config.agent, actor_hidden_dims=widths, num_steps_per_env=16, num_mini_batches=1, num_learning_epochs=1
     )
-    runner = Runner(Env(config.env, 4, "cpu"), dataclasses.replace(config, num_envs=4, agent=agent), Rank())
+    runner = Runner(
+        Env(config.env, 4, "cpu"), dataclasses.replace(config, num_envs=4, total_num_envs=None, agent=agent), Rank()
+    )
     seen: dict[str, set[int]] = {}
 
     def watch(owner: Any, name: str) -> None:

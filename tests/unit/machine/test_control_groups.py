@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 
 import pytest
 
 from mjlab_dist.machine import Status, doctor
-from mjlab_dist.machine.memory import memory_room
+from mjlab_dist.machine.limits import cores, memory_room
 
 
 def system(root: Path, groups: str, files: dict[str, str]) -> Path:
@@ -26,23 +25,20 @@ QUOTAS = {
     "none": ("0::/job/one", {"job/one/cpu.max": "max 100000"}, None),
     "own group": ("0::/job/one", {"job/one/cpu.max": "50000 100000", "job/cpu.max": "max 100000"}, 0.5),
     "group above": ("0::/job/one", {"job/one/cpu.max": "max 100000", "job/cpu.max": "50000 100000"}, 0.5),
-    "inside a container": ("0::/", {"cpu.max": "75000 100000"}, 0.75),
+    "inside a container": ("0::/", {"cpu.max": "175000 100000"}, 1.75),
     "version 1": (VERSION_1, {"cpu/job/one/cpu.cfs_quota_us": "50000", "cpu/job/one/cpu.cfs_period_us": "100000"}, 0.5),
     "version 1, no quota": (VERSION_1, {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, None),
 }
 
 
 @pytest.mark.parametrize("case", QUOTAS)
-def test_a_cpu_quota_below_the_number_of_cores_causes_a_warning(tmp_path: Path, case: str):
+def test_only_cores_that_a_quota_allows_are_used(tmp_path: Path, case: str):
     groups, files, quota = QUOTAS[case]
-    finding = doctor.check_cores(system(tmp_path, groups, files))
-    assert finding.figure.startswith(f"{len(os.sched_getaffinity(0))} of {os.cpu_count()}")
-    if quota is None:
-        assert finding.status is Status.OK
-    else:
-        assert finding.status is Status.WARNING
-        assert re.search(rf"\b{quota}\b", finding.figure.partition(",")[2])
-        assert finding.fix.endswith(f"taskset -c {min(os.sched_getaffinity(0))}")
+    root = system(tmp_path, groups, files)
+    assert cores(root) == (len(os.sched_getaffinity(0)) if quota is None else max(1, int(quota)))
+    figure = doctor.check_cores(root).figure
+    assert figure.startswith(f"{cores(root)} of {os.cpu_count()}")
+    assert figure.endswith(f" {quota})") == (quota is not None)
 
 
 def memory_files(group: str, limit: str, used: int, inactive_file: int) -> dict[str, str]:

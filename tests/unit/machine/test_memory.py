@@ -31,7 +31,7 @@ def refusal_of(config: TrainConfig, num_envs: int, *args: Any) -> str:
 
 @pytest.mark.parametrize("num_ranks", [1, 3])
 def test_ranks_share_the_main_memory(monkeypatch: pytest.MonkeyPatch, num_ranks: int):
-    config = config_with()
+    config = config_with(total_num_envs=None)
     room = min_network_bytes(config.agent) + 100 * min_env_bytes(config)
     monkeypatch.setattr(memory, "free_cpu_bytes", lambda: num_ranks * room)
     check_memory(config, 100, [CPU] * num_ranks, [])

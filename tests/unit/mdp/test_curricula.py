@@ -385,7 +385,7 @@ def test_a_run_resumes_with_its_current_weight_and_another_number_of_envs(tmp_pa
         env=dataclasses.replace(task.env, episode_length_s=0.05, curricula=weight),
     )
     for num_envs, iterations in ((64, 2), (32, 3)):
-        run = dataclasses.replace(config, num_envs=num_envs, max_iterations=iterations)
+        run = dataclasses.replace(config, num_envs=num_envs, total_num_envs=None, max_iterations=iterations)
         Runner(Env(run.env, num_envs, "cpu"), run, Rank(), tmp_path).train()
     assert [row["curriculum/weight/weight"] for row in read_metrics(tmp_path)] == [1.0, 3.0, 3.0]
 

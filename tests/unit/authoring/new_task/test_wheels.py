@@ -96,6 +96,6 @@ def test_a_rover_trains_and_drives_forward(tmp_path: Path, monkeypatch: pytest.M
         env.step(torch.full((2, 4), 0.5))
     speed_m_s = config.env.rewards["forward"].params["max_m_s"]
     assert env.sim.qvel[:, :2].norm(dim=1) == pytest.approx([speed_m_s, speed_m_s], rel=0.1)
-    short = dataclasses.replace(config, num_envs=4, max_iterations=3)
+    short = dataclasses.replace(config, num_envs=4, total_num_envs=None, max_iterations=3)
     result = mjlab_dist.train(short, gpu_ids=None, log_root=str(tmp_path / "logs"), quiet=True)
     assert len(result.history["loss/value"]) == 3

@@ -44,7 +44,8 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
 
 def config(cpu_ranks: int | None = 5, **changed: Any) -> TrainConfig:
     task = registry.task_config("cartpole-balance")
-    return dataclasses.replace(task, gpu_ids=None, cpu_ranks=cpu_ranks, num_envs=120, **changed)
+    fields = {"gpu_ids": None, "cpu_ranks": cpu_ranks, "num_envs": 120, "total_num_envs": None, **changed}
+    return dataclasses.replace(task, **fields)
 
 
 def verify(config: TrainConfig, **options: Any) -> verification.Report:

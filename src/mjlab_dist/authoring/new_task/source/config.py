@@ -50,7 +50,7 @@ def _body_source(names: Names, robot: Robot) -> str:
     return TrainConfig(
         task={text(names.task)},
         # Number of envs (copies of the robot) on each CPU process, and on each GPU.
-        num_envs=128,
+        total_num_envs=256,
         gpu_num_envs=4096,
         # Each iteration is a rollout of 24 control steps in every env, and an update of the policy.
         max_iterations={num_iterations},
