@@ -80,14 +80,15 @@ def of_program(*names: str) -> list[Line]:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with a short run of cartpole-balance and a pack of this run. Both are named as in the docs."""
+    """A directory with short runs of two tasks and a pack of the last of them. All are named as in the docs."""
     command = Command(f"{os.getpid()}-documented", tmp_path_factory.mktemp("documented"))
     flags = ("--gpu-ids", "None", "--num-envs", "8", "--max-iterations", "1", "--agent.num-steps-per-env", "4")
-    done = command.here("train", "cartpole-balance", *flags)
-    assert done.code == 0, done.err
-    (run,) = (command.cwd / "logs" / "cartpole-balance").iterdir()
-    run.rename(run.with_name(RUN))
-    done = command.here("mjlab-dist", "pack", "latest", "--no-onnx", "--output", "cartpole.zip")
+    for task in ("quadruped-velocity-flat", "cartpole-balance"):
+        done = command.here("train", task, *flags)
+        assert done.code == 0, done.err
+        (run,) = (command.cwd / "logs" / task).iterdir()
+        run.rename(run.with_name(RUN))
+    done = command.here("mjlab-dist", "pack", str(run.with_name(RUN)), "--no-onnx", "--output", "cartpole.zip")
     assert done.code == 0, done.err
     return command.cwd
 
