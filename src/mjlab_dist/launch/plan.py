@@ -119,8 +119,9 @@ def plan_run(
         )
     # Envs and iterations
     config, budget = plan_envs(config, devices_of(hosts), own, gpus, len(devices_of(hosts)))
-    is_open = config.cpu_ranks is None and config.total_num_envs is None and own[0].device == "cpu"
-    if is_open and hosts == (Host(devices=own[:1]),) and budget and budget.num_envs >= 2 * MIN_ENVS_PER_CPU_RANK:
+    is_open = config.cpu_ranks is None and config.total_num_envs is None and own[0].torch_threads > 1
+    is_alone = len(devices_of(hosts)) == 1 and own[0].device == "cpu"
+    if is_open and is_alone and budget is not None and budget.num_envs >= 2 * MIN_ENVS_PER_CPU_RANK:
         flag = f"--total-num-envs {budget.num_envs}"
         emit("status", text=f"One rank uses all cores; {flag} instead of --num-envs starts a rank per core.")
     if config.env.sim.entities:
@@ -161,8 +162,8 @@ def plan_hosts(
     num_ranks = parse_host(config.hosts[0]).num_ranks if config.hosts else None
     own = plan_devices(config, environ, gpus, num_ranks)
     if uses_all_cores and own[0].device == "cpu" and config.cpu_ranks is None:
-        config = dataclasses.replace(config, gpu_ids=None, cpu_ranks=_cpu_ranks(config))
-        own = plan_devices(config, environ, gpus, num_ranks)
+        all_cores = dataclasses.replace(config, gpu_ids=None, cpu_ranks=_cpu_ranks(config))
+        own = plan_devices(all_cores, environ, gpus, num_ranks)
     for warning in shared_cores(own):
         emit("warning", text=warning)
     return choose_hosts(config, environ, own)

@@ -235,6 +235,8 @@ def regroup(config: TrainConfig, plan: RunPlan, control: Control) -> RunPlan:
         emit("warning", text=f"{text}: {describe_faults(faults)}")
     else:
         emit("status", text=f"{text}.")
+    for note in new.budget.notes if new.budget else ():
+        emit("status", text=note)
     return new
 
 

@@ -30,7 +30,7 @@ def template() -> TrainConfig:
     """Walk forward, with robot.xml."""
     return TrainConfig(
         task="template",
-        # Number of envs (copies of the robot) on each CPU process, and on each GPU.
+        # Number of envs (copies of the robot) on all CPU cores together, and on each GPU.
         total_num_envs=256,
         gpu_num_envs=4096,
         # Each iteration is a rollout of 24 control steps in every env, and an update of the policy.

@@ -18,6 +18,7 @@ from mjlab_dist.config.dotted_names import replaced
 from mjlab_dist.distributed import RankDevice
 from mjlab_dist.errors import UserError
 from mjlab_dist.launch import plan
+from mjlab_dist.launch.hosts.device_answer import DeviceRequest
 from mjlab_dist.launch.hosts.ssh import Host
 from mjlab_dist.launch.plan import check_config, plan_run
 from mjlab_dist.machine import devices
@@ -126,10 +127,10 @@ def test_a_total_of_envs_is_split_over_a_rank_per_core(
 def test_other_machines_have_as_many_ranks_as_this_one_has_cores(
     config: TrainConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    asked: list[TrainConfig] = []
+    asked: list[DeviceRequest] = []
 
     def choose_hosts(config: TrainConfig, _: object, own: tuple[RankDevice, ...]) -> tuple[Host, ...]:
-        asked.append(config)
+        asked.append(DeviceRequest.of(config, None, {}, own))
         return (Host(devices=own), Host(name="node7", devices=own))
 
     for module in (plan, devices):
@@ -138,7 +139,7 @@ def test_other_machines_have_as_many_ranks_as_this_one_has_cores(
     monkeypatch.setattr(plan, "check_machine", lambda *_: [])
     hosts = dataclasses.replace(config, hosts=("localhost", "node7"), total_num_envs=96)
     planned, _ = plan_run(hosts, {}, [], lambda _: tmp_path)
-    assert (asked[0].gpu_ids, asked[0].cpu_ranks) == (None, 3)
+    assert [(request.gpu_ids, request.cpu_ranks) for request in asked] == [(None, 3)]
     assert planned.budget is not None
     assert planned.budget.num_envs == 16
     assert plan.describe_ranks(planned) == "6 ranks on 2 machines"

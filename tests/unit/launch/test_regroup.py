@@ -120,8 +120,9 @@ def test_a_total_that_the_remaining_ranks_cannot_share_is_rounded_up(machines: M
     config = config_of(min_hosts=1, total_num_envs=20)
     plan = plan_of(config)
     del machines.up["node7"]
-    new, _ = again(config, plan)
+    new, (_, note) = again(config, plan)
     assert (new.num_ranks, new.budget and new.budget.num_envs) == (3, 7)
+    assert note["text"].startswith("--total-num-envs 20: ")
 
 
 def test_threads_are_equal_on_all_machines(monkeypatch: pytest.MonkeyPatch):

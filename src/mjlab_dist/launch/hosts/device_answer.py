@@ -39,10 +39,11 @@ class DeviceRequest:
     def of(
         cls, config: TrainConfig, num_ranks: int | None, environ: Mapping[str, str], own: tuple[RankDevice, ...]
     ) -> Self:
-        """Return the request of a launcher."""
+        """Return the request of a launcher. Without GPUs, a machine has as many ranks as the launcher's by default."""
+        on_cpu = own[0].device == "cpu"
         return cls(
-            gpu_ids=None if own[0].device == "cpu" else config.gpu_ids,
-            cpu_ranks=config.cpu_ranks,
+            gpu_ids=None if on_cpu else config.gpu_ids,
+            cpu_ranks=config.cpu_ranks or (len(own) if on_cpu else None),
             oversubscribe=config.oversubscribe,
             num_ranks=num_ranks,
             environ={name: environ[name] for name in VARIABLES if name in environ},
