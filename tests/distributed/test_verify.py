@@ -40,7 +40,9 @@ def test_two_ranks_pass_and_leave_no_files(command: Command) -> None:
     assert (report["task"], report["passed"]) == ("cartpole-balance", True)
     assert [rank["rank"] for rank in report["ranks"]] == [0, 1]
     assert [rank["seed"] for rank in report["ranks"]] == [5, 6]
-    num_envs = registry.task_config("cartpole-balance").num_envs
+    total = registry.task_config("cartpole-balance").total_num_envs
+    assert total is not None
+    num_envs = total // 2
     assert [rank["first_env_id"] for rank in report["ranks"]] == [0, num_envs]
     figures = {check["name"]: check["figure"] for check in report["checks"]}
     assert list(figures) == [
@@ -145,7 +147,7 @@ def test_a_signal_ends_verify_and_leaves_no_files(
         ("--num-envs", "63", "--scaling"),
         ("--max-iterations", "3"),
         ("--total-timesteps", "8192"),
-        ("--total-num-envs", "33"),
+        ("--total-num-envs", "33", "--scaling"),
         ("--hosts", "localhost localhost"),
         ("--cpu-ranks", "0"),
         ("--gpu-ids", "0"),
