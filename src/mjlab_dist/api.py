@@ -16,7 +16,7 @@ from mjlab_dist.authoring.check import NUM_CHECKED
 from mjlab_dist.config import Algorithm, TrainConfig, registry
 from mjlab_dist.config.dotted_names import with_values
 from mjlab_dist.config.trust import chosen_places
-from mjlab_dist.errors import CheckError, UserError
+from mjlab_dist.errors import CheckError, UserError, counted
 from mjlab_dist.imports import prepare_opengl
 from mjlab_dist.messages import Listener
 from mjlab_dist.runs.run_dir import (
@@ -202,8 +202,7 @@ def check_task(task: str | TrainConfig, **fields: Any) -> None:
 
     failures = [f"{result.name}: {result.text}" for result in check(config) if not result.passed]
     if failures:
-        checks = "1 check" if len(failures) == 1 else f"{len(failures)} checks"
-        raise CheckError("\n".join([f"{config.task} fails {checks}", *failures]))
+        raise CheckError("\n".join([f"{config.task} fails {counted(len(failures), 'check')}", *failures]))
 
 
 def _start(

@@ -33,6 +33,11 @@ def listed(items: Iterable[object], last: Literal["and", "or"] = "and") -> str:
     return f" {last} ".join(filter(None, (", ".join(texts[:-1]), *texts[-1:])))
 
 
+def counted(number: int, noun: str, several: str = "") -> str:
+    """Return a number of things in words, such as ``1 rank`` or ``2 ranks``."""
+    return f"{number} {noun if number == 1 else several or noun + 's'}"
+
+
 def nearest(name: str, known: Iterable[str], max_names: int = 1) -> list[str]:
     """Return the known names that are closest to a mistyped one, the closest first; none if all are very different.
 

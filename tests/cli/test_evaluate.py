@@ -14,9 +14,12 @@ import pytest
 from conftest import Command
 
 from mjlab_dist import play
-from mjlab_dist.config import EvaluateConfig, PlayConfig
+from mjlab_dist.config import EvaluateConfig, PlayConfig, TrainConfig, registry
 from mjlab_dist.config.dotted_names import with_values
-from mjlab_dist.play.evaluate import evaluate
+from mjlab_dist.distributed import RankDevice
+from mjlab_dist.machine import devices
+from mjlab_dist.play import evaluate as evaluate_module
+from mjlab_dist.play.evaluate import Job, evaluate
 
 TASK = "quadruped-velocity-flat"
 SHORT = ("--env.episode-length-s", "0.2")
@@ -45,7 +48,7 @@ def test_results_do_not_depend_on_the_number_of_ranks(command: Command, trained:
     command.cwd = trained
     # For each push and each kind of actions, the 6 episodes run in two batches, of 4 envs and of 2 envs
     flags = ("--num-episodes", "6", "--num-envs", "4", "--actions", "both", "--vary", "push=0,1")
-    alone = evaluated(command, "--gpu-ids", "None", *flags)
+    alone = evaluated(command, "--cpu-ranks", "1", *flags)
     assert evaluated(command, "--cpu-ranks", "2", *flags) == alone
     assert [(one["varied"]["push"], one["actions"]) for one in alone] == [
         (0.0, "mean"), (0.0, "sampled"), (1.0, "mean"), (1.0, "sampled"),
@@ -60,6 +63,25 @@ def test_results_do_not_depend_on_the_number_of_ranks(command: Command, trained:
         assert columns["length"]["mean"] == 10
         assert columns["termination/time_limit"]["mean"] == 1
         assert "command/velocity/error_m_s" in columns
+
+
+@pytest.mark.parametrize(("num_cores", "num_ranks", "num_threads"), [(1, 1, 1), (2, 2, 1), (8, 3, 2)])
+def test_each_core_has_a_rank_by_default_if_there_are_enough_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_cores: int, num_ranks: int, num_threads: int
+):
+    class StartedError(Exception):
+        pass
+
+    def start(_job: Job, _config: TrainConfig, ranks: tuple[RankDevice, ...]) -> None:
+        assert [device.torch_threads for device in ranks] == [num_threads] * num_ranks
+        raise StartedError
+
+    for module in (evaluate_module, devices):
+        monkeypatch.setattr(module, "cores", lambda: num_cores)
+    monkeypatch.setattr(evaluate_module, "_play", start)
+    asked = EvaluateConfig(num_episodes=9, num_envs=4, gpu_ids=None)
+    with pytest.raises(StartedError):
+        evaluate(registry.task_config(TASK), tmp_path, asked)
 
 
 def test_play_counts_the_same_episodes(trained: Path):

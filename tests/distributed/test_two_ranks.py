@@ -10,7 +10,7 @@ import probe
 import pytest
 from own_ranks import results_of
 
-from mjlab_dist.machine.limits import cores
+from mjlab_dist.machine.control_groups import cores
 
 pytestmark = pytest.mark.slow
 

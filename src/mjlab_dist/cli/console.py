@@ -21,7 +21,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from mjlab_dist.errors import RankError, printable
+from mjlab_dist.errors import RankError, counted, printable
 from mjlab_dist.messages import Event, listening
 from mjlab_dist.runs.run_dir import CHECKPOINTS_DIR
 
@@ -66,7 +66,7 @@ class EventPrinter:
         """Print an event. Ignore events other than text and progress."""
         if event["kind"] == "compiling":
             if event["done"] == 0:
-                modules = "1 module" if event["total"] == 1 else f"{event['total']} modules"
+                modules = counted(event["total"], "module")
                 self._console.print(f"Compiling {modules} of physics kernels; later runs load them from the cache.")
             self._show_progress("Compiling", event["done"], event["total"], "modules")
         elif event["kind"] == "recording":

@@ -15,7 +15,7 @@ from mjlab_dist.config.run import COMPRESSIONS, SyncConfig, TrainConfig, validat
 from mjlab_dist.config.serialization import FieldError, as_tuples, from_plain, paths, to_plain
 from mjlab_dist.config.signatures import PARAMETERS, check_model_params, parameters_of
 from mjlab_dist.config.task import EnvConfig, TerrainConfig, TerrainPartConfig
-from mjlab_dist.errors import UserError, listed
+from mjlab_dist.errors import UserError, counted, listed
 
 # Matches a name, an IPv4 address, or an IPv6 address in brackets; a number of ranks may follow
 HOST = re.compile(r"(?:(?P<name>\w[\w.-]*)|\[(?P<address>[\w.:]+)\])(?::(?P<num_ranks>\d{1,6}))?")
@@ -308,9 +308,9 @@ def validate_shards(config: TrainConfig, world_size: int) -> None:
     """Raise if the ranks cannot form groups that share parameters."""
     if world_size % config.fsdp_devices:
         divisors = [n for n in range(1, world_size + 1) if world_size % n == 0]
-        ranks = "1 rank" if world_size == 1 else f"{world_size} ranks"
         raise UserError(
-            f"--fsdp-devices {config.fsdp_devices}: does not divide the run's {ranks}; use {listed(divisors, 'or')}"
+            f"--fsdp-devices {config.fsdp_devices}: does not divide the run's {counted(world_size, 'rank')}; "
+            f"use {listed(divisors, 'or')}"
         )
 
 

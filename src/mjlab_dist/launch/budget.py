@@ -6,7 +6,7 @@ import dataclasses
 import math
 from dataclasses import dataclass
 
-from mjlab_dist.config import AgentConfig, SacConfig, TrainConfig
+from mjlab_dist.config import AgentConfig, PpoConfig, SacConfig, TrainConfig
 from mjlab_dist.config.checks import validate, validate_shards
 from mjlab_dist.errors import UserError
 
@@ -92,23 +92,20 @@ def budget_of(config: TrainConfig, world_size: int, num_envs: int) -> Budget:
 
 def _validate_rollout(agent: AgentConfig, num_envs: int) -> None:
     """Raise if the rollout of one rank does not divide into mini-batches."""
-    if isinstance(agent, SacConfig):
+    if num_envs % _envs_per_mini_batch(agent) == 0:
         return
+    assert isinstance(agent, PpoConfig)
+    text = f"--agent.num-mini-batches {agent.num_mini_batches}: does not divide"
     if agent.rnn != "none":
-        if num_envs % agent.num_mini_batches:
-            raise UserError(
-                f"--agent.num-mini-batches {agent.num_mini_batches}: does not divide --num-envs {num_envs}; "
-                f"with --agent.rnn {agent.rnn}, the envs are divided among the mini-batches; "
-                f"use {_nearest_divisor(num_envs, agent.num_mini_batches)}"
-            )
-        return
-    rollout = num_envs * agent.num_steps_per_env
-    if rollout % agent.num_mini_batches:
         raise UserError(
-            f"--agent.num-mini-batches {agent.num_mini_batches}: does not divide the rollout of --num-envs "
-            f"{num_envs} x --agent.num-steps-per-env {agent.num_steps_per_env} = {rollout} samples; "
-            f"use {_nearest_divisor(rollout, agent.num_mini_batches)}"
+            f"{text} --num-envs {num_envs}; with --agent.rnn {agent.rnn}, the envs are divided among the mini-batches; "
+            f"use {_nearest_divisor(num_envs, agent.num_mini_batches)}"
         )
+    rollout = num_envs * agent.num_steps_per_env
+    raise UserError(
+        f"{text} the rollout of --num-envs {num_envs} x --agent.num-steps-per-env {agent.num_steps_per_env} = "
+        f"{rollout} samples; use {_nearest_divisor(rollout, agent.num_mini_batches)}"
+    )
 
 
 def _envs_per_mini_batch(agent: AgentConfig) -> int:

@@ -9,7 +9,7 @@ from mjlab_dist.config import TrainConfig
 from mjlab_dist.config.task import EngineName
 from mjlab_dist.distributed import Rank, RankDevice, outside_launcher
 from mjlab_dist.distributed.rank import number_by_bus
-from mjlab_dist.errors import UserError, byte_size, listed
+from mjlab_dist.errors import UserError, byte_size, counted, listed
 from mjlab_dist.imports import start_up
 from mjlab_dist.launch.budget import Budget, budget_of
 from mjlab_dist.launch.hosts.ssh import Host
@@ -104,7 +104,7 @@ def describe(config: TrainConfig, run: DryRun) -> list[tuple[str, str]]:
 
 def _devices(devices: tuple[RankDevice, ...]) -> str:
     first = devices[0]
-    threads = "1 thread" if first.torch_threads == 1 else f"{first.torch_threads} threads"
+    threads = counted(first.torch_threads, "thread")
     names = [device.name for device in devices]
     shown = f"{names[0]} x {len(names)}" if len(names) > 1 and len(set(names)) == 1 else ", ".join(names)
     return f"{shown} ({first.backend}, {threads} each)" if len(devices) > 1 else f"{shown} ({threads})"

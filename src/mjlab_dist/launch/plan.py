@@ -14,13 +14,13 @@ from mjlab_dist.config.checks import HostEntry, episode_steps, parse_host, parse
 from mjlab_dist.config.dotted_names import replaced
 from mjlab_dist.distributed import RankDevice, RankPlan, outside_launcher
 from mjlab_dist.distributed.rank import named_hosts
-from mjlab_dist.errors import UserError, listed
+from mjlab_dist.errors import UserError, counted, listed
 from mjlab_dist.launch.budget import Budget, plan_budget, validate_training
 from mjlab_dist.launch.hosts.host_checks import choose_hosts
 from mjlab_dist.launch.hosts.ssh import Host
 from mjlab_dist.learn.loggers import check_loggers
-from mjlab_dist.machine.devices import Gpu, plan_devices, shared_cores
-from mjlab_dist.machine.limits import cores
+from mjlab_dist.machine.control_groups import cores
+from mjlab_dist.machine.devices import Gpu, plan_devices, shared_cores, shared_cpu
 from mjlab_dist.machine.memory import check_memory
 from mjlab_dist.machine.preflight import check_machine
 from mjlab_dist.messages import emit
@@ -161,9 +161,8 @@ def plan_hosts(
     config = dataclasses.replace(config, hosts=named_hosts(config.hosts, environ))
     num_ranks = parse_host(config.hosts[0]).num_ranks if config.hosts else None
     own = plan_devices(config, environ, gpus, num_ranks)
-    if uses_all_cores and own[0].device == "cpu" and config.cpu_ranks is None:
-        all_cores = dataclasses.replace(config, gpu_ids=None, cpu_ranks=_cpu_ranks(config))
-        own = plan_devices(all_cores, environ, gpus, num_ranks)
+    if uses_all_cores and own[0].device == "cpu" and config.cpu_ranks is None and num_ranks is None:
+        own = shared_cpu(_cpu_ranks(config))
     for warning in shared_cores(own):
         emit("warning", text=warning)
     return choose_hosts(config, environ, own)
@@ -339,13 +338,13 @@ def _check_init_from(config: TrainConfig, file: str) -> None:
 
 def describe_ranks(plan: RunPlan) -> str:
     """Return the number of ranks and what they run on, such as ``2 ranks on 2 cores``."""
-    on_cpu = plan.own_devices[0].device == "cpu"
     if len(plan.hosts) > 1:
-        places, place = len(plan.hosts), "machine"
+        places = counted(len(plan.hosts), "machine")
+    elif plan.own_devices[0].device == "cpu":
+        places = counted(cores(), "core")
     else:
-        places, place = (cores(), "core") if on_cpu else (plan.num_ranks, "GPU")
-    ranks = "1 rank" if plan.num_ranks == 1 else f"{plan.num_ranks} ranks"
-    return f"{ranks} on {places} {place}{'' if places == 1 else 's'}"
+        places = counted(plan.num_ranks, "GPU")
+    return f"{counted(plan.num_ranks, 'rank')} on {places}"
 
 
 def video_note(config: TrainConfig) -> str | None:

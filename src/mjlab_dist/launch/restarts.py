@@ -12,7 +12,7 @@ import time
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.config.physics import with_sizes
 from mjlab_dist.distributed.heartbeat import Control
-from mjlab_dist.errors import Exit, RankError, UserError
+from mjlab_dist.errors import Exit, RankError, UserError, counted
 from mjlab_dist.launch import worker
 from mjlab_dist.launch.budget import plan_budget
 from mjlab_dist.launch.hosts.device_answer import DeviceRequest
@@ -229,8 +229,8 @@ def regroup(config: TrainConfig, plan: RunPlan, control: Control) -> RunPlan:
     # If they differ, divide the envs among the new ranks
     new = dataclasses.replace(plan, hosts=hosts)
     new = dataclasses.replace(new, budget=plan_budget(config, new.num_ranks))
-    ranks = "1 rank" if new.num_ranks == 1 else f"{new.num_ranks} ranks"
-    text = f"Continuing on {len(hosts)} of {len(plan.entries)} hosts, with {ranks} instead of {plan.num_ranks}"
+    ranks = f"{counted(new.num_ranks, 'rank')} instead of {plan.num_ranks}"
+    text = f"Continuing on {len(hosts)} of {len(plan.entries)} hosts, with {ranks}"
     if faults:
         emit("warning", text=f"{text}: {describe_faults(faults)}")
     else:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from mjlab_dist.distributed.rank import check_generator
-from mjlab_dist.errors import UserError
+from mjlab_dist.errors import UserError, counted
 from mjlab_dist.sim import check_limits
 
 # Tensors by name; names, shapes and dtypes are equal on ranks with the same number of envs of the same task
@@ -97,5 +97,4 @@ def difference(num_saved: int, world_size: int) -> str:
     """Return the end of the message "Resuming from iteration 5": why the envs cannot continue their episodes."""
     if num_saved == world_size:
         return " with new episodes: the envs or the --agent flags differ from those of the checkpoint"
-    ranks = "1 rank" if num_saved == 1 else f"{num_saved} ranks"
-    return f" with new episodes: the checkpoint has the envs of {ranks}, not of {world_size}"
+    return f" with new episodes: the checkpoint has the envs of {counted(num_saved, 'rank')}, not of {world_size}"

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.distributed import Rank, RankDevice, outside_launcher
 from mjlab_dist.distributed.rank import is_numbered_by_bus
-from mjlab_dist.errors import UserError
-from mjlab_dist.machine.limits import cores
+from mjlab_dist.errors import UserError, counted
+from mjlab_dist.machine.control_groups import cores
 
 if TYPE_CHECKING:
     from mjlab_dist.launch.hosts.device_answer import DeviceRequest
@@ -101,7 +101,7 @@ def plan_devices(
             f"--cpu-ranks {flags.cpu_ranks}: cannot be combined with --gpu-ids {_shown(chosen)}; remove one of them"
         )
     if flags.cpu_ranks is not None or chosen is None:
-        return _shared_cpu(num_ranks or flags.cpu_ranks or 1, oversubscribe=flags.oversubscribe)
+        return shared_cpu(num_ranks or flags.cpu_ranks or 1, oversubscribe=flags.oversubscribe)
 
     # GPUs by index, all, or the first one that can be used
     visible = _visible(environ, gpus)
@@ -112,7 +112,7 @@ def plan_devices(
     if chosen == "all" and not taken:
         raise UserError(f"--gpu-ids all: {_seen(environ, taken)}; {CPU_FIX}")
     if taken and num_ranks is not None and num_ranks > len(taken):
-        number = "1 GPU" if len(taken) == 1 else f"{len(taken)} GPUs"
+        number = counted(len(taken), "GPU")
         raise UserError(
             f"--hosts: {num_ranks} ranks on a machine need {num_ranks} GPUs, but --gpu-ids {_shown(chosen)} chooses "
             f"{number} there; use up to {len(taken)} ranks on that machine"
@@ -123,7 +123,7 @@ def plan_devices(
     # No GPU. If CUDA_VISIBLE_DEVICES is empty, the user has hidden the GPUs on purpose, so there is no warning.
     if environ.get("CUDA_VISIBLE_DEVICES") != "":
         logger.warning("No GPU found: running on the CPU (use --gpu-ids None to avoid this warning).")
-    return _shared_cpu(num_ranks or 1, oversubscribe=flags.oversubscribe)
+    return shared_cpu(num_ranks or 1, oversubscribe=flags.oversubscribe)
 
 
 def shared_cores(devices: Sequence[RankDevice]) -> list[str]:
@@ -131,7 +131,7 @@ def shared_cores(devices: Sequence[RankDevice]) -> list[str]:
     num_ranks, num_cores = len(devices), cores()
     if num_ranks <= num_cores or devices[0].device != "cpu":
         return []
-    return [f"--cpu-ranks {num_ranks}: this machine has {_cores(num_cores)}, which the ranks share"]
+    return [f"--cpu-ranks {num_ranks}: this machine has {counted(num_cores, 'core')}, which the ranks share"]
 
 
 def plan_own_device(config: TrainConfig, rank: Rank, environ: Mapping[str, str], gpus: list[Gpu]) -> RankDevice:
@@ -216,17 +216,13 @@ def _query(function: Callable[[Any], Any], handle: Any) -> Any:
         return None
 
 
-def _cores(number: int) -> str:
-    return "1 core" if number == 1 else f"{number} cores"
-
-
-def _shared_cpu(num_ranks: int, *, oversubscribe: bool) -> tuple[RankDevice, ...]:
+def shared_cpu(num_ranks: int, *, oversubscribe: bool = False) -> tuple[RankDevice, ...]:
     """Return the devices of ranks that share all cores of this machine."""
     limit = MAX_RANKS_PER_CORE * cores()
     if num_ranks > limit and not oversubscribe:
         raise UserError(
             f"--cpu-ranks {num_ranks}: is more than {MAX_RANKS_PER_CORE} ranks per core, and this machine has "
-            f"{_cores(cores())}; use up to {limit}, or add --oversubscribe"
+            f"{counted(cores(), 'core')}; use up to {limit}, or add --oversubscribe"
         )
     return _cpus(num_ranks, max(1, cores() // num_ranks))
 

@@ -18,9 +18,9 @@ import pynvml
 
 from mjlab_dist.errors import byte_size
 from mjlab_dist.machine import GB, Finding, Status
+from mjlab_dist.machine.control_groups import ROOT, cores, cpu_quota, memory_room
 from mjlab_dist.machine.devices import find_gpus, nvml
 from mjlab_dist.machine.gpu_checks import check_gpus, check_torch, check_warp, dotted, driver_cuda
-from mjlab_dist.machine.limits import ROOT, cores, cpu_quota, memory_room
 from mjlab_dist.machine.preflight import (
     LOW_BYTES,
     LOW_CACHE_BYTES,

@@ -12,9 +12,9 @@ import psutil
 from mjlab_dist.config import AgentConfig, SacConfig, SymmetryConfig, TrainConfig
 from mjlab_dist.distributed import RankDevice
 from mjlab_dist.errors import UserError, byte_size
+from mjlab_dist.machine.control_groups import memory_room
 from mjlab_dist.machine.devices import Gpu
 from mjlab_dist.machine.gpu_checks import total_bytes
-from mjlab_dist.machine.limits import memory_room
 
 FLOAT_BYTES = 4
 

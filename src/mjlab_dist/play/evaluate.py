@@ -32,8 +32,8 @@ from mjlab_dist.imports import frozen, import_learner, start_up
 from mjlab_dist.launch.hosts.ssh import Host
 from mjlab_dist.launch.plan import RunPlan, settled
 from mjlab_dist.launch.worker import free_earlier_run, prepare_process
-from mjlab_dist.machine.devices import find_gpus, plan_devices
-from mjlab_dist.machine.limits import cores
+from mjlab_dist.machine.control_groups import cores
+from mjlab_dist.machine.devices import find_gpus, plan_devices, shared_cpu
 from mjlab_dist.machine.memory import check_memory
 from mjlab_dist.messages import emit, send
 from mjlab_dist.runs.outputs import DPI, check_figure_file, save_png
@@ -346,8 +346,7 @@ def evaluate(train_config: TrainConfig, checkpoint: Path, config: EvaluateConfig
         for index, (first, num_envs) in enumerate(split(config.num_episodes, config.num_envs))
     ]
     if devices[0].device == "cpu" and config.cpu_ranks is None:
-        all_cores = dataclasses.replace(own, gpu_ids=None, cpu_ranks=min(cores(), len(batches)))
-        devices = plan_devices(all_cores, os.environ, gpus)
+        devices = shared_cpu(min(cores(), len(batches)))
     devices = devices[: len(batches)]
     check_memory(own, min(config.num_envs, config.num_episodes), devices, gpus)
     job = Job(

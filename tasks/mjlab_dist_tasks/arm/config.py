@@ -181,7 +181,7 @@ _AGENT = PpoConfig(
     entropy_coef=0.004,
     use_clipped_value_loss=False,
 )
-"""Settings for two ranks with 128 envs each, which need the least time on two cores (docs/lab.md)."""
+"""Settings for 256 envs, which need the least time on two cores (docs/lab.md)."""
 
 
 def _proprioception(joints: tuple[str, ...]) -> dict[str, ObservationConfig]:

@@ -72,7 +72,7 @@ def velocity_flat() -> TrainConfig:
         total_num_envs=256,
         gpu_num_envs=4096,
         max_iterations=1300,
-        # Settings for two ranks with 128 envs each, which walk within 21 minutes (docs/lab.md has alternatives)
+        # Settings for 256 envs, which walk within 21 minutes on two cores (docs/lab.md has alternatives)
         agent=PpoConfig(
             num_steps_per_env=24,
             num_learning_epochs=3,

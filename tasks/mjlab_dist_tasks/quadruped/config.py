@@ -55,7 +55,7 @@ _AGENT = PpoConfig(
     entropy_coef=0.004,
     symmetry=SymmetryConfig(use_data_augmentation=True),
 )
-"""Settings for two ranks with 128 envs each: within three minutes on two cores, the robot walks (docs/performance.md).
+"""Settings for 256 envs: within three minutes on two cores, the robot walks (docs/performance.md).
 Many small mini-batches in few epochs need the least time. Learning with gamma 0.99 needs more samples (docs/lab.md)."""
 
 

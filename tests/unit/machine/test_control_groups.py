@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mjlab_dist.machine import Status, doctor
-from mjlab_dist.machine.limits import cores, memory_room
+from mjlab_dist.machine.control_groups import cores, memory_room
 
 
 def system(root: Path, groups: str, files: dict[str, str]) -> Path:

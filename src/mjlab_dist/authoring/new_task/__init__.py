@@ -35,7 +35,7 @@ from mjlab_dist.authoring.new_task.source.model import model_source
 from mjlab_dist.authoring.new_task.source.terms import terms_source
 from mjlab_dist.authoring.new_task.urdf import convert
 from mjlab_dist.config import TrainConfig, registry
-from mjlab_dist.errors import UserError, describe, listed
+from mjlab_dist.errors import UserError, counted, describe, listed
 from mjlab_dist.messages import emit
 
 if TYPE_CHECKING:
@@ -291,7 +291,7 @@ def found(robot: Robot) -> str:
         base = f"{kind} (joint {robot.base.joint})"
     parts = [
         base,
-        _counted(len(robot.joints), "driven joint") if robot.joints else "no driven joints",
+        counted(len(robot.joints), "driven joint") if robot.joints else "no driven joints",
         _actuators(robot, listed(kinds)),
         "no keyframe" if robot.keyframe is None or robot.lacks.home else f"the keyframe {robot.keyframe}",
     ]
@@ -380,9 +380,9 @@ def _changes(lacks: Lacks) -> list[str]:
             ("a light", bool(lacks.light)),
             ("a site at its end effector", lacks.end_site is not None),
             ("a body that shows the target", bool(lacks.target)),
-            (f"names for {_counted(len(lacks.joint_names), 'joint')}", bool(lacks.joint_names)),
-            (f"names for {_counted(len(lacks.actuator_names), 'actuator')}", bool(lacks.actuator_names)),
-            (f"names for {_counted(len(lacks.geom_names), 'foot', 'feet')}", bool(lacks.geom_names)),
+            (f"names for {counted(len(lacks.joint_names), 'joint')}", bool(lacks.joint_names)),
+            (f"names for {counted(len(lacks.actuator_names), 'actuator')}", bool(lacks.actuator_names)),
+            (f"names for {counted(len(lacks.geom_names), 'foot', 'feet')}", bool(lacks.geom_names)),
         )
         if is_added
     ]
@@ -395,7 +395,3 @@ def _actuators(robot: Robot, kinds: str) -> str:
     if robot.preset is not None:
         return f"the published motors of the {robot.preset.label}"
     return "no actuators" if robot.motors else f"actuators ({kinds})"
-
-
-def _counted(number: int, what: str, several: str = "") -> str:
-    return f"{number} {what if number == 1 else several or what + 's'}"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from mjlab_dist.config import TrainConfig
 from mjlab_dist.distributed import RankDevice
 from mjlab_dist.launch.verify.evidence import Evidence, IterationTimes
-from mjlab_dist.machine.limits import cores
+from mjlab_dist.machine.control_groups import cores
 from mjlab_dist.runs.outputs import DPI, save_png
 
 if TYPE_CHECKING:

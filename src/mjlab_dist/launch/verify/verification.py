@@ -31,8 +31,8 @@ from mjlab_dist.launch.verify.speeds import (
     find_limits,
     verdict,
 )
+from mjlab_dist.machine.control_groups import cores
 from mjlab_dist.machine.devices import Gpu, find_gpus
-from mjlab_dist.machine.limits import cores
 from mjlab_dist.machine.memory import check_memory
 from mjlab_dist.messages import Event, emit, send
 from mjlab_dist.runs.run_dir import create_run_dir

@@ -9,7 +9,7 @@ import pytest
 from mjlab_dist.config import PpoConfig, TrainConfig, registry
 from mjlab_dist.distributed import RankDevice
 from mjlab_dist.launch.verify.speeds import Round, Row, Shares, find_limits, verdict
-from mjlab_dist.machine.limits import cores
+from mjlab_dist.machine.control_groups import cores
 
 CPUS = (RankDevice(device="cpu", name="cpu", torch_threads=1, backend="gloo"),) * 4
 CALM = Shares(physics=0.4, env=0.1, policy=0.1, update=0.3, communication=0.05, waiting=0.05, other=0.0)
