@@ -26,7 +26,7 @@ HEAD = """# All terms
 
 After reading this page, you can choose the observations, rewards and other terms of your task: the
 page lists all of them, with their parameters, shapes and units.
-[add-a-task.md](add-a-task.md) shows how a config uses them. The page is generated from the source
+[task-reference.md](task-reference.md) shows how a config uses them. The page is generated from the source
 by `uv run python scripts/terms_table.py`.
 
 - A parameter `joint` with the default `root` is the name of the free joint of a floating base. You
@@ -38,7 +38,7 @@ by `uv run python scripts/terms_table.py`.
 - `Range` is a tuple (low, high).
 - Parameters are also flags: `--env.terminations.tilted.params.max-rad 0.8`.
 - A term is a function or a class. Names of classes start with a capital letter. A
-  [curriculum](add-a-task.md#schedules) can change every number among the parameters of a function.
+  [curriculum](task-reference.md#schedules) can change every number among the parameters of a function.
   For a class, the table names the parameters that a curriculum can change.
 """
 

@@ -16,8 +16,9 @@ import pytest
 from configs import changed
 from conftest import Command
 
-from mjlab_dist.config import RewardConfig, TrainConfig, registry
+from mjlab_dist.config import RewardConfig, TrainConfig, registry, reward
 from mjlab_dist.errors import UserError
+from mjlab_dist.mdp import rewards
 from mjlab_dist.messages import Event, listening
 from mjlab_dist.runs.compare import Group, curve, find_runs, group_runs, read_groups, read_run
 from mjlab_dist.runs.provenance import write_origin
@@ -97,12 +98,15 @@ def test_the_tables_and_the_page_show_the_same(command: Command, runs: Path):
     assert iio.imread(command.cwd / "curves.png").std() > 10
 
 
-def test_ranks_versions_and_tasks_make_groups(tmp_path: Path):
+def test_ranks_terms_and_tasks_make_groups(tmp_path: Path):
     one = make_run(tmp_path / "one", [1.0])
     two = make_run(tmp_path / "two", [1.0], num_ranks=2)
     other = make_run(tmp_path / "other", [1.0], registry.task_config("cartpole-swingup"))
     groups = group_runs([read_run(path, "mean_return") for path in (one, two)])
     assert [group.name for group in groups] == ["ranks 1", "ranks 2"]
+    extended = changed(CONFIG, "env.rewards", {**CONFIG.env.rewards, "own": reward(-0.1, rewards.action_rate)})
+    groups = group_runs([read_run(path, "mean_return") for path in (one, make_run(tmp_path / "own", [1.0], extended))])
+    assert [group.name for group in groups] == ["rewards.own.weight None", "rewards.own.weight -0.1"]
     groups = group_runs([read_run(path, "mean_return") for path in (one, other)])
     assert [group.name for group in groups] == ["cartpole-balance", "cartpole-swingup"]
 

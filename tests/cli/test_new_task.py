@@ -509,7 +509,7 @@ def test_a_checkout_is_unchanged_if_a_task_cannot_be_registered(command: Command
 
 @pytest.mark.slow
 def test_the_terms_of_the_guide_work_and_never_wait() -> None:
-    guide = (ROOT / "docs" / "add-a-task.md").read_text()
+    guide = (ROOT / "docs" / "task-reference.md").read_text()
     blocks = re.findall(r"```python\n# my_ant/terms.py\n(.*?)```", guide, re.DOTALL)
     names: dict[str, Any] = {}
     exec("\n".join(blocks), names)

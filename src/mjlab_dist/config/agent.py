@@ -20,7 +20,7 @@ class SymmetryConfig:
     func: str | None = "mjlab_dist.mdp.mirror:WithMirrored"
     """Function that mirrors samples, as package.module:function, with rsl_rl's parameters env, obs and actions; or a
     class, which is created as Class(env) and then called like the function. Default: a class that finds the mirror
-    images of a robot's joints and feet by itself. See docs/add-a-task.md."""
+    images of a robot's joints and feet by itself. See docs/task-reference.md."""
     use_data_augmentation: bool = False
     """Add the mirrored samples to every mini-batch."""
     mirror_loss_coef: NonNegativeFloat = 0.0

@@ -113,7 +113,7 @@ class Mirror:
             return self.term(import_term(flag, config.func), **config.params)
         except UserError as error:
             raise UserError(
-                f"{flag} {config.func}: {error}; see docs/add-a-task.md, or train with "
+                f"{flag} {config.func}: {error}; see docs/task-reference.md, or train with "
                 "--agent.symmetry.use-data-augmentation False"
             ) from error
 

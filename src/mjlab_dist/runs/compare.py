@@ -227,11 +227,11 @@ def origin_differences(groups: Sequence[Group]) -> dict[str, list[str]]:
 def _name(run: Run, differences: Mapping[str, Sequence[Any]]) -> str:
     if "task" in differences:
         return str(run.config["task"])
-    if not 0 < len(differences) <= MAX_NAMED:
+    # The weight of a term that some runs lack says enough
+    named = [name for name, values in differences.items() if not (name.endswith(".func") and None in values)]
+    if not 0 < len(named) <= MAX_NAMED:
         return run.path.name
-    return ", ".join(
-        f"{name.removeprefix('agent.').removeprefix('env.')} {run.config.get(name)}" for name in differences
-    )
+    return ", ".join(f"{name.removeprefix('agent.').removeprefix('env.')} {run.config.get(name)}" for name in named)
 
 
 def _origin(provenance: Mapping[str, Any]) -> dict[str, Any]:

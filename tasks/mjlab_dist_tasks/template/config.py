@@ -3,7 +3,7 @@
 Every field is also a flag of the command line:
     train template --env.rewards.forward.weight 2
 Terms are functions and classes, so that editors can jump to them and type checkers check their parameters. For a list
-of all terms, and for writing your own, see docs/add-a-task.md of mjlab-dist.
+of all terms, and for writing your own, see docs/task-reference.md of mjlab-dist.
 
 The goal of this task is walk. For a task with another goal, run new-task with --goal walk|hold|none.
 """

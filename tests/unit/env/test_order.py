@@ -23,7 +23,7 @@ from mjlab_dist.config import (
 from mjlab_dist.env import Env
 from mjlab_dist.env.term import Command, Curriculum, Sensor, Term
 
-PAGE = Path(__file__).parents[3] / "docs" / "add-a-task.md"
+PAGE = Path(__file__).parents[3] / "docs" / "task-reference.md"
 CALLED: list[str] = []
 
 

@@ -139,7 +139,7 @@ def _imports_source(names: Names, robot: Robot, body: str) -> str:
 Every field is also a flag of the command line:
     train {names.task} --env.rewards.{example}.weight 2
 Terms are functions and classes, so that editors can jump to them and type checkers check their parameters. For a list
-of all terms, and for writing your own, see docs/add-a-task.md of mjlab-dist.
+of all terms, and for writing your own, see docs/task-reference.md of mjlab-dist.
 
 The goal of this task is {robot.goal}. For a task with another goal, run new-task with --goal {"|".join(robot.goals)}.
 """
