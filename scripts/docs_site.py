@@ -31,6 +31,9 @@ extra_javascript."""
 FOLDERS = {"docs/decisions": "decisions/index.md"}
 """Folders of docs/ for which a page is generated, and the path of this page."""
 
+BACKGROUND = ("decisions/", "architecture", "changelog", "contributing", "lab", "performance")
+"""Starts of the paths of pages that the search shows below all others."""
+
 DECISIONS_HEAD = """# Decisions
 
 Each page describes one decision about the design of mjlab_dist, with the measurement behind it.
@@ -57,12 +60,22 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """Convert the links and lists of a page written for GitHub to the form that MkDocs needs."""
     uri = page.file.src_uri
     if uri == "index.md":
-        page.meta["hide"] = ["navigation"]
+        page.meta["hide"] = ["navigation", "toc"]
+    if uri.startswith(BACKGROUND):
+        page.meta["search"] = {"boost": 1e-3}
     sources = {target: source for source, target in _outside().items()}
     pages = {f"docs/{file.src_uri}": file.src_uri for file in files} | _outside() | FOLDERS
     pages |= {posixpath.dirname(one): to for one, to in _outside().items() if posixpath.basename(one) == "README.md"}
     links = Links(sources.get(uri, f"docs/{uri}"), uri, pages, config.repo_url or "")
     return reindented(relinked(markdown, links))
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001
+    """Mark the first page and its head for docs/stylesheets/site.css."""
+    if page.file.src_uri != "index.md":
+        return html
+    head, heading, rest = html.partition("<h2")
+    return f'<div class="home"><div class="hero">{head}</div>{heading}{rest}</div>'
 
 
 def fill_in(nav: list[Any], pages: list[str]) -> list[Any]:

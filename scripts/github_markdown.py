@@ -71,7 +71,8 @@ def relinked(markdown: str, links: Links) -> str:
 
 
 def reindented(markdown: str) -> str:
-    """Indent the contents of lists by four spaces per level, and put empty lines before lists, tables and code.
+    """Indent the contents of lists by four spaces per level, and put empty lines before lists and tables, and
+    around code.
 
     Python-Markdown needs this indentation and these empty lines. GitHub does not: there, the contents of an item can
     have any indentation that matches its first line.
@@ -80,10 +81,12 @@ def reindented(markdown: str) -> str:
     levels: list[int] = []  # indentation of the contents of each open list
     fence = ""  # line that ends the open block of code
     above, is_text = "", False  # the line above, and whether it is text of a paragraph or item
+    ends_code = False  # whether the line above ends a block of code
     for line in markdown.splitlines():
         if fence:
             lines.append(_moved(line, levels))
-            fence = "" if line.strip() == fence else fence
+            ends_code = line.strip() == fence
+            fence = "" if ends_code else fence
             continue
         indent, block = len(line) - len(line.lstrip()), _FENCE.match(line)
         item = _item(line, is_text and not (levels and indent < levels[-1]))
@@ -93,7 +96,7 @@ def reindented(markdown: str) -> str:
             while levels and indent < levels[-1]:
                 levels.pop()
         starts_list, starts_table = item and not was_list, line.startswith("|") and not above.startswith("|")
-        if above and (block or starts_list or starts_table):
+        if above and (block or starts_list or starts_table or (ends_code and line.strip())):
             lines.append("")
         if item:
             lines.append(f"{'    ' * len(levels)}{item[2].replace(')', '.')} {line[len(item[0]) :]}")
@@ -103,7 +106,7 @@ def reindented(markdown: str) -> str:
         else:  # escape a number that starts a list in Python-Markdown, but not on GitHub
             lines.append(re.sub(r"^( *\d+)\. ", r"\1\. ", _moved(line, levels)))
         fence = block[1] if block else ""
-        above, is_text = line.strip(), bool(line.strip()) and not block
+        above, is_text, ends_code = line.strip(), bool(line.strip()) and not block, False
     return "\n".join(lines) + "\n"
 
 

@@ -22,7 +22,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 from conftest import HANG_S
 from markdown_it import MarkdownIt
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, Page
 
 from mjlab_dist.cli.main import SUMMARIES
 from mjlab_dist.cli.run_flags import general_config, run_fields
@@ -54,6 +54,15 @@ SEARCHED = {
     "index.html": "torchrunx",
 }
 """Pages, each with a text that the search must find on it."""
+
+SEARCHED_FIRST = {
+    "num-envs": "first-run.html",
+    "out of memory": "troubleshooting.html",
+    "reward does not grow": "not-learning.html",
+    "terrain": "task-reference.html",
+    "install": "first-run.html",
+}
+"""Words that a user may type, and the page that the search must show first."""
 
 
 @dataclass
@@ -174,35 +183,52 @@ def test_the_page_of_flags_has_all_commands_and_all_flags_of_a_run(site: Path, p
     assert flags - shown == set()
 
 
-@pytest.mark.slow
-def test_the_search_works_without_other_hosts_and_pages_fit_a_phone(address: str, browser: Browser) -> None:
-    with browser.new_context(viewport={"width": 390, "height": 844}, color_scheme="dark") as context:
-        requests: list[str] = []
+@pytest.fixture
+def tab(address: str, browser: Browser) -> Iterator[Page]:
+    """A tab of a browser in dark mode with the first page. Nothing may be loaded from another host."""
+    requests: list[str] = []
+    with browser.new_context(viewport={"width": 390, "height": 844}, color_scheme="dark", base_url=address) as context:
         context.on("request", lambda request: requests.append(request.url))
-        tab = context.new_page()
-        for page in ("performance", "terms", "tasks", "commands", "architecture", "index"):
-            tab.goto(f"{address}/{page}.html")
-            assert tab.evaluate("document.documentElement.scrollWidth") == 390, page
-        assert tab.evaluate("document.body.dataset.mdColorScheme") == "slate"
-        tab.set_viewport_size({"width": 1280, "height": 1000})
-        # The page ignores input until its scripts and search worker have started, so type repeatedly
-        tab.locator(".md-search__input").focus()
-        tab.wait_for_function(
-            """() => {
-                const input = document.querySelector(".md-search__input");
-                input.value = input.value == "randomization" ? "domain randomization" : "randomization";
-                for (const kind of ["input", "keyup"]) input.dispatchEvent(new Event(kind, {bubbles: true}));
-                return document.querySelector(".md-search-result__item");
-            }""",
-            polling=500,
-            timeout=HANG_S * 1000,
-        )
-        # The search finds a flag that is typed with its dashes, although a dash excludes words in the search's syntax
+        page = context.new_page()
+        page.goto("/index.html")
+        yield page
+    assert [one for one in requests if not one.startswith((address, "data:", "blob:"))] == []
+
+
+@pytest.mark.slow
+def test_pages_fit_a_phone_in_dark_mode(tab: Page) -> None:
+    for page in ("performance", "terms", "tasks", "commands", "architecture", "index"):
+        tab.goto(f"/{page}.html")
+        assert tab.evaluate("document.documentElement.scrollWidth") == 390, page
+    assert tab.evaluate("document.body.dataset.mdColorScheme") == "slate"
+
+
+@pytest.mark.slow
+def test_the_search_shows_guides_first_and_finds_flags_with_their_dashes(tab: Page) -> None:
+    tab.set_viewport_size({"width": 1280, "height": 1000})
+    # The page ignores input until its scripts and search worker have started, so type repeatedly
+    tab.locator(".md-search__input").focus()
+    tab.wait_for_function(
+        """() => {
+            const input = document.querySelector(".md-search__input");
+            input.value = input.value == "randomization" ? "domain randomization" : "randomization";
+            for (const kind of ["input", "keyup"]) input.dispatchEvent(new Event(kind, {bubbles: true}));
+            return document.querySelector(".md-search-result__item");
+        }""",
+        polling=500,
+        timeout=HANG_S * 1000,
+    )
+    for typed, page in SEARCHED_FIRST.items():
         tab.locator(".md-search__input").fill("")
-        tab.locator(".md-search__input").press_sequentially("--min-return")
-        found = tab.locator(".md-search-result__item").filter(has_text="--min-return")
-        found.first.wait_for(timeout=HANG_S * 1000)
-        assert [one for one in requests if not one.startswith((address, "data:", "blob:"))] == []
+        tab.locator(".md-search__input").press_sequentially(typed)
+        # Results change while the words are typed, so wait for this page
+        first = tab.locator(".md-search-result__item").first.locator(f"a[href*='/{page}']").first
+        first.wait_for(timeout=HANG_S * 1000)
+    # A dash excludes words in the syntax of the search, but not at the start of a flag
+    tab.locator(".md-search__input").fill("")
+    tab.locator(".md-search__input").press_sequentially("--min-return")
+    found = tab.locator(".md-search-result__item").filter(has_text="--min-return")
+    found.first.wait_for(timeout=HANG_S * 1000)
 
 
 @pytest.mark.parametrize(
@@ -213,6 +239,7 @@ def test_the_search_works_without_other_hosts_and_pages_fit_a_phone(address: str
         ("1. a\n   - b\n\n   c\n", "1. a\n    - b\n\n    c\n"),
         ("- a\n  ```\n    b\n  ```\n", "- a\n\n    ```\n      b\n    ```\n"),
         ("```\n- a\n  - b\n```\n- c\n", "```\n- a\n  - b\n```\n\n- c\n"),
+        ("```\na\n```\ntext\n", "```\na\n```\n\ntext\n"),
         ("text\n| a |\n|---|\n| b |\n", "text\n\n| a |\n|---|\n| b |\n"),
         ("| a |\n|---|\n| `b \\| c` |\n", "| a |\n|---|\n| `b | c` |\n"),
         ("the sum is\n4. text\n", "the sum is\n4\\. text\n"),
