@@ -71,8 +71,7 @@ def relinked(markdown: str, links: Links) -> str:
 
 
 def reindented(markdown: str) -> str:
-    """Indent the contents of lists by four spaces per level, and put empty lines before lists and tables, and
-    around code.
+    """Indent contents of lists by four spaces per level, and put empty lines before lists and tables, and around code.
 
     Python-Markdown needs this indentation and these empty lines. GitHub does not: there, the contents of an item can
     have any indentation that matches its first line.

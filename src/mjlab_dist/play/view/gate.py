@@ -9,7 +9,9 @@ import asyncio
 import contextlib
 import errno
 import functools
+import gzip
 import hmac
+import html
 import http
 import io
 import ipaddress
@@ -92,9 +94,16 @@ class Server(viser.ViserServer):
     """viser's server behind a :class:`Gate`. It never shares the page through viser's public server."""
 
     url: str
+    # Title of pages that a browser loads from now on
+    title = "mjlab_dist"
 
     def request_share_url(self, verbose: bool = True) -> str | None:  # noqa: ARG002
         return None
+
+    def entitle(self, task: str, more: str = "") -> None:
+        """Show the task above the panel and, with more text, as the title of pages that a browser loads from now on."""
+        self.title = f"{task} {more}".rstrip()
+        self.gui.set_panel_label(task)
 
     def clear(self) -> None:
         """Remove everything from the page, to show something else on it."""
@@ -142,7 +151,7 @@ def open_server(host: str, port: int | None) -> Server:
     ):
         server = Server(host=address, port=bound, verbose=False)
     assert calls == 1, "viser has opened a server without the gate"
-    gate.gui = server.gui
+    gate.server = server
     server.url = f"http://{_shown(host, address)}:{bound}/{f'?token={gate.token}' if gate.token else ''}"
     server.gui.configure_theme(show_logo=False, show_share_button=False, control_width="large")
     return server
@@ -158,7 +167,7 @@ class Gate:
     requests.
     """
 
-    gui: viser.GuiApi
+    server: Server
 
     def __init__(self, token: str | None, port: int) -> None:
         self.token = token  # None on a loopback address
@@ -175,7 +184,10 @@ class Gate:
             return refusal
         if "Upgrade" in request.headers and len(connection.server.connections) >= MAX_PAGES:
             return _response(http.HTTPStatus.SERVICE_UNAVAILABLE, "Too many pages are open; close one.\n")
-        return answer(connection, request)
+        response = answer(connection, request)
+        if response is None or not response.headers.get("Content-Type", "").startswith("text/html"):
+            return response
+        return _entitled(response, self.server.title)
 
     def check(self, data: bytes) -> None:
         """Raise if a message is none that the page sends."""
@@ -185,7 +197,7 @@ class Gate:
         if not isinstance(message, GuiUpdateMessage):
             raise TypeError(f"a client sent a {type(message).__name__}, which the page never sends")
         [(name, value)] = message.updates.items()
-        match control := self.gui._gui_input_handle_from_uuid.get(message.uuid):  # viser has no public method
+        match control := self.server.gui._gui_input_handle_from_uuid.get(message.uuid):  # viser has no public method
             case None:  # removed while the message was on its way
                 return
             case viser.GuiDropdownHandle() | viser.GuiButtonGroupHandle():
@@ -288,6 +300,17 @@ def _response(status: http.HTTPStatus, text: str, *headers: tuple[str, str]) -> 
     body = text.encode()
     fixed = [("Content-Type", "text/plain; charset=utf-8"), ("Content-Length", str(len(body))), ("Connection", "close")]
     return Response(status.value, status.phrase, Headers([*fixed, *headers]), body)
+
+
+def _entitled(page: Response, title: str) -> Response:
+    """Replace the title of viser's page, which viser has no function for."""
+    is_compressed = page.headers["Content-Encoding"] == "gzip"
+    body = gzip.decompress(page.body) if is_compressed else bytes(page.body)
+    body = body.replace(b"<title>Viser</title>", f"<title>{html.escape(title)}</title>".encode(), 1)
+    page.body = gzip.compress(body) if is_compressed else body
+    del page.headers["Content-Length"]
+    page.headers["Content-Length"] = str(len(page.body))
+    return page
 
 
 def _listen(host: str, port: int | None) -> socket.socket:

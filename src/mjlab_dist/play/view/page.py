@@ -144,7 +144,7 @@ class Page:
         self._charts_due_s = self._files_due_s = 0.0
         # Controls
         self.tabs = tabs = server.gui.add_tab_group()
-        with tabs.add_tab("Play", viser.Icon.PLAYER_PLAY):
+        with tabs.add_tab("Play"):
             self._status = server.gui.add_html("")
             self._add_time()
             source = server.gui.add_dropdown("Actions", SOURCES, initial_value=player.source)
@@ -162,12 +162,12 @@ class Page:
                     names = command.drawn_names or tuple(str(i) for i in range(len(ranges)))
                     with server.gui.add_folder(f"Command {name}"):
                         self._add_command(name, dict(zip(names, ranges, strict=True)))
-        with tabs.add_tab("Rewards", viser.Icon.CHART_BAR):
+        with tabs.add_tab("Rewards"):
             self._bars = RewardBars(server, env.reward_names)
-        self._plots_tab = tabs.add_tab("Plots", viser.Icon.CHART_LINE)
+        self._plots_tab = tabs.add_tab("Plots")
         with self._plots_tab:
             self._add_plots()
-        with tabs.add_tab("Show", viser.Icon.EYE):
+        with tabs.add_tab("Show"):
             self._add_scene()
 
     def run(self, is_over: Callable[[], bool] = lambda: False) -> None:

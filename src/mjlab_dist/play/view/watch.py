@@ -286,12 +286,13 @@ class _Shown:
         self, server: Server, run: Run, train_config: TrainConfig, num_envs: int, want: Callable[[Path], None]
     ) -> None:
         self.follower = Follower(run, train_config, num_envs)
-        self._server, self._task, self._want = server, train_config.task, want
+        self._server, self._want = server, want
         self._page: Page | None = None
         self._problem = ""
         self._runs: dict[str, Path] = {}
         self._names: Sequence[str] = ()  # names of checkpoints
         # State and checkpoints
+        server.entitle(printable(train_config.task), printable(run.run_dir.name))
         gui = server.gui
         self._status = gui.add_html("")
         hint = "Load each new checkpoint"
@@ -372,17 +373,17 @@ class _Shown:
 
     def _add_tabs(self, tabs: viser.GuiTabGroupHandle) -> None:
         gui = self._server.gui
-        with tabs.add_tab("Curves", viser.Icon.CHART_LINE):
+        with tabs.add_tab("Curves"):
             self._curves = Curves(self._server)
         self._newest: object = None
-        with tabs.add_tab("Runs", viser.Icon.LIST):
+        with tabs.add_tab("Runs"):
             self._table = gui.add_html("")
             self._run = gui.add_dropdown("Show run", tuple(self._runs) or (NO_CHOICE,))
             self._run.on_update(self._open_other)
 
     def _show_status(self, policy: str) -> None:
         run = self.follower.run
-        lines = (printable(f"{self._task} {run.run_dir.name}"), f"{STATES[run.state]}: {run.progress}", policy)
+        lines = (printable(run.run_dir.name), f"{STATES[run.state]}: {run.progress}", policy)
         title, *rest = (f"<div>{html.escape(line)}</div>" for line in lines)
         _set(self._status, f'<div style="{STYLE}"><b>{title}</b>{"".join(rest)}</div>')
 
