@@ -509,7 +509,7 @@ def test_a_checkout_is_unchanged_if_a_task_cannot_be_registered(command: Command
 
 @pytest.mark.slow
 def test_the_terms_of_the_guide_work_and_never_wait() -> None:
-    guide = (ROOT / "docs" / "task-reference.md").read_text()
+    guide = "".join((ROOT / "docs" / f"{page}.md").read_text() for page in ("add-a-task", "task-reference"))
     blocks = re.findall(r"```python\n# my_ant/terms.py\n(.*?)```", guide, re.DOTALL)
     names: dict[str, Any] = {}
     exec("\n".join(blocks), names)
@@ -520,10 +520,12 @@ def test_the_terms_of_the_guide_work_and_never_wait() -> None:
     with HostSyncs() as syncs:
         env.sim.qvel.add_(torch.randn_like(env.sim.qvel))
         bent = names["knees_bent"](env, joint="front_left", min_rad=-0.05)
+        turned = names["turning"](env)
         changed = change(env)
         change.reset(torch.ones(8, dtype=torch.bool))
     assert syncs.found == []
     assert torch.equal(bent, (env.sim.qpos[:, 7] + 0.05).clamp_min(0.0))
+    torch.testing.assert_close(turned, env.sim.qvel[:, 5].square())
     torch.testing.assert_close(changed, (env.sim.qvel[:, 8:10] - before).square().sum(dim=1))
     assert torch.equal(change(env), torch.zeros(8))
 
