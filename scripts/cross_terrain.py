@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from mjlab_dist.config import EnvConfig
-from mjlab_dist.play import load_env_and_policy
+from mjlab_dist.policies import load_env_and_policy
 from mjlab_dist.runs.run_dir import find_checkpoint, read_config_file
 
 ROBOTS_PER_TILE = 5

@@ -29,7 +29,7 @@ from mjlab_dist.config import EnvConfig, OptionsConfig
 from mjlab_dist.env import Env
 from mjlab_dist.mdp.rotation import wrap_angle
 from mjlab_dist.mdp.sensors import Gait
-from mjlab_dist.play import load_env_and_policy
+from mjlab_dist.policies import load_env_and_policy
 from mjlab_dist.runs.run_dir import find_checkpoint, read_config_file
 from mjlab_dist.sim import build_model
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 # Not imported from typing, which would double the import time. Type checkers treat any variable of this name as true.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from mjlab_dist.api import check_task, load_policy, make, train
+    from mjlab_dist.api import check_task, load_policy, make, play, train
     from mjlab_dist.config.registry import task_config
     from mjlab_dist.errors import CheckError, RankError, UserError
     from mjlab_dist.learn.loggers import Logger
@@ -21,12 +21,13 @@ __all__ = [
     "check_task",
     "load_policy",
     "make",
+    "play",
     "task_config",
     "train",
 ]
 
 _MODULES = {
-    "api": ("check_task", "load_policy", "make", "train"),
+    "api": ("check_task", "load_policy", "make", "play", "train"),
     "errors": ("CheckError", "RankError", "UserError"),
     "config.registry": ("task_config",),
     "learn.loggers": ("Logger",),

@@ -13,12 +13,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from mjlab_dist.authoring.check import NUM_CHECKED
-from mjlab_dist.config import Algorithm, TrainConfig, registry
+from mjlab_dist.config import Algorithm, PlayConfig, TrainConfig, registry
+from mjlab_dist.config.checks import validate
 from mjlab_dist.config.dotted_names import with_values
 from mjlab_dist.config.trust import chosen_places
 from mjlab_dist.errors import CheckError, UserError, counted
 from mjlab_dist.imports import prepare_opengl
-from mjlab_dist.messages import Listener
+from mjlab_dist.messages import Listener, listening
 from mjlab_dist.runs.run_dir import (
     AUTO,
     check_same_run,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     from mjlab_dist.launch.worker import RunResult
     from mjlab_dist.learn.networks import Policy
+    from mjlab_dist.policies import PlayResult
     from mjlab_dist.simulate.envs import Envs
 
 
@@ -144,6 +146,81 @@ def _printer(*, quiet: bool) -> Listener:
     from mjlab_dist.cli.console import EventPrinter, make_console
 
     return EventPrinter(make_console(force_terminal=False, force_jupyter=False, soft_wrap=True)).listen
+
+
+def play(
+    task: str,
+    *,
+    run: str | Path = "latest",
+    checkpoint: str | None = None,
+    seconds: float | None = 5.0,
+    num_envs: int = 1,
+    env: Sequence[int] = (0,),
+    camera: str | None = None,
+    width: int | None = None,
+    height: int | None = None,
+    disturbances: bool = True,
+    seed: int = 1,
+    log_root: str = "logs",
+    quiet: bool = False,
+    trust: bool = False,
+    **fields: Any,
+) -> PlayResult:
+    """Play a trained policy on the CPU without exploration, and draw it, like the command ``play --video``.
+
+    A notebook shows the result as a video, if it is the last value of a cell.
+
+    Args:
+        task: Name of a task.
+        run: A run directory or its name, a pack, ``latest`` for the task's newest run, or ``pretrained`` for the policy
+            in the task's package.
+        checkpoint: ``latest`` (the default), ``best``, an iteration, or a checkpoint file.
+        seconds: Simulated time to play, in s; None to play until every env has played one episode.
+        num_envs: Number of envs to play in parallel.
+        env: Envs to draw, side by side.
+        camera: Name of the model's camera. Default: the first camera.
+        width: Width of a frame in pixels, an even number. Default: 848.
+        height: Height of a frame in pixels, an even number. Default: 480.
+        disturbances: Keep the noise, delays, pushes and randomizations of training.
+        seed: Seed of the start states.
+        log_root: Directory of all runs.
+        quiet: Print no progress and no warnings.
+        trust: Allow the run's config to name functions of any module. Such a config can run any code: read it first.
+        fields: Fields of the run's env to change:
+            ``**{"env.commands.velocity.params.forward_m_s": (1.0, 1.0)}``.
+
+    Returns:
+        An object with ``frames``, (num_frames, height, width, 3) of uint8, their rate ``fps`` in 1/s, and ``returns``,
+        ``lengths`` and ``outcomes`` of the episodes that ended.
+
+    Raises:
+        UserError: If the run or the checkpoint does not exist or is damaged, or a value is invalid.
+    """
+    if others := [name for name in fields if not name.startswith("env.")]:
+        raise UserError(f"{others[0]}: play has no such parameter; of the run's config, it takes only fields of env")
+    config = PlayConfig(
+        run=str(run),
+        checkpoint=checkpoint,
+        seconds=seconds,
+        num_envs=num_envs,
+        env=tuple(env),
+        camera=camera,
+        width=width,
+        height=height,
+        seed=seed,
+        log_root=log_root,
+        trust=trust,
+    )
+
+    from mjlab_dist import policies  # slow to import
+
+    with listening(_printer(quiet=quiet)):
+        train_config, path = policies.resolve(task, config, keeps_frames=True)
+        train_config = with_values(train_config, fields)
+        validate(train_config)
+        if not disturbances:
+            train_config = dataclasses.replace(train_config, env=policies.without_disturbances(train_config.env))
+        return policies.play(train_config, path, config, keeps_frames=True)
 
 
 def load_policy(

@@ -12,7 +12,7 @@ from conftest import Command
 from mjlab_dist.cli.demo import TASK
 from mjlab_dist.config import PlayConfig
 from mjlab_dist.errors import Exit, UserError
-from mjlab_dist.play import play, resolve
+from mjlab_dist.policies import play, resolve
 
 
 @pytest.mark.slow

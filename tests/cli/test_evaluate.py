@@ -13,13 +13,13 @@ import imageio.v3 as iio
 import pytest
 from conftest import Command
 
-from mjlab_dist import play
+from mjlab_dist import policies
 from mjlab_dist.config import EvaluateConfig, PlayConfig, TrainConfig, registry
 from mjlab_dist.config.dotted_names import with_values
 from mjlab_dist.distributed import RankDevice
 from mjlab_dist.machine import devices
-from mjlab_dist.play import evaluate as evaluate_module
-from mjlab_dist.play.evaluate import Job, evaluate
+from mjlab_dist.policies import evaluate as evaluate_module
+from mjlab_dist.policies.evaluate import Job, evaluate
 
 TASK = "quadruped-velocity-flat"
 SHORT = ("--env.episode-length-s", "0.2")
@@ -87,9 +87,9 @@ def test_each_core_has_a_rank_by_default_if_there_are_enough_batches(
 def test_play_counts_the_same_episodes(trained: Path):
     num_envs = 6
     chosen = PlayConfig(log_root=str(trained / "logs"), num_envs=num_envs, seed=3)
-    config, checkpoint = play.resolve(TASK, chosen)
+    config, checkpoint = policies.resolve(TASK, chosen)
     config = dataclasses.replace(config, env=dataclasses.replace(config.env, episode_length_s=0.4))
-    played = play.play(config, checkpoint, chosen)
+    played = policies.play(config, checkpoint, chosen)
     asked = EvaluateConfig(num_episodes=num_envs, num_envs=num_envs, seed=3, gpu_ids=None)
     (result,) = evaluate(config, checkpoint, asked)
     returns, error = result.columns["return"], 1.96 * statistics.stdev(played.returns) / math.sqrt(num_envs)
@@ -166,7 +166,7 @@ def test_another_task_and_no_task_are_refused(command: Command, trained: Path):
 
 
 def test_a_run_is_evaluated_whatever_hosts_and_mini_batches_it_was_trained_with(trained: Path):
-    config, checkpoint = play.resolve(TASK, PlayConfig(log_root=str(trained / "logs")))
+    config, checkpoint = policies.resolve(TASK, PlayConfig(log_root=str(trained / "logs")))
     changes = {"hosts": ["localhost", "node7"], "min_hosts": 1, "max_restarts": 1, "agent.num_mini_batches": 7}
     config = with_values(config, {**changes, "env.episode_length_s": 0.1})
     (result,) = evaluate(config, checkpoint, EvaluateConfig(num_episodes=2, num_envs=2, gpu_ids=None))

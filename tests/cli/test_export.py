@@ -22,7 +22,7 @@ from conftest import Command
 import mjlab_dist_tasks.quadruped
 from mjlab_dist.config import registry
 from mjlab_dist.errors import Exit
-from mjlab_dist.play import load_env_and_policy, without_disturbances
+from mjlab_dist.policies import load_env_and_policy, without_disturbances
 from mjlab_dist.runs.run_dir import PRETRAINED, find_checkpoint, read_config_file
 from mjlab_dist.sim import build_model
 
@@ -43,7 +43,7 @@ TASKS = {
         *("--agent.symmetry.use-data-augmentation", "False"),
     ),
 }
-"""Flags for training each task. tests/unit/play/test_export.py tests more combinations."""
+"""Flags for training each task. tests/unit/policies/test_export.py tests more combinations."""
 
 
 @pytest.fixture(scope="module")

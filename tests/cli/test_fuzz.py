@@ -154,10 +154,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     import mjlab_dist.launch.train
     import mjlab_dist.launch.verify.verification
     import mjlab_dist.machine.doctor
-    import mjlab_dist.play
-    import mjlab_dist.play.evaluate
-    import mjlab_dist.play.export
-    import mjlab_dist.play.view.show
+    import mjlab_dist.policies
+    import mjlab_dist.policies.evaluate
+    import mjlab_dist.policies.export
+    import mjlab_dist.policies.view.show
 
     folder = tmp_path_factory.mktemp("fuzz")
     run = folder / "logs" / TASK / "2026-01-01_00-00-00"
@@ -176,12 +176,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setattr(mjlab_dist.cli.check, "import_learner", lambda: None)
         patch.setattr(mjlab_dist.cli.play, "import_learner", lambda: None)
         patch.setattr(mjlab_dist.cli.export, "import_learner", lambda: None)
-        patch.setattr(mjlab_dist.play, "play", accept)
-        patch.setattr(mjlab_dist.play, "replay", accept)
-        patch.setattr(mjlab_dist.play.view.show, "view", accept)
-        patch.setattr(mjlab_dist.play.view.show, "watch", accept)
-        patch.setattr(mjlab_dist.play.evaluate, "_play", accept)
-        patch.setattr(mjlab_dist.play.export, "export", accept)
+        patch.setattr(mjlab_dist.policies, "play", accept)
+        patch.setattr(mjlab_dist.policies, "replay", accept)
+        patch.setattr(mjlab_dist.policies.view.show, "view", accept)
+        patch.setattr(mjlab_dist.policies.view.show, "watch", accept)
+        patch.setattr(mjlab_dist.policies.evaluate, "_play", accept)
+        patch.setattr(mjlab_dist.policies.export, "export", accept)
         patch.setattr(mjlab_dist.authoring.check.run_checks, "_checks", accept)
         patch.setattr(mjlab_dist.launch.verify.verification, "create_run_dir", accept)
         patch.setattr(mjlab_dist.authoring.buffer_sizes, "measure", accept)

@@ -18,7 +18,7 @@ from conftest import Command
 from playwright.sync_api import Page as Tab
 from rsl_rl.storage import RolloutStorage
 
-from mjlab_dist import play
+from mjlab_dist import policies
 from mjlab_dist.config import PlayConfig, registry
 from mjlab_dist.env import Env
 from mjlab_dist.errors import UserError
@@ -157,7 +157,7 @@ def test_a_wrong_file_is_refused_in_one_line(command: Command) -> None:
         (TASK, PlayConfig(nan_dump=str(weights)), f"--nan-dump {weights}: "),
     ):
         with pytest.raises(UserError) as caught:
-            play.replay(*play.resolve(task, config), config)
+            policies.replay(*policies.resolve(task, config), config)
         assert re.search(says, str(caught.value))
         assert "\n" not in str(caught.value)
     done = command.here("play", TASK, "--nan-dump", str(weights))
@@ -173,7 +173,7 @@ def test_a_dump_of_another_model_is_refused(command: Command) -> None:
     checkpoint.save(dump, content)
     config = PlayConfig(nan_dump=str(dump))
     with pytest.raises(UserError, match=r"--nan-dump .* qpos .*\(2, 1\).*\(2, 2\)"):
-        play.replay(*play.resolve(TASK, config), config)
+        policies.replay(*policies.resolve(TASK, config), config)
 
 
 @pytest.mark.parametrize("wrong", [torch.tensor([-1, 0]), torch.tensor([0, 5]), torch.tensor([0.0, 1.0])])
@@ -182,4 +182,4 @@ def test_a_dump_of_steps_that_it_does_not_contain_is_refused(command: Command, w
     checkpoint.save(dump, {**checkpoint.load(dump, "cpu"), "steps": wrong})
     config = PlayConfig(nan_dump=str(dump))
     with pytest.raises(UserError, match=r"^--nan-dump .*: steps .*, but must be .*; it is damaged"):
-        play.replay(*play.resolve(TASK, config), config)
+        policies.replay(*policies.resolve(TASK, config), config)

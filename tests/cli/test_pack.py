@@ -21,8 +21,8 @@ import mjlab_dist
 from mjlab_dist.config import ExportConfig, PlayConfig
 from mjlab_dist.errors import Exit
 from mjlab_dist.learn import checkpoint
-from mjlab_dist.play import play, resolve
-from mjlab_dist.play.export import export
+from mjlab_dist.policies import play, resolve
+from mjlab_dist.policies.export import export
 from mjlab_dist.runs.pack_file import CARD, CHECKPOINT, ONNX, read_manifest, read_part
 from mjlab_dist.runs.run_dir import CONFIG_FILE, METRICS_FILE, PROVENANCE_FILE, read_config_file, read_metrics
 

@@ -37,7 +37,7 @@ def runs(root: Path) -> list[Path]:
 
 def films(command: Command) -> list[psutil.Process]:
     """Return the processes of a command that make videos."""
-    return with_argument(command.processes(), "mjlab_dist.play.film")
+    return with_argument(command.processes(), "mjlab_dist.policies.film")
 
 
 def num_videos(root: Path) -> int:
@@ -162,7 +162,7 @@ import sys, threading
 import mjlab_dist
 
 mjlab_dist.train("cartpole-balance", gpu_ids=None, num_envs=8, max_iterations=1, quiet=True)
-assert not {"mjlab_dist.learn.video_process", "mjlab_dist.play", "imageio"} & set(sys.modules)
+assert not {"mjlab_dist.learn.video_process", "mjlab_dist.policies", "imageio"} & set(sys.modules)
 assert "videos" not in [thread.name for thread in threading.enumerate()]
 """
 

@@ -14,7 +14,7 @@ ROWS = (
     {"__main__", "gymnasium"},
     {"api"},
     {"cli"},
-    {"play", "authoring", "simulate"},
+    {"policies", "authoring", "simulate"},
     {"launch"},
     {"learn"},
     {"mdp"},

@@ -19,7 +19,7 @@ from mjlab_dist.config import EvaluateConfig, PlayConfig
 from mjlab_dist.errors import Exit
 
 if TYPE_CHECKING:
-    from mjlab_dist.play.evaluate import Estimate, Evaluated
+    from mjlab_dist.policies.evaluate import Estimate, Evaluated
 
 
 def main(argv: Sequence[str], prog: str) -> None:
@@ -30,7 +30,7 @@ def main(argv: Sequence[str], prog: str) -> None:
     config = parse(EvaluateConfig(), flags, f"{prog} {task or 'TASK'}")
     task = known_task(task, prog)
 
-    from mjlab_dist.play.evaluate import check, check_plot, evaluate, plot  # --help does not need it
+    from mjlab_dist.policies.evaluate import check, check_plot, evaluate, plot  # --help does not need it
 
     check(config)
     if config.plot is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -25,7 +26,7 @@ def main(argv: Sequence[str], prog: str) -> None:
     config = parse(ExportConfig(), by_flag(flags), f"{prog} {task or 'TASK'}")
     task = known_task(task, prog)
 
-    from mjlab_dist.play.export import check, export  # --help does not need it
+    from mjlab_dist.policies.export import check, export  # --help does not need it
 
     check(config)
 
@@ -48,8 +49,9 @@ def main(argv: Sequence[str], prog: str) -> None:
     _show(made.description, console)
     compared = f"outputs of the files and of the policy for {made.num_checked} observations"
     print(f"Largest difference between the {compared}: {made.max_difference:.1e}")
+    here = Path.cwd()
     for file in exported.files:
-        print(f"Wrote {file}")
+        print(f"Wrote {file.relative_to(here) if file.is_relative_to(here) else file}")
 
 
 def _show(description: Mapping[str, Any], console: Console) -> None:

@@ -21,7 +21,7 @@ def main(argv: Sequence[str], prog: str) -> None:
     if run is None:
         raise UserError(f"no run is named; type {prog} RUN, where RUN is a run directory or latest")
 
-    from mjlab_dist.play.pack import find_source, pack  # --help does not need it
+    from mjlab_dist.policies.pack import find_source, pack  # --help does not need it
 
     source = find_source(run, config)
     import_learner()

@@ -19,10 +19,10 @@ from mjlab_dist.config.dotted_names import with_values
 from mjlab_dist.errors import Exit
 from mjlab_dist.imports import import_learner
 from mjlab_dist.messages import listening
-from mjlab_dist.play.choice import choose_viewer
+from mjlab_dist.policies.choice import choose_viewer
 
 if TYPE_CHECKING:
-    from mjlab_dist.play import PlayResult, Replayed
+    from mjlab_dist.policies import PlayResult, Replayed
 
 # Maximum number of envs of a NaN dump whose states are printed
 SHOWN = 4
@@ -40,7 +40,7 @@ def main(argv: Sequence[str], prog: str) -> None:
 
 def show(task: str, config: PlayConfig, prog: str, changes: Sequence[Group] = ()) -> None:
     """Play a policy and print its returns; or show it in a viewer until Ctrl-C, and then end this process."""
-    from mjlab_dist import play  # --help does not need it
+    from mjlab_dist import policies  # --help does not need it
 
     viewer = choose_viewer(config, os.environ)
 
@@ -50,10 +50,10 @@ def show(task: str, config: PlayConfig, prog: str, changes: Sequence[Group] = ()
         if viewer is not None:
             _view(train_config, checkpoint, config)
         if config.nan_dump is not None:
-            _print_replayed(checkpoint, play.replay(train_config, checkpoint, config))
+            _print_replayed(checkpoint, policies.replay(train_config, checkpoint, config))
             return
         print(f"Playing {checkpoint}")
-        result = play.play(train_config, checkpoint, config)
+        result = policies.play(train_config, checkpoint, config)
     _print_result(result)
     if config.video:
         print(f"Video: {config.video}")
@@ -63,20 +63,20 @@ def show(task: str, config: PlayConfig, prog: str, changes: Sequence[Group] = ()
 
 def chosen_run(task: str, config: PlayConfig, prog: str, changes: Sequence[Group]) -> tuple[TrainConfig, Path]:
     """Return the run's config, whose env is changed by the flags, and the path of the checkpoint or NaN dump."""
-    from mjlab_dist import play  # --help does not need it
+    from mjlab_dist import policies  # --help does not need it
 
-    train_config, path = play.resolve(task, config)
+    train_config, path = policies.resolve(task, config)
     if changes:
         train_config = with_values(train_config, flag_values(train_config, changes, f"{prog} {task}", {}))
         validate(train_config)
     if not config.disturbances:
-        train_config = dataclasses.replace(train_config, env=play.without_disturbances(train_config.env))
+        train_config = dataclasses.replace(train_config, env=policies.without_disturbances(train_config.env))
     return train_config, path
 
 
 def _view(train_config: TrainConfig, path: Path, config: PlayConfig) -> NoReturn:
     """Show a checkpoint or a dump in a viewer, and end the process without waiting for open pages to close."""
-    from mjlab_dist.play.view.show import view, view_dump  # --help does not need it
+    from mjlab_dist.policies.view.show import view, view_dump  # --help does not need it
 
     print(f"Playing {path}", flush=True)
     start = view if config.nan_dump is None else view_dump

@@ -31,7 +31,7 @@ def main(argv: Sequence[str], prog: str) -> None:
     train_config = read_config_file(run_dir, trust=config.trust, uses_ssh=False)
     print(f"Watching {run_dir}", flush=True)
 
-    from mjlab_dist.play.view.show import watch  # --help does not need it
+    from mjlab_dist.policies.view.show import watch  # --help does not need it
 
     import_learner()
     printer = EventPrinter(make_console(soft_wrap=True))

@@ -37,7 +37,7 @@ POLL_S = 0.2
 
 
 class VideoWriter:
-    """Runs :mod:`mjlab_dist.play.film` in a process, and gives its videos to the loggers. A thread reads its output."""
+    """Runs :mod:`mjlab_dist.policies.film` in a process, and gives videos to the loggers. A thread reads its output."""
 
     def __init__(self, run_dir: Path, config: TrainConfig, loggers: LoggerGroup) -> None:
         self._run_dir = run_dir
@@ -125,7 +125,7 @@ class VideoWriter:
             if self._is_closed:
                 return 0
             process = self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "mjlab_dist.play.film", str(self._run_dir)],
+                [sys.executable, "-P", "-m", "mjlab_dist.policies.film", str(self._run_dir)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,

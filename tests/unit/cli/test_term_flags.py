@@ -14,7 +14,7 @@ from mjlab_dist.config import ObservationConfig, ParamValue, TermConfig, TrainCo
 from mjlab_dist.config.dotted_names import with_values
 from mjlab_dist.config.serialization import from_plain, to_plain
 from mjlab_dist.errors import UserError
-from mjlab_dist.play import without_disturbances
+from mjlab_dist.policies import without_disturbances
 
 DEFAULT = registry.task_config("quadruped-velocity-flat")
 

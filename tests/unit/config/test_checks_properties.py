@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mjlab_dist.config import PlayConfig, registry
 from mjlab_dist.config.checks import parse_host, parse_interval, validate
 from mjlab_dist.errors import UserError
-from mjlab_dist.play.choice import resolve
+from mjlab_dist.policies.choice import resolve
 
 CONFIG = registry.task_config("cartpole-balance")
 

@@ -19,7 +19,7 @@ from mjlab_dist.distributed import Rank
 from mjlab_dist.env import Env, EpisodeTotals
 from mjlab_dist.env.term import Curriculum, Term
 from mjlab_dist.learn.runner import Runner
-from mjlab_dist.play import without_disturbances
+from mjlab_dist.policies import without_disturbances
 from mjlab_dist.runs.run_dir import read_metrics
 
 NUM_ENVS = 16

@@ -12,7 +12,7 @@ SRC = Path(mjlab_dist.__file__).parent
 
 SETTLES = {
     "launch/budget.py",
-    "play/evaluate.py",
+    "policies/evaluate.py",
     "launch/plan.py",
     "launch/train.py",
     "launch/hosts/device_answer.py",
@@ -23,7 +23,7 @@ SETTLES = {
 }
 """Modules that settle it. An env that is built without a plan chooses its engine through sim/engine_choice.py, too."""
 
-OTHERS = {"play/pack.py", "play/choice.py", "play/view/watch.py"}
+OTHERS = {"policies/pack.py", "policies/choice.py", "policies/view/watch.py"}
 """Modules that show it as it was asked for, or read fields of other configs."""
 
 CONFIGS = {"config", "_config", "cfg"}

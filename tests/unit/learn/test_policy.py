@@ -10,7 +10,7 @@ import torch
 
 import mjlab_dist
 from mjlab_dist.errors import UserError
-from mjlab_dist.play import load_env_and_policy
+from mjlab_dist.policies import load_env_and_policy
 from mjlab_dist.runs.run_dir import find_checkpoint, read_config_file
 
 SMALL: dict[str, Any] = {

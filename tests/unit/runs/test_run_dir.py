@@ -14,7 +14,7 @@ import pytest
 import yaml
 from run_files import write_checkpoint
 
-from mjlab_dist import play
+from mjlab_dist import policies
 from mjlab_dist.config import PlayConfig, TrainConfig, registry
 from mjlab_dist.config.serialization import to_plain
 from mjlab_dist.errors import UserError
@@ -260,7 +260,7 @@ def test_play_finds_the_newest_and_the_best_by_name(config: TrainConfig):
     checkpoint_path(run_dir, 1).unlink()
 
     def played(checkpoint: str | None) -> Path:
-        return play.resolve(config.task, PlayConfig(checkpoint=checkpoint, log_root=config.log_root))[1]
+        return policies.resolve(config.task, PlayConfig(checkpoint=checkpoint, log_root=config.log_root))[1]
 
     for name in (None, "latest"):
         with pytest.raises(UserError, match=r"^--run latest: .*no checkpoint"):
