@@ -122,7 +122,7 @@ def plan_devices(
 
     # No GPU. If CUDA_VISIBLE_DEVICES is empty, the user has hidden the GPUs on purpose, so there is no warning.
     if environ.get("CUDA_VISIBLE_DEVICES") != "":
-        logger.warning("No GPU found: running on the CPU (use --gpu-ids None to avoid this warning).")
+        logger.warning("No GPU found: running on the CPU, as with --gpu-ids None.")
     return shared_cpu(num_ranks or 1, oversubscribe=flags.oversubscribe)
 
 
