@@ -24,8 +24,8 @@ HEAVY = {"torch", "warp", "mujoco", "mujoco_warp", "rsl_rl", "tensordict", "torc
 @pytest.mark.parametrize(
     "module",
     [
-        *("cli.main", "cli.train", "cli.play", "cli.doctor", "machine.doctor", "mdp", "play"),
-        *("play.film", "play.choice", "sim.render", "learn.loggers", "launch.worker", "simulate.make"),
+        *("cli.main", "cli.train", "cli.play", "cli.doctor", "machine.doctor", "mdp", "policies"),
+        *("policies.film", "policies.choice", "sim.render", "learn.loggers", "launch.worker", "simulate.make"),
         "authoring.new_task",
         *("launch.train", "launch.ranks", "launch.torchrunx_agent", "launch.supervision", "launch.signals"),
     ],
