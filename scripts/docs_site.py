@@ -31,7 +31,7 @@ extra_javascript."""
 FOLDERS = {"docs/decisions": "decisions/index.md"}
 """Folders of docs/ for which a page is generated, and the path of this page."""
 
-BACKGROUND = ("decisions/", "architecture", "changelog", "contributing", "lab", "performance")
+BACKGROUND = ("decisions/", "architecture.", "changelog.", "contributing.", "lab.", "performance.")
 """Starts of the paths of pages that the search shows below all others."""
 
 DECISIONS_HEAD = """# Decisions

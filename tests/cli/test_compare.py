@@ -105,8 +105,15 @@ def test_ranks_terms_and_tasks_make_groups(tmp_path: Path):
     groups = group_runs([read_run(path, "mean_return") for path in (one, two)])
     assert [group.name for group in groups] == ["ranks 1", "ranks 2"]
     extended = changed(CONFIG, "env.rewards", {**CONFIG.env.rewards, "own": reward(-0.1, rewards.action_rate)})
-    groups = group_runs([read_run(path, "mean_return") for path in (one, make_run(tmp_path / "own", [1.0], extended))])
-    assert [group.name for group in groups] == ["rewards.own.weight None", "rewards.own.weight -0.1"]
+    read = [read_run(path, "mean_return") for path in (one, make_run(tmp_path / "own", [1.0], extended))]
+    assert [group.name for group in group_runs(read)] == ["without rewards.own", "with rewards.own"]
+    stronger = changed(extended, "env.rewards.own.weight", -0.2)
+    read.append(read_run(make_run(tmp_path / "stronger", [1.0], stronger), "mean_return"))
+    assert [group.name for group in group_runs(read)] == [
+        "without rewards.own",
+        "with rewards.own, rewards.own.weight -0.1",
+        "with rewards.own, rewards.own.weight -0.2",
+    ]
     groups = group_runs([read_run(path, "mean_return") for path in (one, other)])
     assert [group.name for group in groups] == ["cartpole-balance", "cartpole-swingup"]
 

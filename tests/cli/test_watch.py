@@ -153,6 +153,7 @@ def test_files_that_appear_one_by_one(command: Command, trained: Path, open_tab:
     tab.get_by_role("tab", name="Runs").click()
     choose(tab, "Show run", f"{TASK}/{other.name}")
     tab.get_by_text(other.name, exact=True).wait_for()
+    assert tab.get_by_text(TASK, exact=True).first.is_visible()
     tab.get_by_text("finished: iteration 2 of 2", exact=False).wait_for()
     tab.get_by_text("policy of iteration 2", exact=True).wait_for()
     _end(command, watch)

@@ -195,7 +195,10 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
         else:
             same.append(run)
     differences = config_differences([group[0] for group in groups])
-    names = [_name(group[0], differences) for group in groups]
+    # Terms that some runs lack
+    functions = [name for name in differences if name.endswith(".func")]
+    optional = [name for name in functions if any(name not in group[0].config for group in groups)]
+    names = [_name(group[0], differences, [name.removesuffix(".func") for name in optional]) for group in groups]
     if len(set(names)) < len(names):
         names = [group[0].path.name for group in groups]
     if len(set(names)) < len(names):
@@ -224,14 +227,23 @@ def origin_differences(groups: Sequence[Group]) -> dict[str, list[str]]:
     return found
 
 
-def _name(run: Run, differences: Mapping[str, Sequence[Any]]) -> str:
+def _name(run: Run, differences: Mapping[str, Sequence[Any]], optional: Sequence[str]) -> str:
     if "task" in differences:
         return str(run.config["task"])
-    # The weight of a term that some runs lack says enough
-    named = [name for name, values in differences.items() if not (name.endswith(".func") and None in values)]
-    if not 0 < len(named) <= MAX_NAMED:
-        return run.path.name
-    return ", ".join(f"{name.removeprefix('agent.').removeprefix('env.')} {run.config.get(name)}" for name in named)
+    parts: dict[str, None] = {}
+    for name, values in differences.items():
+        term = next((one for one in optional if name.startswith(f"{one}.")), None)
+        text = f"{_short(name)} {run.config.get(name)}"
+        if term is not None and f"{term}.func" not in run.config:
+            text = f"without {_short(term)}"
+        elif term is not None and len({str(value) for value in values if value is not None}) == 1:
+            text = f"with {_short(term)}"
+        parts[text] = None
+    return ", ".join(parts) if 0 < len(parts) <= MAX_NAMED else run.path.name
+
+
+def _short(name: str) -> str:
+    return name.removeprefix("agent.").removeprefix("env.")
 
 
 def _origin(provenance: Mapping[str, Any]) -> dict[str, Any]:

@@ -94,16 +94,15 @@ class Server(viser.ViserServer):
     """viser's server behind a :class:`Gate`. It never shares the page through viser's public server."""
 
     url: str
-    # Title of pages that a browser loads from now on
-    title = "mjlab_dist"
+    gate: Gate
 
     def request_share_url(self, verbose: bool = True) -> str | None:  # noqa: ARG002
         return None
 
-    def entitle(self, task: str, more: str = "") -> None:
-        """Show the task above the panel and, with more text, as the title of pages that a browser loads from now on."""
-        self.title = f"{task} {more}".rstrip()
-        self.gui.set_panel_label(task)
+    def entitle(self, task: str, title: str) -> None:
+        """Show the task above the panel, and set the title of pages that a browser loads from now on."""
+        self.gate.title = printable(title)
+        self.gui.set_panel_label(printable(task))
 
     def clear(self) -> None:
         """Remove everything from the page, to show something else on it."""
@@ -151,7 +150,7 @@ def open_server(host: str, port: int | None) -> Server:
     ):
         server = Server(host=address, port=bound, verbose=False)
     assert calls == 1, "viser has opened a server without the gate"
-    gate.server = server
+    gate.gui, server.gate = server.gui, gate
     server.url = f"http://{_shown(host, address)}:{bound}/{f'?token={gate.token}' if gate.token else ''}"
     server.gui.configure_theme(show_logo=False, show_share_button=False, control_width="large")
     return server
@@ -167,7 +166,8 @@ class Gate:
     requests.
     """
 
-    server: Server
+    gui: viser.GuiApi
+    title = "mjlab_dist"
 
     def __init__(self, token: str | None, port: int) -> None:
         self.token = token  # None on a loopback address
@@ -187,7 +187,7 @@ class Gate:
         response = answer(connection, request)
         if response is None or not response.headers.get("Content-Type", "").startswith("text/html"):
             return response
-        return _entitled(response, self.server.title)
+        return _entitled(response, self.title)
 
     def check(self, data: bytes) -> None:
         """Raise if a message is none that the page sends."""
@@ -197,7 +197,7 @@ class Gate:
         if not isinstance(message, GuiUpdateMessage):
             raise TypeError(f"a client sent a {type(message).__name__}, which the page never sends")
         [(name, value)] = message.updates.items()
-        match control := self.server.gui._gui_input_handle_from_uuid.get(message.uuid):  # viser has no public method
+        match control := self.gui._gui_input_handle_from_uuid.get(message.uuid):  # viser has no public method
             case None:  # removed while the message was on its way
                 return
             case viser.GuiDropdownHandle() | viser.GuiButtonGroupHandle():
@@ -307,7 +307,7 @@ def _entitled(page: Response, title: str) -> Response:
     is_compressed = page.headers["Content-Encoding"] == "gzip"
     body = gzip.decompress(page.body) if is_compressed else bytes(page.body)
     body = body.replace(b"<title>Viser</title>", f"<title>{html.escape(title)}</title>".encode(), 1)
-    page.body = gzip.compress(body) if is_compressed else body
+    page.body = gzip.compress(body, compresslevel=1) if is_compressed else body
     del page.headers["Content-Length"]
     page.headers["Content-Length"] = str(len(page.body))
     return page

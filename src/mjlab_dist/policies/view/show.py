@@ -51,7 +51,7 @@ def view(train_config: TrainConfig, checkpoint: Path, config: PlayConfig) -> Non
             return
 
         server = serve(config)
-        server.entitle(train_config.task)
+        server.entitle(train_config.task, train_config.task)
         player = _load(train_config, checkpoint, config)
 
         from mjlab_dist.policies.view.page import Page  # imports viser
@@ -76,7 +76,7 @@ def view_dump(train_config: TrainConfig, path: Path, config: PlayConfig) -> None
 
         from mjlab_dist.policies.view.dump import DumpPage  # imports viser
 
-        server.entitle(train_config.task, path.name)
+        server.entitle(train_config.task, f"{train_config.task} {path.name}")
         page = DumpPage(server, train_config, path)
         emit("status", text=f"Viewer: {server.url}  (Ctrl-C ends it)")
         page.run()

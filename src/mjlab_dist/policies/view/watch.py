@@ -292,7 +292,8 @@ class _Shown:
         self._runs: dict[str, Path] = {}
         self._names: Sequence[str] = ()  # names of checkpoints
         # State and checkpoints
-        server.entitle(printable(train_config.task), printable(run.run_dir.name))
+        # The page may switch to another run, but the title of an open page cannot change
+        server.entitle(train_config.task, "mjlab_dist watch")
         gui = server.gui
         self._status = gui.add_html("")
         hint = "Load each new checkpoint"
