@@ -26,8 +26,8 @@ HEAD = """# All terms
 
 After reading this page, you can choose the observations, rewards and other terms of your task: the
 page lists all of them, with their parameters, shapes and units.
-[task-reference.md](task-reference.md) shows how a config uses them. The page is generated from the source
-by `uv run python scripts/terms_table.py`.
+[task-reference.md](task-reference.md) shows how a config uses them. The page is generated from the
+source by `uv run python scripts/terms_table.py`.
 
 - A parameter `joint` with the default `root` is the name of the free joint of a floating base. You
   can omit the parameter if the joint is called `root`.
@@ -38,8 +38,8 @@ by `uv run python scripts/terms_table.py`.
 - `Range` is a tuple (low, high).
 - Parameters are also flags: `--env.terminations.tilted.params.max-rad 0.8`.
 - A term is a function or a class. Names of classes start with a capital letter. A
-  [curriculum](task-reference.md#schedules) can change every number among the parameters of a function.
-  For a class, the table names the parameters that a curriculum can change.
+  [curriculum](task-reference.md#schedules) can change every number among the parameters of a
+  function. For a class, the table names the parameters that a curriculum can change.
 """
 
 SECTIONS = (

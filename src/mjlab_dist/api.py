@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from mjlab_dist.authoring.check import NUM_CHECKED
 from mjlab_dist.config import Algorithm, PlayConfig, TrainConfig, registry
-from mjlab_dist.config.checks import validate
 from mjlab_dist.config.dotted_names import with_values
 from mjlab_dist.config.trust import chosen_places
 from mjlab_dist.errors import CheckError, UserError, counted
@@ -207,6 +206,7 @@ def play(
         camera=camera,
         width=width,
         height=height,
+        disturbances=disturbances,
         seed=seed,
         log_root=log_root,
         trust=trust,
@@ -216,11 +216,7 @@ def play(
 
     with listening(_printer(quiet=quiet)):
         train_config, path = policies.resolve(task, config, keeps_frames=True)
-        train_config = with_values(train_config, fields)
-        validate(train_config)
-        if not disturbances:
-            train_config = dataclasses.replace(train_config, env=policies.without_disturbances(train_config.env))
-        return policies.play(train_config, path, config, keeps_frames=True)
+        return policies.play(policies.with_changes(train_config, config, fields), path, config, keeps_frames=True)
 
 
 def load_policy(

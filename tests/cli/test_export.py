@@ -21,8 +21,9 @@ from conftest import Command
 
 import mjlab_dist_tasks.quadruped
 from mjlab_dist.config import registry
+from mjlab_dist.config.task import without_disturbances
 from mjlab_dist.errors import Exit
-from mjlab_dist.policies import load_env_and_policy, without_disturbances
+from mjlab_dist.policies import load_env_and_policy
 from mjlab_dist.runs.run_dir import PRETRAINED, find_checkpoint, read_config_file
 from mjlab_dist.sim import build_model
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import statistics
 import sys
@@ -14,8 +13,6 @@ from mjlab_dist.cli.console import EventPrinter, make_console
 from mjlab_dist.cli.flags import Group, by_flag, known_task, parse, split_task, take_env
 from mjlab_dist.cli.run_flags import flag_values
 from mjlab_dist.config import PlayConfig, TrainConfig
-from mjlab_dist.config.checks import validate
-from mjlab_dist.config.dotted_names import with_values
 from mjlab_dist.errors import Exit
 from mjlab_dist.imports import import_learner
 from mjlab_dist.messages import listening
@@ -66,12 +63,8 @@ def chosen_run(task: str, config: PlayConfig, prog: str, changes: Sequence[Group
     from mjlab_dist import policies  # --help does not need it
 
     train_config, path = policies.resolve(task, config)
-    if changes:
-        train_config = with_values(train_config, flag_values(train_config, changes, f"{prog} {task}", {}))
-        validate(train_config)
-    if not config.disturbances:
-        train_config = dataclasses.replace(train_config, env=policies.without_disturbances(train_config.env))
-    return train_config, path
+    values = flag_values(train_config, changes, f"{prog} {task}", {}) if changes else {}
+    return policies.with_changes(train_config, config, values), path
 
 
 def _view(train_config: TrainConfig, path: Path, config: PlayConfig) -> NoReturn:

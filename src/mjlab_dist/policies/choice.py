@@ -8,10 +8,13 @@ import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from mjlab_dist.config import PlayConfig, TrainConfig
+from mjlab_dist.config.checks import validate
+from mjlab_dist.config.dotted_names import with_values
 from mjlab_dist.config.limits import MIN_PIXELS, validate_limits
+from mjlab_dist.config.task import without_disturbances
 from mjlab_dist.errors import UserError, listed
 from mjlab_dist.imports import require_extra
 from mjlab_dist.runs.outputs import check_output
@@ -51,6 +54,16 @@ def resolve(task: str, config: PlayConfig, *, keeps_frames: bool = False) -> tup
         )
     run_dir = find_run(config.log_root, task, str(run_dir), "--checkpoint")
     return read_config_file(run_dir, trust=config.trust, uses_ssh=False), readable(checkpoint)
+
+
+def with_changes(train_config: TrainConfig, config: PlayConfig, values: Mapping[str, Any]) -> TrainConfig:
+    """Return the config of a run with new values of its env and, if the flags say so, without disturbances."""
+    if values:
+        train_config = with_values(train_config, values)
+        validate(train_config)
+    if config.disturbances:
+        return train_config
+    return dataclasses.replace(train_config, env=without_disturbances(train_config.env))
 
 
 def size_of(config: PlayConfig) -> tuple[int, int]:

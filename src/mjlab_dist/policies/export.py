@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from mjlab_dist.config import ExportConfig, TrainConfig
 from mjlab_dist.config.limits import validate_limits
+from mjlab_dist.config.task import without_disturbances
 from mjlab_dist.errors import CheckError, UserError
 from mjlab_dist.imports import require_extra, start_up
 from mjlab_dist.runs.outputs import write_atomically
@@ -83,7 +84,7 @@ def export(train_config: TrainConfig, checkpoint: Path, config: ExportConfig) ->
 def make(train_config: TrainConfig, checkpoint: Path, config: ExportConfig) -> Made:
     """Make and check the files of a policy, without writing them."""
     # Env and policy
-    from mjlab_dist.policies import load_env_and_policy, without_disturbances  # imports torch
+    from mjlab_dist.policies import load_env_and_policy  # imports torch
 
     num_envs = min(MAX_ENVS, config.num_checked)
     calm = dataclasses.replace(train_config, env=without_disturbances(train_config.env))

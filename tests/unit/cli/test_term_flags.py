@@ -13,8 +13,8 @@ from legged import EVERYTHING
 from mjlab_dist.config import ObservationConfig, ParamValue, TermConfig, TrainConfig, registry
 from mjlab_dist.config.dotted_names import with_values
 from mjlab_dist.config.serialization import from_plain, to_plain
+from mjlab_dist.config.task import without_disturbances
 from mjlab_dist.errors import UserError
-from mjlab_dist.policies import without_disturbances
 
 DEFAULT = registry.task_config("quadruped-velocity-flat")
 

@@ -15,11 +15,11 @@ from legged import CONFIG, DT_S, EVERYTHING, event, make, observe, refused, rewa
 from mjlab_dist.authoring.check.host_syncs import HostReads, HostSyncs
 from mjlab_dist.config import EnvConfig, ParamValue, RandomizationConfig, TermConfig, registry
 from mjlab_dist.config.dotted_names import replaced
+from mjlab_dist.config.task import without_disturbances
 from mjlab_dist.distributed import Rank
 from mjlab_dist.env import Env, EpisodeTotals
 from mjlab_dist.env.term import Curriculum, Term
 from mjlab_dist.learn.runner import Runner
-from mjlab_dist.policies import without_disturbances
 from mjlab_dist.runs.run_dir import read_metrics
 
 NUM_ENVS = 16

@@ -20,11 +20,11 @@ import torch
 
 from mjlab_dist.config import TrainConfig, registry
 from mjlab_dist.config.dotted_names import with_values
+from mjlab_dist.config.task import without_disturbances
 from mjlab_dist.distributed.rank import seed_generators
 from mjlab_dist.env import Env
 from mjlab_dist.errors import CheckError, UserError
 from mjlab_dist.learn.networks import make_policy
-from mjlab_dist.policies import without_disturbances
 from mjlab_dist.policies.export import TOLERANCE, largest_difference
 from mjlab_dist.policies.export_description import actuator, describe
 from mjlab_dist.policies.export_network import ExportedPolicy, run_onnx, run_torchscript, to_onnx, to_torchscript
